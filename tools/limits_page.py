@@ -62,7 +62,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Retry queues of a group", "model.topic:GroupConfig.retry_queues", how="the group's `retryQueueNums`"),
         Row("Notices of changes that a group is sent at once", "broker.consume.notices:NOTICES_BURST", "they wait, and one stands for several changes"),
         Row("... and after that, per second", "broker.consume.notices:NOTICES_PER_SECOND", "they wait, at most 1.2 s"),
-        Row("Producer groups that a broker notes", "broker.consume.clients:PRODUCER_GROUPS_MAX", "further ones are not noted"),
+        Row("Producer groups that a broker notes", "broker.produce.producers:PRODUCER_GROUPS_MAX", "further ones are not noted"),
     ),
     "Delays and timers": (
         Row("Delay levels", "messageDelayLevel", "a higher level is taken as the highest"),

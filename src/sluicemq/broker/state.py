@@ -20,7 +20,7 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import RetentionHandlers, UnreadMonitor
 from sluicemq.broker.admin.status import CounterHistory, MidnightCounters, RuntimeInfo
 from sluicemq.broker.consume.client_memory import ClientMemory
-from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.contracts import Contracts
 from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
@@ -39,6 +39,7 @@ from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
 from sluicemq.broker.replication.in_sync import InSyncReplicas

@@ -46,7 +46,9 @@ from sluicemq.record.properties import (
     Properties,
     RepeatedTexts,
     Shape,
+    ValueSpans,
     in_row_order,
+    join_values,
     make_even_offsets,
     make_hex_array,
     make_text_array,
@@ -116,6 +118,7 @@ class _Rows(Records):
     """
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        """Read the heads of the records that begin at `starts` in `raw`."""
         super().__init__(raw, starts, base)
         self.require_valid()
 
@@ -154,16 +157,17 @@ class RecordDecoder:
         body_bytes_max: int = BODY_BYTES_MAX,
         keeps_raw: bool = False,
     ) -> None:
+        """Prepare the schema of the batches. The class describes the parameters."""
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
-        self.schema = pa.schema(
-            [pa.field(name, _TYPES.get(name, pa.string())) for name in self.columns]
-            + [pa.field(name, pa.string()) for name in self.promoted]
-        )
+        schema_fields = [pa.field(name, _TYPES.get(name, pa.string())) for name in self.columns]
+        schema_fields += [pa.field(name, pa.string()) for name in self.promoted]
+        self.schema = pa.schema(schema_fields)
         self._broker = broker.encode()
         self._hidden = hidden
         self._body_bytes_max = body_bytes_max
         self._keeps_raw = keeps_raw
+        # The wanted tags as an Arrow array, or None if all rows are kept.
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._repeated = RepeatedTexts()
         keep_freed_memory(_KEPT_BYTES)
@@ -177,13 +181,13 @@ class RecordDecoder:
         """
         raw = np.frombuffer(data, np.uint8)
         starts = find_record_starts(raw)
-        first = 0
-        while first < len(starts):
+        first_row = 0
+        while first_row < len(starts):
             # A block has at least one record, even if that is larger than BLOCK_BYTES_MAX.
-            end_by_bytes = int(np.searchsorted(starts, starts[first] + BLOCK_BYTES_MAX))
-            end = max(min(first + BLOCK_ROWS_MAX, end_by_bytes), first + 1)
-            yield from self._decode_block(_Rows(raw, starts[first:end]))
-            first = end
+            end_by_bytes = int(np.searchsorted(starts, starts[first_row] + BLOCK_BYTES_MAX))
+            end_row = max(min(first_row + BLOCK_ROWS_MAX, end_by_bytes), first_row + 1)
+            yield from self._decode_block(_Rows(raw, starts[first_row:end_row]))
+            first_row = end_row
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
         """Yield batches of the records that begin at `starts` in `data`, in ascending order.
@@ -201,22 +205,25 @@ class RecordDecoder:
         more than BATCH_BODY_BYTES_MAX bytes together.
         """
         if self._tags is not None:
-            wanted = np.asarray(
-                pc.is_in(text_column(block.properties, TAGS), self._tags).fill_null(False)
-            )
-            if not wanted.all():
-                block = block.take_rows(wanted)
+            tags = text_column(block.properties, TAGS)
+            is_wanted = np.asarray(pc.is_in(tags, self._tags).fill_null(False))
+            if not is_wanted.all():
+                block = block.take_rows(is_wanted)
         if not len(block):
             return
+
+        # Decode compressed bodies. If they become too large, decode the remaining rows by another
+        # call.
         decoded: dict[int, bytes | Undecodable] = {}
         if not {"body", BODY_ERROR}.isdisjoint(self.columns):
-            size = 0
+            decoded_bytes = 0
             for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
                 start = block.body_starts[row]
-                raw = block.raw[start : start + block.body_lengths[row]]
-                body = decode_body(raw.data, int(block.sys_flag[row]), self._body_bytes_max)
-                size += 0 if isinstance(body, Undecodable) else len(body)
-                if size > BATCH_BODY_BYTES_MAX and row:
+                stored_body = block.raw[start : start + block.body_lengths[row]]
+                body = decode_body(stored_body.data, int(block.sys_flag[row]), self._body_bytes_max)
+                if not isinstance(body, Undecodable):
+                    decoded_bytes += len(body)
+                if decoded_bytes > BATCH_BODY_BYTES_MAX and row:
                     yield self._make_batch(block.take_rows(slice(0, row)), decoded)
                     yield from self._decode_block(block.take_rows(slice(row, None)))
                     return
@@ -244,7 +251,8 @@ class RecordDecoder:
         if name == BODY_ERROR:
             reasons: list[str | None] = [None] * len(block)
             for row, body in decoded.items():
-                reasons[row] = body.reason if isinstance(body, Undecodable) else None
+                if isinstance(body, Undecodable):
+                    reasons[row] = body.reason
             return pa.array(reasons, pa.string())
         if name == "body":
             return self._make_body_column(block, decoded)
@@ -268,54 +276,56 @@ class RecordDecoder:
         lengths = block.body_lengths
         if not decoded:
             return make_value_array(block.raw, starts, lengths, pa.binary())
-        raw_rows = {
-            row
-            for row, body in decoded.items()
-            if self._keeps_raw and isinstance(body, Undecodable)
-        }
-        decoded_rows = [row for row in decoded if row not in raw_rows]
+
+        # The rows that do not have their stored bytes, and what they have.
+        decoded_rows: list[int] = []
+        decoded_bodies: list[bytes | None] = []
+        for row, body in decoded.items():
+            if not isinstance(body, Undecodable):
+                decoded_rows.append(row)
+                decoded_bodies.append(body)
+            elif not self._keeps_raw:
+                decoded_rows.append(row)
+                decoded_bodies.append(None)
+
         stored_rows = np.delete(np.arange(len(block)), decoded_rows)
         stored_bodies = make_value_array(
             block.raw, starts[stored_rows], lengths[stored_rows], pa.binary()
         )
-        decoded_bodies = [
-            None if isinstance(decoded[row], Undecodable) else decoded[row] for row in decoded_rows
-        ]
-        parts = [stored_bodies, pa.array(decoded_bodies, pa.binary())]
-        rows = [stored_rows, np.array(decoded_rows, np.int64)]
-        return in_row_order(parts, rows, len(block))
+        arrays = [stored_bodies, pa.array(decoded_bodies, pa.binary())]
+        rows_of_arrays = [stored_rows, np.array(decoded_rows, np.int64)]
+        return in_row_order(arrays, rows_of_arrays, len(block))
 
     def _make_properties_column(self, block: _Rows) -> Any:
         """Return the properties of the records as an Arrow map array, without the hidden names."""
 
         def make_map_array(shape: Shape) -> Any:
-            visible = [
-                (name, values)
-                for name, values in zip(shape.names, shape.values, strict=True)
-                if name.decode() not in self._hidden
-            ]
-            rows = len(shape.starts)
-            width = len(visible)
-            values = make_text_array([values for _, values in visible], rows)
-            offsets = pa.Array.from_buffers(
-                pa.int32(), rows + 1, [None, make_even_offsets(rows, width)]
-            )
-            names = self._repeated.array(tuple(name for name, _ in visible), rows)
-            return pa.MapArray.from_arrays(offsets, names, values)
+            visible_names: list[bytes] = []
+            visible_values: list[ValueSpans] = []
+            for name, values in zip(shape.names, shape.values, strict=True):
+                if name.decode() not in self._hidden:
+                    visible_names.append(name)
+                    visible_values.append(values)
+            row_count = len(shape.starts)
+            value_array = make_text_array(visible_values, row_count)
+            name_array = self._repeated.array(tuple(visible_names), row_count)
+            offsets = make_even_offsets(row_count, len(visible_names))
+            offset_array = pa.Array.from_buffers(pa.int32(), row_count + 1, [None, offsets])
+            return pa.MapArray.from_arrays(offset_array, name_array, value_array)
 
-        def make_odd_map_array(rows: list[dict[str, str]]) -> Any:
-            visible = [
-                [(name, value) for name, value in row.items() if name not in self._hidden]
-                for row in rows
-            ]
-            return pa.array(visible, PROPERTIES)
+        def make_odd_map_array(odd_rows: list[dict[str, str]]) -> Any:
+            visible_pairs = []
+            for properties in odd_rows:
+                pairs = [(name, v) for name, v in properties.items() if name not in self._hidden]
+                visible_pairs.append(pairs)
+            return pa.array(visible_pairs, PROPERTIES)
 
         return shape_arrays(block.properties, make_map_array, make_odd_map_array)
 
 
-def _replace_invalid_utf8(data: bytes) -> bytes:
+def _replace_invalid_utf8(encoded_text: bytes) -> bytes:
     """Return encoded text in which bytes that are not UTF-8 are replaced by U+FFFD."""
-    return data.decode(errors="replace").encode()
+    return encoded_text.decode(errors="replace").encode()
 
 
 def _make_message_id_column(block: _Rows) -> Any:
@@ -331,19 +341,22 @@ def _make_message_id_column(block: _Rows) -> Any:
     # length 4. The host has 8 or 20 bytes, with its port.
     host_ends = block.body_starts[missing] - 16
     is_ipv6 = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
-    parts = [ids]
-    rows = [np.arange(len(block))]
-    for host_bytes, selected in ((8, ~is_ipv6), (20, is_ipv6)):
-        if selected.any():
-            hosts = gather(block.raw, host_ends[selected] - host_bytes, f"V{host_bytes}")
-            positions = gather(block.raw, block.starts[missing[selected]] + _POSITION_AT, "V8")
-            id_bytes = np.concatenate((_byte_matrix(hosts), _byte_matrix(positions)), axis=1)
-            parts.append(make_hex_array(id_bytes))
-            rows.append(missing[selected])
-    return in_row_order(parts, rows, len(block))
+    id_arrays = [ids]
+    rows_of_arrays = [np.arange(len(block))]
+    for host_bytes, has_host_bytes in ((8, ~is_ipv6), (20, is_ipv6)):
+        if has_host_bytes.any():
+            hosts = gather(block.raw, host_ends[has_host_bytes] - host_bytes, f"V{host_bytes}")
+            record_starts = block.starts[missing[has_host_bytes]]
+            positions = gather(block.raw, record_starts + _POSITION_AT, "V8")
+            id_bytes = np.concatenate(
+                (_view_as_byte_matrix(hosts), _view_as_byte_matrix(positions)), axis=1
+            )
+            id_arrays.append(make_hex_array(id_bytes))
+            rows_of_arrays.append(missing[has_host_bytes])
+    return in_row_order(id_arrays, rows_of_arrays, len(block))
 
 
-def _byte_matrix(values: NDArray[Any]) -> Bytes:
+def _view_as_byte_matrix(values: NDArray[Any]) -> Bytes:
     """Return a matrix whose row i contains the bytes of `values[i]`."""
     return values.view(np.uint8).reshape(len(values), -1)
 
@@ -364,20 +377,20 @@ def _make_time_column(name: str, block: _Rows) -> Any:
 def _make_host_column(name: str, block: _Rows) -> Any:
     """Return the hosts of field `name` as a string column. Each different host is decoded once."""
     indices = np.empty(len(block), np.int64)
-    texts: list[str] = []
+    host_texts: list[str] = []
     for rows, hosts in block.hosts(name):
         if not len(rows):
             continue
-        words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
-        distinct, codes = np.unique(words, axis=0, return_inverse=True)
-        indices[rows] = len(texts) + codes.reshape(-1)
-        texts += [str(decode_host(row.tobytes())) for row in distinct]
-    return pa.array(texts, pa.string()).take(pa.array(indices))
+        host_words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
+        distinct_hosts, codes = np.unique(host_words, axis=0, return_inverse=True)
+        indices[rows] = len(host_texts) + codes.reshape(-1)
+        host_texts += [str(decode_host(row.tobytes())) for row in distinct_hosts]
+    return pa.array(host_texts, pa.string()).take(pa.array(indices))
 
 
-def _make_number_column(name: str, kind: Any, block: _Rows) -> Any:
-    """Return an integer field of the heads as a column of the Arrow type `kind`."""
-    return pa.array(block.field(name, np.dtype(f"i{kind.bit_width // 8}")))
+def _make_number_column(name: str, arrow_type: Any, block: _Rows) -> Any:
+    """Return an integer field of the heads as a column of the Arrow type `arrow_type`."""
+    return pa.array(block.field(name, np.dtype(f"i{arrow_type.bit_width // 8}")))
 
 
 def _make_property_column(name: str, block: _Rows) -> Any:
@@ -423,23 +436,32 @@ class ArrowColumns(LazyColumns):
     __slots__ = ("arrays",)
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Keep the arrays by name. Nothing is converted yet."""
+
         def make(name: str) -> Column:
             values = Values(arrays[name].dictionary.to_pylist())
-            codes = _codes(arrays[name]).astype(_code_type(len(values)), copy=False)
+            codes = _get_codes(arrays[name]).astype(_choose_code_type(len(values)), copy=False)
             return Column(codes, values)
 
         super().__init__(arrays.keys(), make)
         self.arrays = arrays
 
 
-def _codes(array: Any) -> NDArray[Any]:
+def _get_codes(array: Any) -> NDArray[Any]:
     """Return the codes of an Arrow dictionary array, with -1 for null."""
-    return np.asarray(array.indices.fill_null(-1) if array.null_count else array.indices)
+    codes = array.indices
+    if array.null_count:
+        codes = codes.fill_null(-1)
+    return np.asarray(codes)
 
 
-def _code_type(count: int) -> Any:
+def _choose_code_type(count: int) -> Any:
     """Return the smallest signed integer type for the codes -1 to `count` - 1."""
-    return np.int8 if count <= 0x80 else np.int16 if count <= 0x8000 else np.int32
+    if count <= 0x80:
+        return np.int8
+    if count <= 0x8000:
+        return np.int16
+    return np.int32
 
 
 class LogPiece(NamedTuple):
@@ -478,26 +500,35 @@ def build_block(
     rows have, without those that `_make_column_arrays` excludes.
     """
     row_count = len(positions)
-    parts = [_locate_properties(piece, positions, sizes) for piece in pieces]
-    merged = _merge_pieces(parts)
-    properties = None
-    if len(merged.rows):
-        properties = read_properties(merged.raw, merged.starts, merged.lengths)
+    located = _merge_pieces([_locate_properties(piece, positions, sizes) for piece in pieces])
+
     arrays: dict[str, Any] = {}
     excluded = frozenset[str]()
-    if properties is not None and names is None:
-        arrays, excluded = _make_column_arrays(properties, columns_max)
-    elif properties is not None and names is not None:
-        arrays = {name: text_column(properties, name).dictionary_encode() for name in names}
-    odd = np.empty(0, np.int64)
-    if len(merged.rows) != row_count:
-        # The arrays contain only the rows that are not odd. Insert the code -1 for odd rows.
-        odd = np.setdiff1d(np.arange(row_count), merged.rows)
-        for name, array in arrays.items():
-            codes = np.full(row_count, -1, np.int32)
-            codes[merged.rows] = _codes(array)
-            arrays[name] = make_dictionary_array(codes, array.dictionary)
-    return ColumnBlock(first_offset, row_count, ArrowColumns(arrays), excluded, odd)
+    if len(located.rows):
+        properties = read_properties(located.raw, located.starts, located.lengths)
+        if names is None:
+            arrays, excluded = _make_column_arrays(properties, columns_max)
+        else:
+            arrays = {name: text_column(properties, name).dictionary_encode() for name in names}
+
+    odd_rows = np.empty(0, np.int64)
+    if len(located.rows) != row_count:
+        odd_rows = np.setdiff1d(np.arange(row_count), located.rows)
+        arrays = {
+            name: _insert_null_rows(array, located.rows, row_count)
+            for name, array in arrays.items()
+        }
+    return ColumnBlock(first_offset, row_count, ArrowColumns(arrays), excluded, odd_rows)
+
+
+def _insert_null_rows(array: Any, rows: Positions, row_count: int) -> Any:
+    """Return a dictionary array of `row_count` rows with the values of `array` in `rows`.
+
+    Other rows are null, which is the code -1.
+    """
+    codes = np.full(row_count, -1, np.int32)
+    codes[rows] = _get_codes(array)
+    return make_dictionary_array(codes, array.dictionary)
 
 
 def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) -> _PropertyRows:
@@ -512,11 +543,14 @@ def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) 
     record_sizes = sizes[rows]
     is_valid = (record_sizes >= RECORD_BYTES_MIN) & (starts + record_sizes <= len(raw))
     if not is_valid.any():
-        nothing = np.empty(0, np.int64)
-        return _PropertyRows(raw, nothing, nothing, nothing)
+        no_rows = np.empty(0, np.int64)
+        return _PropertyRows(raw, no_rows, no_rows, no_rows)
     # `Records` reads a whole head at each start. The starts of invalid rows are replaced by 0, as
     # there are enough bytes at 0. The rows stay invalid whatever these bytes are.
-    records = Records(raw, starts if is_valid.all() else np.where(is_valid, starts, 0), base)
+    readable_starts = starts
+    if not is_valid.all():
+        readable_starts = np.where(is_valid, starts, 0)
+    records = Records(raw, readable_starts, base)
     is_valid &= records.valid & (records.sizes == record_sizes)
     is_valid &= records.field("physical_offset") == positions[rows]
     return _PropertyRows(
@@ -527,64 +561,65 @@ def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) 
     )
 
 
-def _merge_pieces(parts: list[_PropertyRows]) -> _PropertyRows:
+def _merge_pieces(located_pieces: list[_PropertyRows]) -> _PropertyRows:
     """Merge the property bytes of several pieces into one buffer, sorted by row.
 
-    If only one part has rows, return it as it is.
+    If only one piece has rows, return it as it is.
     """
-    parts = [part for part in parts if len(part.rows)]
-    if not parts:
-        nothing = np.empty(0, np.int64)
-        return _PropertyRows(np.empty(0, np.uint8), nothing, nothing, nothing)
-    if len(parts) == 1:
-        return parts[0]
+    located_pieces = [located for located in located_pieces if len(located.rows)]
+    if not located_pieces:
+        no_rows = np.empty(0, np.int64)
+        return _PropertyRows(np.empty(0, np.uint8), no_rows, no_rows, no_rows)
+    if len(located_pieces) == 1:
+        return located_pieces[0]
+
+    # Copy the properties of all pieces behind each other.
     buffers = []
     starts = []
     buffered_bytes = 0
-    for part in parts:
-        # The data buffer of a binary array contains the values without gaps.
-        array = make_value_array(part.raw, part.starts, part.lengths, pa.binary())
-        _, offsets, data = array.buffers()
-        bounds = np.frombuffer(offsets, np.int32, len(part.rows) + 1).astype(np.int64)
-        size = int(bounds[-1])
-        buffers.append(np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8))
-        starts.append(bounds[:-1] + buffered_bytes)
-        buffered_bytes += size
-    rows = np.concatenate([part.rows for part in parts])
+    for located in located_pieces:
+        joined, joined_starts = join_values(located.raw, located.starts, located.lengths)
+        buffers.append(joined)
+        starts.append(joined_starts + buffered_bytes)
+        buffered_bytes += len(joined)
+
+    # Sort them by row.
+    rows = np.concatenate([located.rows for located in located_pieces])
     order = np.argsort(rows, kind="stable")
-    lengths = np.concatenate([part.lengths for part in parts])
+    lengths = np.concatenate([located.lengths for located in located_pieces])
     # `read_properties` reads one byte behind the last value, whatever it is.
-    joined = np.concatenate([*buffers, np.zeros(1, np.uint8)])
-    return _PropertyRows(joined, np.concatenate(starts)[order], lengths[order], rows[order])
+    raw = np.concatenate([*buffers, np.zeros(1, np.uint8)])
+    return _PropertyRows(raw, np.concatenate(starts)[order], lengths[order], rows[order])
 
 
 def _make_column_arrays(
-    found: Properties, columns_max: int
+    properties: Properties, columns_max: int
 ) -> tuple[dict[str, Any], frozenset[str]]:
     """Return the column arrays by name, and the names that occur but get no column.
 
     A name gets no column if it is in NEVER_COLUMNS, if most of its values are long and occur once
     (`_is_unique`), or if `columns_max` names that more rows have get one.
     """
-    counts: Counter[str] = Counter()  # the number of rows that have each name
-    for shape in found.shapes:
-        for raw_name in shape.names:
-            counts[raw_name.decode()] += len(shape.starts)
-    for row in found.odd:
-        counts.update(row.keys())
-    excluded = {name for name in counts if name in NEVER_COLUMNS}
+    row_counts: Counter[str] = Counter()  # the number of rows that have each name
+    for shape in properties.shapes:
+        for encoded_name in shape.names:
+            row_counts[encoded_name.decode()] += len(shape.starts)
+    for odd_properties in properties.odd:
+        row_counts.update(odd_properties.keys())
+
+    excluded = {name for name in row_counts if name in NEVER_COLUMNS}
     arrays: dict[str, Any] = {}
-    for name, _ in counts.most_common():
+    for name, _ in row_counts.most_common():
         if name in excluded:
             continue
         if len(arrays) == columns_max:
             excluded.add(name)
             continue
-        array = text_column(found, name).dictionary_encode()
+        array = text_column(properties, name).dictionary_encode()
         if _is_unique(array):
             excluded.add(name)
         else:
-            arrays[name] = make_dictionary_array(_codes(array), array.dictionary)
+            arrays[name] = make_dictionary_array(_get_codes(array), array.dictionary)
     return arrays, frozenset(excluded)
 
 
@@ -602,14 +637,14 @@ def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
 
     A code of -1 becomes null. The codes are stored in the smallest integer type for `values`.
     """
-    codes = np.ascontiguousarray(codes, _code_type(len(values)))
-    present = codes >= 0
+    codes = np.ascontiguousarray(codes, _choose_code_type(len(values)))
+    has_value = codes >= 0
     bitmap = None
-    if not present.all():
-        bitmap = pa.py_buffer(np.packbits(present, bitorder="little"))
+    if not has_value.all():
+        bitmap = pa.py_buffer(np.packbits(has_value, bitorder="little"))
     # `pa.array` would load pandas if it is installed, which takes a quarter of a second.
-    kind = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}[codes.itemsize]
-    indices = pa.Array.from_buffers(kind, len(codes), [bitmap, pa.py_buffer(codes)])
+    index_type = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}[codes.itemsize]
+    indices = pa.Array.from_buffers(index_type, len(codes), [bitmap, pa.py_buffer(codes)])
     return pa.DictionaryArray.from_arrays(indices, values)
 
 
@@ -620,12 +655,22 @@ def merge_block_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], f
     if most values of the merged column are long and occur once. All blocks must come from
     `build_block`.
     """
-    excluded = frozenset[str]().union(*(block.excluded for block in blocks))
-    names = dict.fromkeys(name for block in blocks for name in block.columns)
-    merged = {name: _merge_column(name, blocks) for name in names if name not in excluded}
-    unique = {name for name, array in merged.items() if _is_unique(array)}
-    arrays = {name: array for name, array in merged.items() if name not in unique}
-    return arrays, excluded | unique
+    excluded: set[str] = set()
+    names: dict[str, None] = {}  # in the order in which they first occur
+    for block in blocks:
+        excluded |= block.excluded
+        names |= dict.fromkeys(block.columns)
+
+    arrays: dict[str, Any] = {}
+    for name in names:
+        if name in excluded:
+            continue
+        array = _merge_column(name, blocks)
+        if _is_unique(array):
+            excluded.add(name)
+        else:
+            arrays[name] = array
+    return arrays, frozenset(excluded)
 
 
 def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
@@ -633,23 +678,28 @@ def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
 
     Rows of blocks without this column are null.
     """
-    arrays = [
-        block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None
-        for block in blocks
-    ]
+    arrays = []
+    for block in blocks:
+        array = None
+        if isinstance(block.columns, ArrowColumns):
+            array = block.columns.arrays.get(name)
+        arrays.append(array)
+
     # All dictionaries, one behind the other, are encoded as one new dictionary without repetitions.
     joined = pa.concat_arrays([array.dictionary for array in arrays if array is not None])
     encoded = joined.dictionary_encode()
     new_codes = np.asarray(encoded.indices)  # of the entries of `joined`
-    parts = []
-    first_entry = 0
+
+    # Replace the codes of each block by those of the new dictionary.
+    merged_codes = []
+    entries_start = 0
     for block, array in zip(blocks, arrays, strict=True):
         if array is None:
-            parts.append(np.full(block.rows, -1, np.int32))
+            merged_codes.append(np.full(block.rows, -1, np.int32))
             continue
-        end_entry = first_entry + len(array.dictionary)
+        entries_end = entries_start + len(array.dictionary)
         # The last entry is for the code -1.
-        new_code_by_code = np.append(new_codes[first_entry:end_entry], -1)
-        parts.append(new_code_by_code[_codes(array)])
-        first_entry = end_entry
-    return make_dictionary_array(np.concatenate(parts), encoded.dictionary)
+        new_code_by_code = np.append(new_codes[entries_start:entries_end], -1)
+        merged_codes.append(new_code_by_code[_get_codes(array)])
+        entries_start = entries_end
+    return make_dictionary_array(np.concatenate(merged_codes), encoded.dictionary)

@@ -68,14 +68,17 @@ class Spans:
     __slots__ = ("data", "sizes", "starts")
 
     def __init__(self, data: bytes, starts: Positions, sizes: Positions) -> None:
+        """Describe pieces of `data`. Nothing is copied."""
         self.data = data
         self.starts = starts
         self.sizes = sizes
 
     def __len__(self) -> int:
+        """Return the number of pieces."""
         return len(self.starts)
 
     def __getitem__(self, index: int) -> bytes:
+        """Return a copy of one piece."""
         start = int(self.starts[index])
         return self.data[start : start + int(self.sizes[index])]
 
@@ -86,20 +89,22 @@ class Spans:
         piece, else copies (bytes).
         """
         data: Any = self.data
-        width = int(self.sizes[0])
+        common_size = int(self.sizes[0])
         if len(data) > len(self.starts) * _COPIED_BYTES_MAX:
             data = memoryview(data)
-        elif width and (self.sizes == width).all():
-            pieces: list[Any] = gather(_as_array(data), self.starts, f"V{width}").tolist()
+        elif common_size and (self.sizes == common_size).all():
+            pieces: list[Any] = gather(
+                _view_as_array(data), self.starts, f"V{common_size}"
+            ).tolist()
             return pieces
         return slices(data, self.starts, self.starts + self.sizes)
 
-    def all_begin_with(self, text: bytes) -> bool:
-        """Return whether all pieces begin with `text`."""
-        size = len(text)
-        if int(self.sizes.min()) < size:
+    def all_begin_with(self, prefix: bytes) -> bool:
+        """Return whether all pieces begin with `prefix`."""
+        prefix_bytes = len(prefix)
+        if int(self.sizes.min()) < prefix_bytes:
             return False
-        return bool((self.read_rows(size) == np.frombuffer(text, np.uint8)).all())
+        return bool((self.read_rows(prefix_bytes) == np.frombuffer(prefix, np.uint8)).all())
 
     def join(self) -> Any:
         """Return one buffer with the bytes of all pieces, without gaps.
@@ -117,7 +122,7 @@ class Spans:
         The sizes of the pieces do not matter: a row behind a shorter piece continues with what
         follows it in `data`. Bytes behind the end of `data` are zeros.
         """
-        return rows_at(_as_array(self.data), self.starts, width)
+        return rows_at(_view_as_array(self.data), self.starts, width)
 
     def is_nearly_even(self, slack_bytes: int | None = None) -> bool:
         """Return whether the sizes are similar enough to copy all pieces with the longest size.
@@ -140,19 +145,22 @@ class Spans:
         width = int(self.sizes.max())
         if not width:
             return
-        raw = _as_array(self.data)
-        kind = f"V{width}"
+        raw = _view_as_array(self.data)
+        row_type = f"V{width}"
 
         # As the starts ascend, `width` bytes can be read from each of the first `wide_count` starts
         # without reading beyond the end of the data. The few pieces after them are copied with
         # their real sizes.
         wide_count = int(np.searchsorted(self.starts, len(raw) - width, "right"))
-        wide_rows = gather(raw, self.starts[:wide_count], kind)
-        unaligned_view(target, kind)[target_starts[:wide_count]] = wide_rows
-        for start, size, target_start in zip(
-            *(column[wide_count:].tolist() for column in (self.starts, self.sizes, target_starts)),
+        wide_rows = gather(raw, self.starts[:wide_count], row_type)
+        unaligned_view(target, row_type)[target_starts[:wide_count]] = wide_rows
+        remaining_pieces = zip(
+            self.starts[wide_count:].tolist(),
+            self.sizes[wide_count:].tolist(),
+            target_starts[wide_count:].tolist(),
             strict=True,
-        ):
+        )
+        for start, size, target_start in remaining_pieces:
             target[target_start : target_start + size] = raw[start : start + size]
 
 
@@ -161,7 +169,7 @@ def slices(data: Any, starts: Positions, ends: Positions) -> list[Any]:
     return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _as_array(data: bytes) -> Bytes:
+def _view_as_array(data: bytes) -> Bytes:
     """Return a NumPy view of `data`, one byte for each element."""
     return np.frombuffer(data, np.uint8)
 
@@ -188,6 +196,7 @@ class PropertyTable:
     def __init__(
         self, names: tuple[bytes, ...], flat: Bytes, width: int, starts: Positions, ends: Positions
     ) -> None:
+        """Create a table of checked properties, as `make_property_table` does."""
         self.names = names
         self.flat = flat
         self.width = width
@@ -224,27 +233,33 @@ class PropertyTable:
         starts, ends = self.value_bounds(index)
         sizes = ends - starts
         if int(sizes.max()) > _WORD_BYTES:
-            return np.array(list(map(code_of, slices(self.flat.tobytes(), starts, ends))), np.int64)
+            values = slices(self.flat.tobytes(), starts, ends)
+            return np.array(list(map(code_of, values)), np.int64)
 
         # Values of up to 8 bytes are compared as words, which are filled up with zeros.
-        words = gather(self.flat, starts, "<u8") & _MASKS[sizes]
-        codes = np.empty(len(words), np.int64)
-        has_no_code = np.ones(len(words), np.bool_)
-        for _ in range(_DISTINCT_MAX):
-            word = words[has_no_code.argmax()]  # that of the first row without a code
-            is_equal = words == word
-            codes[is_equal] = code_of(_word_text(word))
-            has_no_code &= ~is_equal
-            if not has_no_code.any():
-                return codes
-
-        code_by_word = {word: code_of(_word_text(word)) for word in set(words.tolist())}
-        return np.array([code_by_word[word] for word in words.tolist()], np.int64)
+        return _map_words(gather(self.flat, starts, "<u8") & _MASKS[sizes], code_of)
 
 
-def _word_text(word: int) -> bytes:
+def _map_words(words: NDArray[np.uint64], code_of: Callable[[bytes], int]) -> Positions:
+    """Return an array with the code of each word, whose bytes are a value filled up with zeros."""
+    codes = np.empty(len(words), np.int64)
+    has_no_code = np.ones(len(words), np.bool_)
+    for _ in range(_DISTINCT_MAX):
+        word = words[has_no_code.argmax()]  # that of the first row without a code
+        is_equal = words == word
+        codes[is_equal] = code_of(_decode_word(word))
+        has_no_code &= ~is_equal
+        if not has_no_code.any():
+            return codes
+
+    # There are many different words: find the code of each in a dict.
+    code_by_word = {word: code_of(_decode_word(word)) for word in set(words.tolist())}
+    return np.array([code_by_word[word] for word in words.tolist()], np.int64)
+
+
+def _decode_word(number: int) -> bytes:
     """Return the bytes of a little-endian word without trailing zeros."""
-    return int(word).to_bytes(_WORD_BYTES, "little").rstrip(b"\0")
+    return int(number).to_bytes(_WORD_BYTES, "little").rstrip(b"\0")
 
 
 def make_property_table(properties: Spans) -> PropertyTable | None:
@@ -260,20 +275,15 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
     sizes = properties.sizes
     count = len(properties)
     width = int(sizes.max())
-    shortest = int(sizes.min())
-    if width > WIDTH_MAX or shortest <= 0 or not properties.is_nearly_even():
+    if width > WIDTH_MAX or int(sizes.min()) <= 0 or not properties.is_nearly_even():
         return None
 
-    flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
-    matrix = flat[: count * width].reshape(count, width)
-    matrix[...] = properties.read_rows(width)
-    if shortest < width:  # clear what follows shorter properties in the batch
-        matrix[:, shortest:] *= np.arange(shortest, width) < sizes[:, np.newaxis]
-
+    flat = _copy_into_rows(properties, width)
     all_ends = np.flatnonzero(flat == VALUE_END)
     ends_per_row = len(all_ends) // count
     if not ends_per_row or len(all_ends) != ends_per_row * count:
         return None
+    # One row for each property, and one column for each message.
     ends = np.ascontiguousarray(all_ends.reshape(count, ends_per_row).T)
     row_starts = np.arange(0, count * width, width)
     # The ends ascend. If the first and last end of a row are in this row, all of them are.
@@ -285,7 +295,24 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
 
     starts = np.concatenate((row_starts[np.newaxis], ends[:-1] + 1))
     names = _read_common_names(flat, starts, int(ends[-1, 0]))
-    return None if names is None else PropertyTable(names, flat, width, starts, ends)
+    if names is None:
+        return None
+    return PropertyTable(names, flat, width, starts, ends)
+
+
+def _copy_into_rows(properties: Spans, width: int) -> Bytes:
+    """Return the properties of each message in a row of `width` bytes, filled up with zeros.
+
+    The rows are consecutive. More zeros follow the last one, so that words can be read there.
+    """
+    count = len(properties)
+    flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
+    matrix = flat[: count * width].reshape(count, width)
+    matrix[...] = properties.read_rows(width)
+    shortest = int(properties.sizes.min())
+    if shortest < width:  # clear what follows shorter properties in the batch
+        matrix[:, shortest:] *= np.arange(shortest, width) < properties.sizes[:, np.newaxis]
+    return flat
 
 
 def _read_common_names(
@@ -375,26 +402,28 @@ class EncodedRecords(NamedTuple):
     end: int
 
 
-def find_message_starts(data: bytes) -> list[int] | None:
-    """Return the offsets in `data` where the messages of a batch begin.
+def find_message_starts(batch: bytes) -> list[int] | None:
+    """Return the offsets in `batch` where the messages of a batch begin.
 
-    Return None if the sizes of the messages do not add up to the size of `data`, or if one is
+    Return None if the sizes of the messages do not add up to the size of `batch`, or if one is
     smaller than an empty message. Nothing else is checked. Called for every batch: keep it cheap.
     """
     starts: list[int] = []
-    add = starts.append
-    at = 0
-    last = len(data) - BATCH_FIXED_BYTES
-    while at <= last:
-        add(at)
-        (size,) = _unpack_size(data, at)
-        if size < BATCH_FIXED_BYTES:
+    add_start = starts.append
+    start = 0
+    last_start = len(batch) - BATCH_FIXED_BYTES
+    while start <= last_start:
+        add_start(start)
+        (message_bytes,) = _unpack_size(batch, start)
+        if message_bytes < BATCH_FIXED_BYTES:
             return None
-        at += size
-    return starts if at == len(data) else None
+        start += message_bytes
+    return starts if start == len(batch) else None
 
 
-def split_batch(data: bytes, suffix: bytes, code_of: Callable[[bytes], int]) -> BatchColumns | None:
+def split_batch(
+    batch: bytes, suffix: bytes, code_of: Callable[[bytes], int]
+) -> BatchColumns | None:
     """Return the messages of a batch as columns, or None if it must be decoded message by message.
 
     `suffix` contains encoded properties that are added to each message. `code_of` returns the code
@@ -406,15 +435,17 @@ def split_batch(data: bytes, suffix: bytes, code_of: Callable[[bytes], int]) -> 
     need special care: see `_read_tag_codes`. The caller learns the error from `decode_in_steps` or
     `codec.decode_batch`.
     """
-    (first_size,) = _unpack_size(data, 0)
-    if first_size * COUNT_MIN > 2 * len(data):
+    (first_size,) = _unpack_size(batch, 0)
+    if first_size * COUNT_MIN > 2 * len(batch):
         # If the others have about this size, there are fewer than COUNT_MIN messages.
         return None
-    message_starts = find_message_starts(data)
+    message_starts = find_message_starts(batch)
     if message_starts is None or not COUNT_MIN <= len(message_starts) <= BATCH_MESSAGES_MAX:
         return None
+
+    # Read the sizes of all messages and of their parts, and check that they agree.
     starts = np.array(message_starts, np.int64)
-    raw = np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(batch, np.uint8)
     integers = unaligned_view(raw, ">i4")
     sizes = integers[starts]
     body_sizes = integers[starts + _LENGTH_AT].astype(np.int64)
@@ -428,13 +459,13 @@ def split_batch(data: bytes, suffix: bytes, code_of: Callable[[bytes], int]) -> 
     if int(encoded_sizes.max()) + len(suffix) > PROPERTIES_BYTES_MAX:
         return None
 
-    properties = Spans(data, body_ends + 2, encoded_sizes)
+    properties = Spans(batch, body_ends + 2, encoded_sizes)
     table = make_property_table(properties)
-    codes = _read_tag_codes(properties, table, code_of)
-    if codes is None:
+    tag_codes = _read_tag_codes(properties, table, code_of)
+    if tag_codes is None:
         return None
 
-    bodies = Spans(data, starts + BATCH_HEAD.size, body_sizes)
+    bodies = Spans(batch, starts + BATCH_HEAD.size, body_sizes)
     heads = np.zeros(len(message_starts), HEAD)
     heads["flag"] = integers[starts + _FLAG_AT]
     heads["body_length"] = body_sizes
@@ -444,7 +475,7 @@ def split_batch(data: bytes, suffix: bytes, code_of: Callable[[bytes], int]) -> 
         bodies=bodies,
         properties=properties,
         property_sizes=encoded_sizes + len(suffix),
-        tag_codes=codes,
+        tag_codes=tag_codes,
         properties_suffix=suffix,
         table=table,
     )
@@ -469,25 +500,25 @@ def _read_tag_codes(
     return table.map_values(index, code_of)
 
 
-def has_more_messages(data: bytes, count: int) -> bool:
+def has_more_messages(batch: bytes, count: int) -> bool:
     """Return whether a batch has more than `count` messages, according to their sizes.
 
     Return False if one of the first `count` messages is smaller than an empty message.
     """
-    at = 0
-    last = len(data) - BATCH_FIXED_BYTES
+    start = 0
+    last_start = len(batch) - BATCH_FIXED_BYTES
     for _ in range(count):
-        if at > last:
+        if start > last_start:
             return False
-        (size,) = _unpack_size(data, at)
-        if size < BATCH_FIXED_BYTES:
+        (message_bytes,) = _unpack_size(batch, start)
+        if message_bytes < BATCH_FIXED_BYTES:
             return False
-        at += size
-    return at <= last
+        start += message_bytes
+    return start <= last_start
 
 
 def decode_in_steps(
-    data: bytes, stored_of: Callable[[bytes], bytes], code_of: Callable[[bytes], int]
+    batch: bytes, stored_of: Callable[[bytes], bytes], code_of: Callable[[bytes], int]
 ) -> Generator[None, None, BatchColumns]:
     """Decode any batch message by message, in steps, and return its columns.
 
@@ -499,32 +530,34 @@ def decode_in_steps(
     ProtocolError as `codec.iter_batch` does, and what `stored_of` raises.
     """
     flags: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
+    body_start_list: list[int] = []
+    body_end_list: list[int] = []
     checksums: list[int] = []
-    codes: list[int] = []
-    stored: list[bytes] = []
-    view = memoryview(data)
-    for number, (flag, start, body_end, end) in enumerate(iter_batch(data), 1):
-        encoded = data[body_end + 2 : end]
+    code_list: list[int] = []
+    stored_properties: list[bytes] = []
+    view = memoryview(batch)
+    messages = enumerate(iter_batch(batch), 1)
+    for message_number, (flag, body_start, body_end, message_end) in messages:
+        sent_properties = batch[body_end + 2 : message_end]
         flags.append(flag)
-        starts.append(start)
-        ends.append(body_end)
-        checksums.append(zlib.crc32(view[start:body_end]))
-        codes.append(code_of(encoded))
-        stored.append(stored_of(encoded))
-        if number % STEP_MESSAGES == 0:
+        body_start_list.append(body_start)
+        body_end_list.append(body_end)
+        checksums.append(zlib.crc32(view[body_start:body_end]))
+        code_list.append(code_of(sent_properties))
+        stored_properties.append(stored_of(sent_properties))
+        if message_number % STEP_MESSAGES == 0:
             yield
+
     yield
-    body_starts = np.array(starts, np.int64)
-    bodies = Spans(data, body_starts, np.array(ends, np.int64) - body_starts)
-    sizes = np.array(list(map(len, stored)), np.int64)
-    properties = Spans(b"".join(stored), np.cumsum(sizes) - sizes, sizes)
+    body_starts = np.array(body_start_list, np.int64)
+    bodies = Spans(batch, body_starts, np.array(body_end_list, np.int64) - body_starts)
+    sizes = np.array(list(map(len, stored_properties)), np.int64)
+    properties = Spans(b"".join(stored_properties), np.cumsum(sizes) - sizes, sizes)
     heads = np.zeros(len(flags), HEAD)
     heads["flag"] = flags
     heads["body_length"] = bodies.sizes
     heads["body_crc"] = np.array(checksums, np.int64) & CRC_MASK
-    tag_codes = np.array(codes, np.int64)
+    tag_codes = np.array(code_list, np.int64)
     yield
     return BatchColumns(heads, bodies, properties, sizes, tag_codes)
 
@@ -544,26 +577,23 @@ def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Pos
     data = properties.data
     starts = properties.starts
     ends = starts + properties.sizes
-    raw = _as_array(data)
+    raw = _view_as_array(data)
 
     # Each word has the 8 bytes before a 0x01, as a big-endian number: its lowest byte is the last
     # byte of the name. Masks of the lowest bytes therefore compare the end of a name.
     separators = np.flatnonzero(raw == NAME_END)
     name_ends = separators[int(np.searchsorted(separators, 8)) :]
-    words = unaligned_view(raw, ">u8")[name_ends - 8]
+    last_bytes = unaligned_view(raw, ">u8")[name_ends - 8]
 
-    may_need_care = np.isin(words, _CARE).any() or any(
-        (words & mask == name).any() for mask, name in _CARE_SHORT
-    )
-    if may_need_care or (raw[ends - 1] != VALUE_END).any():
+    if _may_need_care(last_bytes) or (raw[ends - 1] != VALUE_END).any():
         return None
     if _ZEROS in data and any(_ZEROS in encoded for encoded in properties.slices()):
         return None
 
-    tag_starts = name_ends[words & _FIVE == _TAGS] + 1
+    tag_starts = name_ends[last_bytes & _FIVE == _TAGS] + 1
     has_each_message_a_tag = len(tag_starts) == len(starts)
     # Names that end with TAGS, but do not follow a 0x02: the first property, or a longer name.
-    has_other_tag_names = len(tag_starts) != (words & _FOUR == _TAGS_FIRST).sum()
+    has_other_tag_names = len(tag_starts) != (last_bytes & _FOUR == _TAGS_FIRST).sum()
     if has_other_tag_names or (len(tag_starts) and not has_each_message_a_tag):
         return None
     if not len(tag_starts):
@@ -591,6 +621,13 @@ _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
 _TAGS_FIRST: Final = np.uint64(int.from_bytes(b"TAGS", "big"))
 _FIVE: Final = np.uint64((1 << 40) - 1)
 _FOUR: Final = np.uint64((1 << 32) - 1)
+
+
+def _may_need_care(last_bytes: NDArray[np.uint64]) -> bool:
+    """Return whether a name may be one of `_NEEDS_CARE`, by the last 8 bytes of all names."""
+    if np.isin(last_bytes, _CARE).any():
+        return True
+    return any((last_bytes & mask == name).any() for mask, name in _CARE_SHORT)
 
 
 def encode_records(
@@ -631,24 +668,32 @@ def encode_records(
     units["position"] = positions
     units["size"] = sizes
     units["code"] = columns.tag_codes
-    starts = positions - position
-    parts = _build_fixed_parts(columns, topic_part)
+
+    record_starts = positions - position
+    fixed_parts = _build_fixed_parts(columns, topic_part)
+
     # All bodies may be copied with the longest size: what is copied too much is overwritten by the
     # next body, and by the parts that are copied after the bodies. Properties are copied after the
     # bodies, so their surplus must not reach the next body: it must end within the next head.
-    pieces: list[Any]
+    record_pieces: list[Any]
     if columns.bodies.is_nearly_even() and columns.properties.is_nearly_even(HEAD_BYTES):
-        pieces = [_copy_into_one_buffer(columns, starts, parts)]
+        record_pieces = [_copy_into_one_buffer(columns, record_starts, fixed_parts)]
     else:
-        pieces = [b""] * (4 * count + 1)
-        pieces[0:-1:4] = _matrix_rows(parts.before_bodies)
-        # No message precedes the first one, so its row begins with a suffix too many.
-        pieces[0] = pieces[0][len(columns.properties_suffix) :]
-        pieces[1::4] = columns.bodies.slices()
-        pieces[2::4] = _matrix_rows(parts.before_properties)
-        pieces[3::4] = columns.properties.slices()
-        pieces[-1] = columns.properties_suffix
-    return EncodedRecords(pieces, units.tobytes(), positions, int(ends[-1]))
+        record_pieces = _list_pieces(columns, fixed_parts)
+    return EncodedRecords(record_pieces, units.tobytes(), positions, int(ends[-1]))
+
+
+def _list_pieces(columns: BatchColumns, fixed_parts: "_FixedParts") -> list[Any]:
+    """Return all records as a list of bytes objects, which follow each other without gaps."""
+    pieces: list[Any] = [b""] * (4 * len(columns.heads) + 1)
+    pieces[0:-1:4] = _list_rows(fixed_parts.before_bodies)
+    # No message precedes the first one, so its row begins with a suffix too many.
+    pieces[0] = pieces[0][len(columns.properties_suffix) :]
+    pieces[1::4] = columns.bodies.slices()
+    pieces[2::4] = _list_rows(fixed_parts.before_properties)
+    pieces[3::4] = columns.properties.slices()
+    pieces[-1] = columns.properties_suffix
+    return pieces
 
 
 class _FixedParts(NamedTuple):
@@ -686,7 +731,7 @@ def _build_fixed_parts(columns: BatchColumns, topic_part: bytes) -> _FixedParts:
 
 
 def _copy_into_one_buffer(
-    columns: BatchColumns, starts: Positions, parts: _FixedParts
+    columns: BatchColumns, starts: Positions, fixed_parts: _FixedParts
 ) -> memoryview:
     """Return all records in one buffer. `starts` are the offsets of the records in it.
 
@@ -704,16 +749,19 @@ def _copy_into_one_buffer(
     body_starts = starts + len(suffix) + HEAD_BYTES
     body_ends = body_starts + heads["body_length"]
     columns.bodies.copy_to(target, body_starts)
-    columns.properties.copy_to(target, body_ends + parts.before_properties.shape[1])
-    for rows, row_starts in (parts.before_properties, body_ends), (parts.before_bodies, starts):
-        kind = f"V{rows.shape[1]}"
-        unaligned_view(target, kind)[row_starts] = rows.view(kind)[:, 0]
+    columns.properties.copy_to(target, body_ends + fixed_parts.before_properties.shape[1])
+    for fixed_rows, target_starts in (
+        (fixed_parts.before_properties, body_ends),
+        (fixed_parts.before_bodies, starts),
+    ):
+        row_type = f"V{fixed_rows.shape[1]}"
+        unaligned_view(target, row_type)[target_starts] = fixed_rows.view(row_type)[:, 0]
     target[total_bytes : total_bytes + len(suffix)] = np.frombuffer(suffix, np.uint8)
     return target[len(suffix) : len(suffix) + total_bytes].data
 
 
-def _matrix_rows(matrix: Bytes) -> list[bytes]:
+def _list_rows(matrix: Bytes) -> list[bytes]:
     """Return the rows of a matrix as bytes."""
-    data = matrix.tobytes()
-    size = matrix.shape[1]
-    return [data[at : at + size] for at in range(0, len(data), size)]
+    flat = matrix.tobytes()
+    row_bytes = matrix.shape[1]
+    return [flat[row_start : row_start + row_bytes] for row_start in range(0, len(flat), row_bytes)]

@@ -65,7 +65,9 @@ def tag_code_of_properties(properties: bytes) -> int:
     else:
         return 0
     end = properties.find(b"\x02", start)
-    return tag_code_of_tag(properties[start:] if end < 0 else properties[start:end])
+    if end < 0:  # the last 0x02 may be missing
+        return tag_code_of_tag(properties[start:])
+    return tag_code_of_tag(properties[start:end])
 
 
 def tag_code_of_text(properties: str) -> int:
@@ -130,8 +132,8 @@ def parse_property_text(properties: str) -> dict[str, str]:
     the same name the last one counts.
     """
     parsed: dict[str, str] = {}
-    for part in properties.split(VALUE_END):
-        name, _, value = part.partition(NAME_END)
+    for encoded_property in properties.split(VALUE_END):
+        name, _, value = encoded_property.partition(NAME_END)
         if name and value:
             parsed[name] = value
     return parsed
@@ -205,15 +207,31 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
                 f"The property {name!r} contains a character 0x01 or 0x02.",
                 fix="Remove these characters, which separate properties, from name and value.",
             )
-    return "".join([f"{n}{NAME_END}{v}{VALUE_END}" for n, v in properties.items()]).encode()
+    text = "".join([f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items()])
+    return text.encode()
 
 
-def decode_properties(data: Buffer) -> dict[str, str]:
+def decode_properties(encoded: Buffer) -> dict[str, str]:
     """Return the dict of encoded properties, as `parse_property_text` does.
 
     Bytes that are not UTF-8 are replaced.
     """
-    return parse_property_text(str(data, "utf-8", "replace"))
+    return parse_property_text(str(encoded, "utf-8", "replace"))
+
+
+_V1_TOPIC_BYTES_MAX: Final = 127
+"""The most bytes of a topic in the layout V1: its length field is a signed byte."""
+
+
+def _make_length_error(topic: bytes, properties: Buffer, topic_length_max: int) -> ProtocolError:
+    """Return the error for a topic or properties that are too long for their length field."""
+    if len(topic) > topic_length_max:
+        return ProtocolError(
+            f"The topic has {len(topic)} bytes, more than its length field can express."
+        )
+    return ProtocolError(
+        f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
+    )
 
 
 def encode_record(
@@ -244,31 +262,36 @@ def encode_record(
     Raises ProtocolError if the topic or the properties are longer than their length field can
     express, or if a number does not fit into its field.
     """
-    name = topic.encode()
+    encoded_topic = topic.encode()
     if version2 is None:
-        version2 = len(name) > 127
-    if len(name) > (PROPERTIES_BYTES_MAX if version2 else 127):
-        raise ProtocolError(
-            f"The topic has {len(name)} bytes, more than its length field can express."
-        )
-    if len(properties) > PROPERTIES_BYTES_MAX:
-        raise ProtocolError(
-            f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
-        )
-    born_bit = BORN_HOST_IPV6 if len(born_host) == HOST_BYTES_IPV6 else 0
-    store_bit = STORE_HOST_IPV6 if len(store_host) == HOST_BYTES_IPV6 else 0
-    head = RECORD_HEADS[born_bit | store_bit]
-    topic_length = _SHORT.pack(len(name)) if version2 else bytes([len(name)])
-    tail = b"".join((body, topic_length, name, _SHORT.pack(len(properties)), properties))
-    values = (
+        version2 = len(encoded_topic) > _V1_TOPIC_BYTES_MAX
+    if version2:
+        magic = MAGIC_V2
+        topic_length_max = PROPERTIES_BYTES_MAX
+    else:
+        magic = MAGIC_V1
+        topic_length_max = _V1_TOPIC_BYTES_MAX
+    if len(encoded_topic) > topic_length_max or len(properties) > PROPERTIES_BYTES_MAX:
+        raise _make_length_error(encoded_topic, properties, topic_length_max)
+    topic_length = _SHORT.pack(len(encoded_topic)) if version2 else bytes([len(encoded_topic)])
+    properties_length = _SHORT.pack(len(properties))
+    tail = b"".join((body, topic_length, encoded_topic, properties_length, properties))
+
+    host_bits = 0
+    if len(born_host) == HOST_BYTES_IPV6:
+        host_bits |= BORN_HOST_IPV6
+    if len(store_host) == HOST_BYTES_IPV6:
+        host_bits |= STORE_HOST_IPV6
+    head = RECORD_HEADS[host_bits]
+    head_values = (
         head.size + len(tail),
-        MAGIC_V2 if version2 else MAGIC_V1,
+        magic,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
         flag,
         queue_offset,
         physical_offset,
-        sys_flag & ~HOST_BITS | born_bit | store_bit,
+        sys_flag & ~HOST_BITS | host_bits,
         born_time_ms,
         bytes(born_host),
         store_time_ms,
@@ -278,11 +301,10 @@ def encode_record(
         len(body),
     )
     try:
-        return head.struct.pack(*values) + tail
+        return head.struct.pack(*head_values) + tail
     except struct.error as error:
-        raise ProtocolError(
-            head.describe_misfit(*values), fix="Use a number in that range."
-        ) from error
+        misfit = head.describe_misfit(*head_values)
+        raise ProtocolError(misfit, fix="Use a number in that range.") from error
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
@@ -292,40 +314,42 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
     of the body is not checked; `is_body_intact` does that.
     """
     try:
-        size, magic, sys_flag, _ = _FIRST(data, offset)
+        size_bytes, magic, sys_flag, _ = _FIRST(data, offset)
         if magic not in MAGICS:
             raise ProtocolError(
                 f"No record begins at {offset}: its magic number is {magic & 0xFFFFFFFF:#x}."
             )
-        if size < RECORD_BYTES_MIN or offset + size > len(data):
+        if size_bytes < RECORD_BYTES_MIN or offset + size_bytes > len(data):
             raise ProtocolError(
-                f"The record at {offset} has a size of {size} bytes, but fewer are left."
+                f"The record at {offset} has a size of {size_bytes} bytes, but fewer are left."
             )
-        unpack, born_at, born_end, store_at, store_end, head_bytes = _HEAD_FORMS[
+        unpack_head, born_start, born_end, store_start, store_end, head_bytes = _HEAD_FORMS[
             sys_flag & HOST_BITS
         ]
         # The first numbers, up to the birth time, are in the order of RecordHead.
-        *first_numbers, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
-        body = slice(offset + head_bytes, offset + head_bytes + length)
+        *first_numbers, store_time, reconsume_times, prepared_offset, body_length = unpack_head(
+            data, offset
+        )
+        body = slice(offset + head_bytes, offset + head_bytes + body_length)
         if magic == MAGIC_V1:
-            topic_at = body.stop + 1
+            topic_start = body.stop + 1
             topic_length = data[body.stop]
         else:
-            topic_at = body.stop + 2
+            topic_start = body.stop + 2
             topic_length = _SHORT.unpack_from(data, body.stop)[0]
-        topic = slice(topic_at, topic_at + topic_length)
+        topic = slice(topic_start, topic_start + topic_length)
         properties_length = _SHORT.unpack_from(data, topic.stop)[0]
         properties = slice(topic.stop + 2, topic.stop + 2 + properties_length)
     except (struct.error, IndexError):
         raise ProtocolError(f"The record at {offset} is incomplete.") from None
-    lengths = length, topic_length, properties_length
-    if properties.stop - offset != size or min(lengths) < 0:
+    lengths = body_length, topic_length, properties_length
+    if properties.stop - offset != size_bytes or min(lengths) < 0:
         raise ProtocolError(
-            f"The record at {offset} has a size of {size} bytes, but its parts have "
+            f"The record at {offset} has a size of {size_bytes} bytes, but its parts have "
             f"{properties.stop - offset}: body, topic and properties have {lengths}."
         )
-    born_host = slice(offset + born_at, offset + born_end)
-    store_host = slice(offset + store_at, offset + store_end)
+    born_host = slice(offset + born_start, offset + born_end)
+    store_host = slice(offset + store_start, offset + store_end)
     return RecordHead._make(
         (
             *first_numbers,
@@ -411,33 +435,34 @@ def split_records(
     If `tags` is not empty, only records with one of these tags are returned. Raises ProtocolError
     if `data` does not consist of whole records. Called for each pull: keep it cheap.
     """
-    found: list[tuple[int, int, bytes | StoredMessage]] = []
+    records: list[tuple[int, int, bytes | StoredMessage]] = []
     offset = 0
     end = len(data)
     while offset < end:
         try:
-            size, magic, queue_offset, sys_flag, length = _PLAIN(data, offset)
-            topic = offset + RECORD_HEAD.size + length
-            properties = topic + 1 + data[topic]
-            stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
+            size_bytes, magic, queue_offset, sys_flag, body_length = _PLAIN(data, offset)
+            topic_start = offset + RECORD_HEAD.size + body_length
+            properties_start = topic_start + 1 + data[topic_start]
+            record_end = properties_start + 2 + _SHORT.unpack_from(data, properties_start)[0]
         except (struct.error, IndexError):
             # Not a plain record. `decode_record` decodes it or raises the error.
-            size = magic = queue_offset = sys_flag = length = properties = stop = 0
-        is_whole = stop - offset == size and stop <= end and length >= 0
+            size_bytes = magic = queue_offset = sys_flag = body_length = 0
+            properties_start = record_end = 0
+        is_whole = record_end - offset == size_bytes and record_end <= end and body_length >= 0
         if magic == MAGIC_V1 and is_whole and not sys_flag & _ODD:
-            plain = bytes(data[offset:stop])
-            if not tags or _tag(plain, properties + 2 - offset) in tags:
-                found.append((queue_offset, size, plain))
+            plain = bytes(data[offset:record_end])
+            if not tags or _find_tag(plain, properties_start + 2 - offset) in tags:
+                records.append((queue_offset, size_bytes, plain))
         else:
             record = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
-            stop = offset + record.size_bytes
+            record_end = offset + record.size_bytes
             if not tags or record.tag in tags:
-                found.append((record.queue_offset, record.size_bytes, record))
-        offset = stop
-    return found
+                records.append((record.queue_offset, record.size_bytes, record))
+        offset = record_end
+    return records
 
 
-def _tag(record: bytes, begin: int) -> str | None:
+def _find_tag(record: bytes, begin: int) -> str | None:
     """Return the tag of a record whose properties begin at offset `begin`; None if it has none.
 
     Called for each record of a pull: keep it cheap.
@@ -469,7 +494,7 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
     """Return the tag of a record that `split_records` returned; None if it has none."""
     if not isinstance(record, bytes):
         return record.tag
-    return _tag(record, properties_slice(record).start)
+    return _find_tag(record, properties_slice(record).start)
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
@@ -479,13 +504,13 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
     Called by property filters for each message: keep it cheap.
     """
     (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
-    at = offset + _LENGTH_AT[sys_flag & HOST_BITS]
-    at += 4 + _INT.unpack_from(data, at)[0]
+    index = offset + _LENGTH_AT[sys_flag & HOST_BITS]
+    index += 4 + _INT.unpack_from(data, index)[0]
     if data[offset + 7] == MAGIC_V1 & 0xFF:
-        at += 1 + data[at]
+        index += 1 + data[index]
     else:
-        at += 2 + _SHORT.unpack_from(data, at)[0]
-    return slice(at + 2, at + 2 + _SHORT.unpack_from(data, at)[0])
+        index += 2 + _SHORT.unpack_from(data, index)[0]
+    return slice(index + 2, index + 2 + _SHORT.unpack_from(data, index)[0])
 
 
 CHECKSUM_NAME: Final = reserved.CHECKSUM
@@ -503,8 +528,13 @@ def reserve_checksum(properties: bytes) -> bytes:
     `fill_checksum` replaces the zeros. A checksum that a client sent is removed.
     """
     if CHECKSUM_START in properties:
-        parts = properties.split(_END)
-        properties = _END.join(part for part in parts if not part.startswith(CHECKSUM_START))
+        # Without the checksum of a client.
+        kept_properties = [
+            encoded_property
+            for encoded_property in properties.split(_END)
+            if not encoded_property.startswith(CHECKSUM_START)
+        ]
+        properties = _END.join(kept_properties)
     if properties and not properties.endswith(_END):
         properties += _END
     return properties + _CHECKSUM_PLACE
@@ -551,21 +581,21 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
     Raises ProtocolError if the properties of a message have more than PROPERTIES_BYTES_MAX bytes,
     or if a number does not fit into its field.
     """
-    parts: list[bytes | memoryview] = []
+    batch_parts: list[bytes | memoryview] = []
     for flag, body, properties in messages:
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise ProtocolError(
                 f"The properties of a message in the batch have {len(properties)} bytes,"
                 f" the limit is {PROPERTIES_BYTES_MAX}."
             )
-        size = BATCH_FIXED_BYTES + len(body) + len(properties)
+        message_bytes = BATCH_FIXED_BYTES + len(body) + len(properties)
         try:
-            parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+            batch_parts += (_pack_head(message_bytes, 0, 0, flag, len(body)), body)
         except struct.error as error:
-            misfit = BATCH_HEAD.describe_misfit(size, 0, 0, flag, len(body))
+            misfit = BATCH_HEAD.describe_misfit(message_bytes, 0, 0, flag, len(body))
             raise ProtocolError(misfit, fix="Use a number in that range.") from error
-        parts += (_SHORT.pack(len(properties)), properties)
-    return b"".join(parts)
+        batch_parts += (_SHORT.pack(len(properties)), properties)
+    return b"".join(batch_parts)
 
 
 BATCH_MESSAGES_MAX: Final = 16_384
@@ -573,10 +603,10 @@ BATCH_MESSAGES_MAX: Final = 16_384
 bytes has this number."""
 
 
-def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
+def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
     """Yield (flag, body start, body end, message end) of each message in a batch.
 
-    The last three are offsets in `source`. The encoded properties begin two bytes behind the body,
+    The last three are offsets in `batch`. The encoded properties begin two bytes behind the body,
     and end with the message. Raises ProtocolError at the first message whose lengths do not agree
     with its size, or that extends beyond the batch, and at the message number BATCH_MESSAGES_MAX +
     1. Called for each batch: keep it cheap.
@@ -584,29 +614,30 @@ def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]
     unpack_head = _unpack_lengths
     unpack_length = _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
-    end = len(source)
-    at = count = 0
-    while at < end:
+    batch_end = len(batch)
+    message_start = count = 0
+    while message_start < batch_end:
         try:
-            size, flag, body_length = unpack_head(source, at)
-            start = at + head_bytes
-            body_end = start + body_length
+            message_bytes, flag, body_length = unpack_head(batch, message_start)
+            body_start = message_start + head_bytes
+            body_end = body_start + body_length
             if body_length < 0:
-                raise _batch_error(at)
-            (properties_length,) = unpack_length(source, body_end)
+                raise _make_batch_error(message_start)
+            (properties_length,) = unpack_length(batch, body_end)
         except struct.error:
-            raise _batch_error(at) from None
-        next_at = body_end + 2 + properties_length
-        if properties_length < 0 or next_at - at != size or next_at > end:
-            raise _batch_error(at)
+            raise _make_batch_error(message_start) from None
+        message_end = body_end + 2 + properties_length
+        is_whole = message_end - message_start == message_bytes and message_end <= batch_end
+        if properties_length < 0 or not is_whole:
+            raise _make_batch_error(message_start)
         count += 1
         if count > BATCH_MESSAGES_MAX:
             raise ProtocolError(
                 f"The batch has more than {BATCH_MESSAGES_MAX} messages.",
                 fix="Send smaller batches.",
             )
-        yield flag, start, body_end, next_at
-        at = next_at
+        yield flag, body_start, body_end, message_end
+        message_start = message_end
 
 
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
@@ -617,21 +648,24 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int
     does. Called for each batch: keep it cheap.
     """
     is_small = len(body) <= COPIED_BYTES_MAX
-    source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
+    batch: bytes | memoryview = bytes(body) if is_small else memoryview(body)
     messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
-    for flag, start, body_end, end in iter_batch(source):
-        encoded = source[body_end + 2 : end]
-        if not isinstance(encoded, bytes):
-            encoded = bytes(encoded)
-        tag_code = tag_code_of_properties(encoded) if b"TAGS\x01" in encoded else 0
-        messages.append((flag, source[start:body_end], encoded, tag_code))
+    for flag, body_start, body_end, message_end in iter_batch(batch):
+        properties = batch[body_end + 2 : message_end]
+        if not isinstance(properties, bytes):
+            properties = bytes(properties)
+        tag_code = 0
+        if b"TAGS\x01" in properties:
+            tag_code = tag_code_of_properties(properties)
+        messages.append((flag, batch[body_start:body_end], properties, tag_code))
     return messages
 
 
-def _batch_error(at: int) -> ProtocolError:
-    """Return the error for the message at offset `at` of a batch."""
+def _make_batch_error(message_start: int) -> ProtocolError:
+    """Return the error for the message at offset `message_start` of a batch."""
     return ProtocolError(
-        f"The message at byte {at} of the batch is incomplete, or its lengths do not agree."
+        f"The message at byte {message_start} of the batch is incomplete, or its lengths do not "
+        "agree."
     )
 
 
@@ -661,8 +695,8 @@ class RecordKeys(NamedTuple):
 
 def hash_key(topic: str, key: str) -> int:
     """Return the hash by which the key index finds a key of a topic, from 0 to 2^31 - 1."""
-    value = java_hash(f"{topic}#{key}")
-    return 0 if value == HASH_MIN else abs(value)
+    hash_code = java_hash(f"{topic}#{key}")
+    return 0 if hash_code == HASH_MIN else abs(hash_code)
 
 
 def read_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeys:
@@ -677,8 +711,8 @@ def read_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeys:
         return RecordKeys(topic, head.store_time_ms, "", [])
     properties = decode_properties(data[head.properties])
     unique_key = properties.get(UNIQ_KEY, "")
-    words = [word for word in properties.get(KEYS, "").split(" ") if word]
-    return RecordKeys(topic, head.store_time_ms, unique_key, words)
+    keys = [key for key in properties.get(KEYS, "").split(" ") if key]
+    return RecordKeys(topic, head.store_time_ms, unique_key, keys)
 
 
 class RecordKeyHashes(NamedTuple):
@@ -697,5 +731,8 @@ def hash_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeyHashes:
         record = read_keys(data, offset)
     except ProtocolError:
         return RecordKeyHashes([], 0)
-    keys = [record.unique_key, *record.keys] if record.unique_key else record.keys
-    return RecordKeyHashes([hash_key(record.topic, key) for key in keys], record.store_time_ms)
+    indexed_keys = record.keys
+    if record.unique_key:
+        indexed_keys = [record.unique_key, *record.keys]
+    hashes = [hash_key(record.topic, key) for key in indexed_keys]
+    return RecordKeyHashes(hashes, record.store_time_ms)

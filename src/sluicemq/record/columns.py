@@ -31,6 +31,7 @@ class Values(tuple[str, ...]):  # noqa: SLOT001 - a tuple of any length has no s
     cache: dict[object, Any]
 
     def __init__(self, _: Iterable[str] = ()) -> None:
+        """Begin with an empty cache. The values themselves are set by `tuple.__new__`."""
         self.cache = {}
 
 
@@ -73,13 +74,13 @@ class ColumnBlock(NamedTuple):
         Both must be within this block. Return the block itself if these are all of its rows. The
         columns of the result may have values that occur in no row.
         """
-        low = start - self.first_offset
-        high = stop - self.first_offset
-        if low == 0 and high == self.rows:
+        first_row = start - self.first_offset
+        end_row = stop - self.first_offset
+        if first_row == 0 and end_row == self.rows:
             return self
-        odd = self.odd[(self.odd >= low) & (self.odd < high)] - low
-        columns = self._take_columns(slice(low, high))
-        return ColumnBlock(start, high - low, columns, self.excluded, odd)
+        odd = self.odd[(self.odd >= first_row) & (self.odd < end_row)] - first_row
+        columns = self._take_columns(slice(first_row, end_row))
+        return ColumnBlock(start, end_row - first_row, columns, self.excluded, odd)
 
     def take_rows(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
         """Return the block of the rows with these indices, none of which may be odd.
@@ -109,14 +110,17 @@ class LazyColumns(Mapping[str, Column]):
     __slots__ = ("_columns", "_make", "_names")
 
     def __init__(self, names: Collection[str], make: Callable[[str], Column]) -> None:
+        """Create the mapping. No column is created yet."""
         self._names = names
         self._make = make
         self._columns: dict[str, Column] = {}
 
     def __getitem__(self, name: str) -> Column:
+        """Return a column, which is created at the first call. Raises KeyError."""
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = self._make(name)
+            column = self._make(name)
+            self._columns[name] = column
         return column
 
     def __contains__(self, name: object) -> bool:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 _STRUCT_CODES: Final = {"u1": "B", "i2": "h", "i4": "i", "i8": "q"}
 
 
+def _find_struct_code(kind: str) -> str:
+    """Return the code of the `struct` module for a kind of field, such as "i" for i4."""
+    return _STRUCT_CODES.get(kind) or f"{kind[1:]}s"
+
+
 class Layout:
     """A sequence of fields without gaps.
 
@@ -42,12 +47,15 @@ class Layout:
     """
 
     def __init__(self, *fields: tuple[str, str]) -> None:
+        """Compute sizes and offsets of fields, given as pairs of name and kind."""
         self.fields = fields
-        codes = (_STRUCT_CODES.get(kind) or f"{kind[1:]}s" for _, kind in fields)
-        self.struct = Struct(">" + "".join(codes))
+        names = [name for name, _ in fields]
+        kinds = [kind for _, kind in fields]
+        self.struct = Struct(">" + "".join(map(_find_struct_code, kinds)))
         self.size: int = self.struct.size
-        ends = accumulate(int(kind[1:]) for _, kind in fields)
-        self._ends = dict(zip((name for name, _ in fields), ends, strict=True))
+        # A kind ends with its size in bytes: i4, u2, V8.
+        ends = accumulate(int(kind[1:]) for kind in kinds)
+        self._ends = dict(zip(names, ends, strict=True))
 
     def describe_misfit(self, *values: object) -> str:
         """Return a sentence about the first integer that does not fit into its field.
@@ -60,20 +68,27 @@ class Layout:
             if kind[0] == "V" or not isinstance(value, int):
                 continue
             bits = 8 * int(kind[1:])
-            low, high = (0, 1 << bits) if kind[0] == "u" else (-1 << bits - 1, 1 << bits - 1)
-            if not low <= value < high:
-                words = name.replace("_", " ")
-                return f"The {words} {value} does not fit into its field: {low} to {high - 1}."
+            if kind[0] == "u":
+                value_min = 0
+                value_max = (1 << bits) - 1
+            else:
+                value_min = -(1 << bits - 1)
+                value_max = (1 << bits - 1) - 1
+            if not value_min <= value <= value_max:
+                noun = name.replace("_", " ")
+                return (
+                    f"The {noun} {value} does not fit into its field: {value_min} to {value_max}."
+                )
         return ""
 
     def at(self, name: str) -> int:
         """Return the offset of a field from the start of the layout, in bytes."""
         return self._ends[name] - int(dict(self.fields)[name][1:])
 
-    def fields_between(self, first: str, last: str) -> "Layout":
-        """Return the layout of the fields from `first` up to and including `last`."""
+    def fields_between(self, first_name: str, last_name: str) -> "Layout":
+        """Return the layout of the fields from `first_name` up to and including `last_name`."""
         names = list(self._ends)
-        return Layout(*self.fields[names.index(first) : names.index(last) + 1])
+        return Layout(*self.fields[names.index(first_name) : names.index(last_name) + 1])
 
     def struct_of(self, *names: str) -> Struct:
         """Return a struct that unpacks the values of the fields `names`, which must be in order.
@@ -84,8 +99,8 @@ class Layout:
         codes = ">"
         end = 0
         for name in names:
-            kind = dict(self.fields)[name]
-            codes += f"{self.at(name) - end}x{_STRUCT_CODES.get(kind) or kind[1:] + 's'}"
+            skipped_bytes = self.at(name) - end
+            codes += f"{skipped_bytes}x{_find_struct_code(dict(self.fields)[name])}"
             end = self._ends[name]
         return Struct(codes)
 
@@ -94,9 +109,11 @@ class Layout:
         """The structured data type of NumPy with the same fields."""
         import numpy as np  # noqa: PLC0415 - code that reads single records does not need NumPy
 
-        return np.dtype(
-            [(name, kind if kind[0] == "V" else f">{kind}") for name, kind in self.fields]
-        )
+        big_endian_fields = []
+        for name, kind in self.fields:
+            is_bytes = kind[0] == "V"
+            big_endian_fields.append((name, kind if is_bytes else f">{kind}"))
+        return np.dtype(big_endian_fields)
 
 
 HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6

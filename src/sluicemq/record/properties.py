@@ -74,55 +74,83 @@ def read_words(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
     return rows_at(raw, starts, 8).reshape(-1).view("<u8")
 
 
-def all_begin_with(raw: Bytes, starts: Positions, text: bytes) -> bool:
-    """Return whether `text`, which must not be empty, is at each of the starts.
+def all_begin_with(raw: Bytes, starts: Positions, prefix: bytes) -> bool:
+    """Return whether `prefix`, which must not be empty, is at each of the starts.
 
     The bytes are compared in pieces that fit into the processor's cache. In a piece, the first row
-    is compared with the text, and each other row with the one before.
+    is compared with the prefix, and each other row with the one before.
     """
-    width = len(text)
-    rows_per_piece = max(1, _PIECE_BYTES // width)
-    for first in range(0, len(starts), rows_per_piece):
-        flat = rows_at(raw, starts[first : first + rows_per_piece], width).reshape(-1)
-        begins_with_text = flat[:width].tobytes() == text
-        if not begins_with_text or not (flat[width:] == flat[:-width]).all():
+    prefix_bytes = len(prefix)
+    rows_per_piece = max(1, _PIECE_BYTES // prefix_bytes)
+    for first_row in range(0, len(starts), rows_per_piece):
+        piece_starts = starts[first_row : first_row + rows_per_piece]
+        flat = rows_at(raw, piece_starts, prefix_bytes).reshape(-1)
+        has_prefix = flat[:prefix_bytes].tobytes() == prefix
+        if not has_prefix or not (flat[prefix_bytes:] == flat[:-prefix_bytes]).all():
             return False
     return True
 
 
-def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
+def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, arrow_type: Any) -> Any:
     """Return an Arrow array whose value i has the `lengths[i]` bytes of `raw` from `starts[i]` on.
 
-    `kind` is its type: pa.binary() or pa.string(). The array does not refer to `raw`.
+    `arrow_type` is its type: pa.binary() or pa.string(). The array does not refer to `raw`.
     """
     count = len(starts)
     if count and (lengths == lengths[0]).all():
         length = int(lengths[0])
-        data = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
-        buffers = [None, make_even_offsets(count, length), pa.py_buffer(data)]
-        return pa.Array.from_buffers(kind, count, buffers)
+        value_bytes = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
+        buffers = [None, make_even_offsets(count, length), pa.py_buffer(value_bytes)]
+        return pa.Array.from_buffers(arrow_type, count, buffers)
+
+    # Values of different lengths are described by Arrow views, which Arrow then copies.
     if len(raw) < _VIEW_BYTES:
         raw = np.concatenate((raw, np.zeros(_VIEW_BYTES, np.uint8)))
-    # A view consists of four numbers of 4 bytes. In a view of a long value they are: length, first
-    # 4 bytes of the value, number of the buffer, offset in the buffer.
-    last = len(raw) - _VIEW_BYTES
+    views = _make_views(raw, starts, lengths)
+    view_type = pa.string_view() if pa.types.is_string(arrow_type) else pa.binary_view()
+    buffers = [None, pa.py_buffer(views), pa.py_buffer(raw)]
+    return pa.Array.from_buffers(view_type, count, buffers).cast(arrow_type)
+
+
+def join_values(raw: Bytes, starts: Positions, lengths: Positions) -> tuple[Bytes, Positions]:
+    """Return (joined, joined starts): the values of `make_value_array` behind each other.
+
+    Value i begins at `joined_starts[i]`.
+    """
+    # The data buffer of a binary array contains the values without gaps.
+    _, offsets, value_bytes = make_value_array(raw, starts, lengths, pa.binary()).buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
+    joined_bytes = int(bounds[-1])
+    if not joined_bytes:
+        return np.empty(0, np.uint8), bounds[:-1]
+    return np.frombuffer(value_bytes, np.uint8, joined_bytes), bounds[:-1]
+
+
+def _make_views(raw: Bytes, starts: Positions, lengths: Positions) -> NDArray[np.int32]:
+    """Return an Arrow view of each value, one in each row of four numbers of 4 bytes.
+
+    In the view of a long value they are: length, first 4 bytes of the value, number of the buffer,
+    offset in the buffer. The view of a short value has its length and its bytes. `raw` must have at
+    least _VIEW_BYTES bytes.
+    """
+    # A view has the first bytes of its value from byte 4 on. So it is read from 4 bytes before the
+    # value on, and the 4 bytes are replaced by the length.
+    last_start = len(raw) - _VIEW_BYTES
     view_starts = starts - 4
-    is_near_an_end = (view_starts < 0) | (view_starts > last)
+    is_near_an_end = (view_starts < 0) | (view_starts > last_start)
     rows_near_an_end = np.flatnonzero(is_near_an_end)
     if len(rows_near_an_end):
-        view_starts = np.clip(view_starts, 0, last)
+        view_starts = np.clip(view_starts, 0, last_start)
     views = gather(raw, view_starts, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
     for row in rows_near_an_end:  # the gather would have read beyond an end of the buffer
         start = int(starts[row])
-        prefix = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
-        views[row, 1:] = np.frombuffer(prefix.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
+        first_bytes = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
+        views[row, 1:] = np.frombuffer(first_bytes.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
     views[:, 0] = lengths
     long_rows = np.flatnonzero(lengths > INLINE_BYTES_MAX)
     views[long_rows, 2] = 0
     views[long_rows, 3] = starts[long_rows]
-    view_type = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
-    buffers = [None, pa.py_buffer(views), pa.py_buffer(raw)]
-    return pa.Array.from_buffers(view_type, count, buffers).cast(kind)
+    return views
 
 
 def make_even_offsets(count: int, length: int) -> Any:
@@ -130,17 +158,16 @@ def make_even_offsets(count: int, length: int) -> Any:
 
     It has `count` + 1 offsets: 0, length, 2 * length, and so on.
     """
-    return pa.py_buffer(
-        np.arange(0, (count + 1) * length, length, dtype=np.int32)
-        if length
-        else np.zeros(count + 1, np.int32)
-    )
+    if not length:
+        return pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.py_buffer(np.arange(0, (count + 1) * length, length, dtype=np.int32))
 
 
 class RepeatedTexts:
     """A cache of Arrow arrays of repeated texts, which blocks of one topic have in common."""
 
     def __init__(self) -> None:
+        """Create an empty cache."""
         self._arrays: dict[tuple[bytes, ...], Any] = {}
 
     def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
@@ -161,12 +188,12 @@ class RepeatedTexts:
         return array.slice(0, count)
 
 
-def make_hex_array(data: Bytes) -> Any:
+def make_hex_array(matrix: Bytes) -> Any:
     """Return a pa.string() array with the upper-case hexadecimal digits of each row of a matrix."""
-    count, width = data.shape
-    digits = HEX_PAIRS[data]
+    count, row_bytes = matrix.shape
+    digits = HEX_PAIRS[matrix]
     return pa.Array.from_buffers(
-        pa.string(), count, [None, make_even_offsets(count, 2 * width), pa.py_buffer(digits)]
+        pa.string(), count, [None, make_even_offsets(count, 2 * row_bytes), pa.py_buffer(digits)]
     )
 
 
@@ -220,14 +247,12 @@ class ValueSpans:
 
     def take_rows(self, rows: NDArray[Any]) -> "ValueSpans":
         """Return the values of the rows that `rows` selects. `rows` are indices or a mask."""
-        return ValueSpans(
-            self.raw,
-            self.starts[rows],
-            self.lengths if isinstance(self.lengths, int) else self.lengths[rows],
-            self.text,
-            None if self.words is None else self.words[rows],
-            None if self.block is None else self.block[rows],
-        )
+        lengths = self.lengths
+        if not isinstance(lengths, int):
+            lengths = lengths[rows]
+        words = None if self.words is None else self.words[rows]
+        block = None if self.block is None else self.block[rows]
+        return ValueSpans(self.raw, self.starts[rows], lengths, self.text, words, block)
 
     def first_words(self) -> Words | np.uint64:
         """Return the first 8 bytes of each value as a number, or one number if all are the same.
@@ -235,21 +260,23 @@ class ValueSpans:
         What follows a value of fewer than 8 bytes in its word may be anything.
         """
         if self.text is not None:
-            return _first_word(self.text)
+            return _read_first_word(self.text)
         return read_words(self.raw, self.starts) if self.words is None else self.words
 
 
-def _first_word(text: bytes) -> np.uint64:
-    """Return the first 8 bytes of `text` as a little-endian number; missing bytes are zeros."""
-    return np.uint64(int.from_bytes(text[:_WORD], "little"))
+def _read_first_word(value: bytes) -> np.uint64:
+    """Return the first 8 bytes of `value` as a little-endian number; missing bytes are zeros."""
+    return np.uint64(int.from_bytes(value[:_WORD], "little"))
 
 
-def first_separators(raw: Bytes, starts: Positions, words: Words, room: Positions) -> Positions:
+def first_separators(
+    raw: Bytes, starts: Positions, words: Words, sizes_max: Positions
+) -> Positions:
     """Return how many bytes precede the next separator (0x02) from each start on.
 
-    `words` are the first 8 bytes from each start on, as numbers. `room[row]` is the largest number
-    to return for a row: the number of bytes up to the end of its properties. It is returned if
-    there is no separator before this end, also if it is negative.
+    `words` are the first 8 bytes from each start on, as numbers. `sizes_max[row]` is the largest
+    number to return for a row: the number of bytes up to the end of its properties. It is returned
+    if there is no separator before this end, also if it is negative.
 
     The search has three stages. Each examines only the rows without a separator so far: two more
     words, then a window of 64 bytes, then all bytes up to the end.
@@ -270,17 +297,21 @@ def first_separators(raw: Bytes, starts: Positions, words: Words, room: Position
         rows = rows[lengths[rows] == _NEAR + _WINDOW]
 
     if len(rows):
-        # Copy the remaining bytes of the rows behind each other, and search all of them at once.
-        room_of_rows = np.maximum(room[rows], 0)
-        _, offsets, data = make_value_array(raw, starts[rows], room_of_rows, pa.binary()).buffers()
-        bounds = np.frombuffer(offsets, np.int32, len(rows) + 1).astype(np.int64)
-        size = int(bounds[-1])
-        text = np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8)
-        separators = np.append(np.flatnonzero(text == SEPARATOR), size)
-        row_starts = bounds[:-1]
-        distances = separators[np.searchsorted(separators, row_starts)] - row_starts
-        lengths[rows] = np.minimum(distances, room_of_rows)
-    return np.minimum(lengths, room)
+        lengths[rows] = _search_whole_rows(raw, starts[rows], np.maximum(sizes_max[rows], 0))
+    return np.minimum(lengths, sizes_max)
+
+
+def _search_whole_rows(raw: Bytes, starts: Positions, sizes: Positions) -> Positions:
+    """Return how many of the `sizes[i]` bytes from `starts[i]` on precede the first separator.
+
+    That is all of them if there is none. The bytes of all rows are copied behind each other and
+    searched at once.
+    """
+    joined, row_starts = join_values(raw, starts, sizes)
+    separators = np.append(np.flatnonzero(joined == SEPARATOR), len(joined))
+    distances = separators[np.searchsorted(separators, row_starts)] - row_starts
+    byte_counts: Positions = np.minimum(distances, sizes)
+    return byte_counts
 
 
 def _count_bytes_before_separator(words: Words) -> Positions:
@@ -307,16 +338,19 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     It has `rows` * len(columns) elements, and begins with the values of row 0 in all columns. Bytes
     that are not UTF-8 are replaced, as by `bytes.decode`.
     """
-    if len(columns) == 1 and isinstance(length := columns[0].lengths, int):
+    if len(columns) == 1:
         column = columns[0]
-        if column.text is not None:
-            data = np.frombuffer(column.text * rows, np.uint8)
-        elif column.block is not None:
-            data = np.ascontiguousarray(column.block).reshape(-1)
-        else:
-            data = rows_at(column.raw, column.starts, length).reshape(-1)
-        return _make_valid_text_array(rows, make_even_offsets(rows, length), data)
-    if max((column.length_max for column in columns), default=0) > _WRITTEN_MAX:
+        if isinstance(column.lengths, int):  # all values have this length
+            if column.text is not None:
+                text_bytes = np.frombuffer(column.text * rows, np.uint8)
+            elif column.block is not None:
+                text_bytes = np.ascontiguousarray(column.block).reshape(-1)
+            else:
+                text_bytes = rows_at(column.raw, column.starts, column.lengths).reshape(-1)
+            return _make_valid_text_array(rows, make_even_offsets(rows, column.lengths), text_bytes)
+
+    length_max = max((column.length_max for column in columns), default=0)
+    if length_max > _WRITTEN_MAX:
         return _make_long_text_array(columns, rows)
     return _make_short_text_array(columns, rows)
 
@@ -333,26 +367,34 @@ def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         first_words[:, index] = column.first_words()
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    size = int(offsets[-1])
-    data = np.empty(size + _WORD, np.uint8)
+    total_bytes = int(offsets[-1])
+    text_bytes = np.empty(total_bytes + _WORD, np.uint8)
     target_starts = offsets[:-1].reshape(lengths.shape)  # [row, index of the column]
-    target = unaligned_view(data, "<u8")
+    target = unaligned_view(text_bytes, "<u8")
 
     # The last word of a value writes up to 7 surplus bytes into the values behind it. Each value
     # begins with its first word, so the first words are written last and in order.
     for index, column in enumerate(columns):
-        column_starts = target_starts[:, index]
-        for at in range(_WORD, column.length_max, _WORD):
-            if column.text is not None:
-                target[column_starts + at] = _first_word(column.text[at:])
-            elif isinstance(column.lengths, int):
-                target[column_starts + at] = read_words(column.raw, column.starts + at)
-            else:
-                longer = np.flatnonzero(column.lengths > at)
-                words = read_words(column.raw, column.starts[longer] + at)
-                target[column_starts[longer] + at] = words
+        _write_later_words(target, target_starts[:, index], column)
     target[target_starts.reshape(-1)] = first_words.reshape(-1)
-    return _make_valid_text_array(lengths.size, offsets, data[:size])
+    return _make_valid_text_array(lengths.size, offsets, text_bytes[:total_bytes])
+
+
+def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: ValueSpans) -> None:
+    """Write the values of a column from their second word on.
+
+    Value i goes to byte `target_starts[i]` of `target`, whose element n is the word at byte n.
+    """
+    for word_start in range(_WORD, column.length_max, _WORD):
+        if column.text is not None:  # all values are the same
+            target[target_starts + word_start] = _read_first_word(column.text[word_start:])
+        elif isinstance(column.lengths, int):
+            words = read_words(column.raw, column.starts + word_start)
+            target[target_starts + word_start] = words
+        else:
+            longer = np.flatnonzero(column.lengths > word_start)
+            words = read_words(column.raw, column.starts[longer] + word_start)
+            target[target_starts[longer] + word_start] = words
 
 
 def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
@@ -368,24 +410,25 @@ def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         starts[:, index] = column.starts
         lengths[:, index] = column.lengths
     array = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
-    _, offsets, data = array.buffers()
-    return _make_valid_text_array(len(array), offsets, np.frombuffer(data, np.uint8))
+    _, offsets, text_bytes = array.buffers()
+    return _make_valid_text_array(len(array), offsets, np.frombuffer(text_bytes, np.uint8))
 
 
-def _make_valid_text_array(count: int, offsets: Any, data: Bytes) -> Any:
+def _make_valid_text_array(count: int, offsets: Any, text_bytes: Bytes) -> Any:
     """Return the pa.string() array of `count` values with these offsets and bytes.
 
     Bytes that are not UTF-8 are replaced by U+FFFD.
     """
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text_bytes)]
     array = pa.Array.from_buffers(pa.string(), count, buffers)
-    if data.max(initial=0) < _ASCII_END:
+    if text_bytes.max(initial=0) < _ASCII_END:
         return array
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
-        return pa.array([str(value, "utf-8", "replace") for value in values], pa.string())
+        encoded_values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
+        values = [str(encoded_value, "utf-8", "replace") for encoded_value in encoded_values]
+        return pa.array(values, pa.string())
     return array
 
 
@@ -410,21 +453,21 @@ Pairs = list[tuple[bytes, bytes]]
 """Names and values of one row, in order."""
 
 
-def split_properties(text: bytes) -> Pairs | None:
+def split_properties(encoded: bytes) -> Pairs | None:
     """Return the (name, value) pairs of one row, or None if the row is odd.
 
-    `text` contains the encoded properties. Return [] if it is empty.
+    `encoded` contains the encoded properties. Return [] if it is empty.
 
     A regular row consists of name, 0x01, value, 0x02 for each property. Neither is empty, no name
     occurs twice, and names are UTF-8. A value may contain 0x01, because the first 0x01 ends the
     name. The last 0x02 may be missing.
     """
-    text = text.removesuffix(_END)
-    if not text:
+    encoded = encoded.removesuffix(_END)
+    if not encoded:
         return []
     pairs = []
-    for piece in text.split(_END):
-        name, _, value = piece.partition(_NAME_VALUE)
+    for encoded_property in encoded.split(_END):
+        name, _, value = encoded_property.partition(_NAME_VALUE)
         if not name or not value:
             return None
         pairs.append((name, value))
@@ -433,7 +476,9 @@ def split_properties(text: bytes) -> Pairs | None:
         _END.join(names).decode()
     except UnicodeDecodeError:
         return None
-    return pairs if len(set(names)) == len(names) else None
+    if len(set(names)) < len(names):
+        return None
+    return pairs
 
 
 def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
@@ -449,24 +494,27 @@ def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
     """
     names = [name for name, _ in pairs]
     value_rows = [[value for _, value in pairs]]
-    for text in sample:
+    for encoded in sample:
         # name, value, name, value, …, and "" behind the last separator
-        parts = text.replace(_END, _NAME_VALUE).split(_NAME_VALUE)
-        if parts[:-1:2] == names:
-            value_rows.append(parts[1::2])
-    guesses: list[Guess] = []
-    for values in map(set, zip(*value_rows, strict=True)):
-        lengths = set(map(len, values))
-        length = max(lengths)
-        if len(values) == 1:
-            guesses.append(values.pop())
-        elif len(lengths) == 1 and _LENGTH_GUESSED_MIN <= length <= _LENGTH_GUESSED_MAX:
-            guesses.append(length)
-        else:
-            guesses.append(0)
+        names_and_values = encoded.replace(_END, _NAME_VALUE).split(_NAME_VALUE)
+        if names_and_values[:-1:2] == names:
+            value_rows.append(names_and_values[1::2])
+
+    guesses = [_guess_value(set(values)) for values in zip(*value_rows, strict=True)]
     if guesses and not sample[0].endswith(_END):
         guesses[-1] = 0
     return guesses
+
+
+def _guess_value(values: set[bytes]) -> Guess:
+    """Return the guess for a property that has these values in the template and in the sample."""
+    if len(values) == 1:
+        return values.pop()
+    lengths = set(map(len, values))
+    length = max(lengths)
+    if len(lengths) == 1 and _LENGTH_GUESSED_MIN <= length <= _LENGTH_GUESSED_MAX:
+        return length
+    return 0
 
 
 class TemplateMatcher:
@@ -483,6 +531,7 @@ class TemplateMatcher:
     """
 
     def __init__(self, raw: Bytes, starts: Positions, ends: Positions) -> None:
+        """Prepare the rows, whose properties are `raw[starts[i]:ends[i]]`."""
         self.rows: Positions | None = None
         self.values: list[ValueSpans] = []
         self._raw = raw
@@ -499,11 +548,11 @@ class TemplateMatcher:
         is removed from `rows` and from all entries of `values`.
         """
         pairs = zip(names, guesses, strict=True)
-        for is_value_guessed, run in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
+        for is_value_guessed, group in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
             if is_value_guessed:
-                self._match_guessed_values(cast("Pairs", list(run)))
+                self._match_guessed_values(cast("Pairs", list(group)))
             else:
-                for name, length in run:
+                for name, length in group:
                     self._match_unknown_value(name, cast("int", length))
         remaining_bytes = self._ends - self._positions
         # The separator behind the last value may be missing.
@@ -516,17 +565,17 @@ class TemplateMatcher:
         each property is compared by itself, and one that still differs is matched as an unknown
         value.
         """
-        text = self._separator
+        expected = self._separator
         value_offsets = []
         for name, value in pairs:
-            text += name + _NAME_VALUE
-            value_offsets.append(len(text))
-            text += value + _END
-        if all_begin_with(self._raw, self._positions, text):
+            expected += name + _NAME_VALUE
+            value_offsets.append(len(expected))
+            expected += value + _END
+        if all_begin_with(self._raw, self._positions, expected):
             for offset, (_, value) in zip(value_offsets, pairs, strict=True):
                 starts = self._positions + offset
                 self.values.append(ValueSpans(self._raw, starts, len(value), value))
-            self._advance(len(text) - len(_END))
+            self._advance_positions(len(expected) - len(_END))
         elif len(pairs) > 1:
             for pair in pairs:
                 self._match_guessed_values([pair])
@@ -540,30 +589,41 @@ class TemplateMatcher:
         empty value are removed. One gather reads the name and either a value of this length and its
         separator, or the first word of the value.
         """
-        name_text = self._separator + name + _NAME_VALUE
-        width = len(name_text)
-        block = rows_at(self._raw, self._positions, width + (length + 1 if length else 8))
-        has_name = rows_begin_with(block, name_text)
+        encoded_name = self._separator + name + _NAME_VALUE
+        name_bytes = len(encoded_name)
+        value_bytes = length + 1 if length else _WORD
+        rows_read = rows_at(self._raw, self._positions, name_bytes + value_bytes)
+        has_name = rows_begin_with(rows_read, encoded_name)
         if not has_name.all():
             self._remove_other_rows(has_name)
-            block = block[has_name]
-        self._advance(width)
-        if length:
-            is_separator = block[:, width:] == SEPARATOR
-            # Is the only separator of each row the one after `length` bytes?
-            if is_separator[:, length].all() and np.count_nonzero(is_separator) == len(block):
-                values = block[:, width : width + length]
-                self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
-                self._advance(length)
-                return
-        words = matrix_column(block, width, "<u8").copy()
-        room = self._ends - self._positions
-        lengths = first_separators(self._raw, self._positions, words, room)
-        self.values.append(ValueSpans(self._raw, self._positions, lengths, words=words))
-        self._advance(lengths)
+            rows_read = rows_read[has_name]
+        self._advance_positions(name_bytes)
+        if length and self._match_guessed_length(rows_read[:, name_bytes:], length):
+            return
+
+        # The length is unknown, or the guess is wrong: search the separator of each row.
+        first_words = matrix_column(rows_read, name_bytes, "<u8").copy()
+        bytes_left = self._ends - self._positions
+        lengths = first_separators(self._raw, self._positions, first_words, bytes_left)
+        self.values.append(ValueSpans(self._raw, self._positions, lengths, words=first_words))
+        self._advance_positions(lengths)
         self._remove_other_rows(lengths > 0)
 
-    def _advance(self, lengths: Positions | int) -> None:
+    def _match_guessed_length(self, value_rows: Bytes, length: int) -> bool:
+        """Add the values of a property if all of them have this length. Return whether they do.
+
+        Each row of the matrix `value_rows` has the next `length` + 1 bytes of a row.
+        """
+        # Is the only separator of each row the one after `length` bytes?
+        is_separator = value_rows == SEPARATOR
+        if not is_separator[:, length].all() or np.count_nonzero(is_separator) != len(value_rows):
+            return False
+        values = value_rows[:, :length]
+        self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
+        self._advance_positions(length)
+        return True
+
+    def _advance_positions(self, lengths: Positions | int) -> None:
         """Move the position of each row by `lengths` bytes. A separator precedes the next name."""
         self._positions = self._positions + lengths
         self._separator = _END
@@ -572,11 +632,11 @@ class TemplateMatcher:
         """Remove the rows for which `matches` is false from the result and from all later steps."""
         if matches.all():
             return
-        remaining = np.flatnonzero(matches)
-        self.rows = remaining if self.rows is None else self.rows[remaining]
-        self._positions = self._positions[remaining]
-        self._ends = self._ends[remaining]
-        self.values = [value.take_rows(remaining) for value in self.values]
+        remaining_indices = np.flatnonzero(matches)
+        self.rows = remaining_indices if self.rows is None else self.rows[remaining_indices]
+        self._positions = self._positions[remaining_indices]
+        self._ends = self._ends[remaining_indices]
+        self.values = [spans.take_rows(remaining_indices) for spans in self.values]
 
 
 SHAPES_MAX = 64
@@ -629,80 +689,94 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
     odd: list[int] = []
     unsorted_rows = np.arange(len(starts))
     while len(unsorted_rows) and len(shapes) < SHAPES_MAX:
-        first = int(unsorted_rows[0])
-        pairs = split_properties(raw[starts[first] : ends[first]].tobytes())
+        template_row = int(unsorted_rows[0])
+        pairs = split_properties(raw[starts[template_row] : ends[template_row]].tobytes())
         if pairs is None:
-            odd.append(first)
+            odd.append(template_row)
             unsorted_rows = unsorted_rows[1:]
             continue
 
-        sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
-        sample_rows = unsorted_rows[sample_indices].tolist()
-        sample = [raw[starts[row] : ends[row]].tobytes() for row in sample_rows]
-        names = tuple(name for name, _ in pairs)
-        are_all_unsorted = len(unsorted_rows) == len(starts)
-        shape_starts = starts if are_all_unsorted else starts[unsorted_rows]
-        shape_ends = ends if are_all_unsorted else ends[unsorted_rows]
-        matcher = TemplateMatcher(raw, shape_starts, shape_ends)
-        matcher.match(names, guess_values(pairs, sample))
-        matched = matcher.rows  # indices in `unsorted_rows`
-        if matched is None:
-            rows = None if are_all_unsorted else unsorted_rows
-            unsorted_rows = unsorted_rows[:0]
-        else:
-            rows = unsorted_rows[matched]
-            shape_starts = shape_starts[matched]
-            unsorted_rows = np.delete(unsorted_rows, matched)
-        shapes.append(Shape(names, rows, shape_starts, tuple(matcher.values)))
+        shape, unsorted_rows = _extract_shape(raw, starts, ends, unsorted_rows, pairs)
+        shapes.append(shape)
     odd_rows = np.sort(np.array([*odd, *unsorted_rows.tolist()], np.int64))
     decoded = [decode_properties(raw[starts[row] : ends[row]].data) for row in odd_rows.tolist()]
     return Properties(len(starts), shapes, odd_rows, decoded)
 
 
+def _extract_shape(
+    raw: Bytes, starts: Positions, ends: Positions, unsorted_rows: Positions, pairs: Pairs
+) -> tuple[Shape, Positions]:
+    """Return the shape of the first of `unsorted_rows`, and those of them with another shape.
+
+    `pairs` are the names and values of that first row, the template. The encoded properties of row
+    i are `raw[starts[i]:ends[i]]`.
+    """
+    sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
+    sample_rows = unsorted_rows[sample_indices].tolist()
+    sample = [raw[starts[row] : ends[row]].tobytes() for row in sample_rows]
+
+    are_all_unsorted = len(unsorted_rows) == len(starts)
+    if not are_all_unsorted:
+        starts = starts[unsorted_rows]
+        ends = ends[unsorted_rows]
+    names = tuple(name for name, _ in pairs)
+    matcher = TemplateMatcher(raw, starts, ends)
+    matcher.match(names, guess_values(pairs, sample))
+
+    values = tuple(matcher.values)
+    matched = matcher.rows  # indices in `unsorted_rows`
+    if matched is not None:
+        shape = Shape(names, unsorted_rows[matched], starts[matched], values)
+        return shape, np.delete(unsorted_rows, matched)
+    # All of the rows have this shape. None as rows means all rows of the block.
+    rows = None if are_all_unsorted else unsorted_rows
+    return Shape(names, rows, starts, values), unsorted_rows[:0]
+
+
 def shape_arrays(
-    found: Properties,
-    column: Callable[[Shape], Any],
-    odd_column: Callable[[list[dict[str, str]]], Any],
+    properties: Properties,
+    make_column: Callable[[Shape], Any],
+    make_odd_column: Callable[[list[dict[str, str]]], Any],
 ) -> Any:
     """Return one Arrow array with an element for each row of the block, in order.
 
-    `column(shape)` returns the array for the rows of a shape, and `odd_column(dicts)` the array for
-    the odd rows, whose decoded properties are `dicts`. Both must return the same type.
+    `make_column(shape)` returns the array for the rows of a shape, and `make_odd_column(dicts)` the
+    array for the odd rows, whose decoded properties are `dicts`. Both must return the same type.
     """
-    parts = [column(shape) for shape in found.shapes]
-    if len(parts) == 1 and found.shapes[0].rows is None:
-        return parts[0]
-    rows = [shape.rows for shape in found.shapes if shape.rows is not None]
-    if found.odd:
-        parts.append(odd_column(found.odd))
-        rows.append(found.odd_rows)
-    if not parts:
-        return odd_column([])
-    return in_row_order(parts, rows, found.count)
+    arrays = [make_column(shape) for shape in properties.shapes]
+    if len(arrays) == 1 and properties.shapes[0].rows is None:
+        return arrays[0]
+    rows = [shape.rows for shape in properties.shapes if shape.rows is not None]
+    if properties.odd:
+        arrays.append(make_odd_column(properties.odd))
+        rows.append(properties.odd_rows)
+    if not arrays:
+        return make_odd_column([])
+    return in_row_order(arrays, rows, properties.count)
 
 
-def in_row_order(parts: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
-    """Return one Arrow array of `count` rows, put together from `parts`.
+def in_row_order(arrays: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
+    """Return one Arrow array of `count` rows, put together from `arrays`.
 
-    Element k of `parts[i]` is the value of row `rows[i][k]`. Each row must be in a part. If a row
-    is in several parts, the last of them counts.
+    Element k of `arrays[i]` is the value of row `rows[i][k]`. Each row must be in an array. If a
+    row is in several arrays, the last of them counts.
     """
     row_by_element = np.concatenate(rows)
     element_by_row = np.empty(count, np.int64)
     element_by_row[row_by_element] = np.arange(len(row_by_element))
-    return pa.concat_arrays(parts).take(pa.array(element_by_row))
+    return pa.concat_arrays(arrays).take(pa.array(element_by_row))
 
 
-def text_column(found: Properties, name: str) -> Any:
+def text_column(properties: Properties, name: str) -> Any:
     """Return the values of a property as a pa.string() array, null if a message lacks it."""
-    wanted = name.encode()
+    encoded_name = name.encode()
 
     def column(shape: Shape) -> Any:
-        if wanted not in shape.names:
+        if encoded_name not in shape.names:
             return pa.nulls(len(shape.starts), pa.string())
-        return make_text_array([shape.values[shape.names.index(wanted)]], len(shape.starts))
+        return make_text_array([shape.values[shape.names.index(encoded_name)]], len(shape.starts))
 
     def odd_column(rows: list[dict[str, str]]) -> Any:
         return pa.array([row.get(name) for row in rows], pa.string())
 
-    return shape_arrays(found, column, odd_column)
+    return shape_arrays(properties, column, odd_column)

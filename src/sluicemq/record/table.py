@@ -23,7 +23,7 @@ properties, if all records have the same topic.
 This module does not load pyarrow, because the broker does not need it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
@@ -81,21 +81,21 @@ _ASCII_END: Final = 0x80
 # --- reading at many positions
 
 
-def unaligned_view(raw: Bytes, kind: Any) -> NDArray[Any]:
-    """Return a view of `raw` whose element i is the value of `kind` that begins at byte i.
+def unaligned_view(raw: Bytes, value_type: Any) -> NDArray[Any]:
+    """Return a view of `raw` whose element i is the value of `value_type` that begins at byte i.
 
-    `kind` is a NumPy data type. The view ends where no whole value follows.
+    `value_type` is a NumPy data type. The view ends where no whole value follows.
     """
-    dtype = np.dtype(kind)
+    dtype = np.dtype(value_type)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw.data, strides=(1,))
 
 
-def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:
-    """Return an array with the value of `kind`, a NumPy data type, at each start in `raw`.
+def gather(raw: Bytes, starts: Positions, value_type: Any) -> NDArray[Any]:
+    """Return an array with the value of `value_type`, a NumPy data type, at each start in `raw`.
 
     The values may begin at any byte, but must be inside of `raw`.
     """
-    dtype = np.dtype(kind)
+    dtype = np.dtype(value_type)
     if not len(starts):
         return np.empty(0, dtype)
     # Indexing an array of structs takes four times as long as one of plain bytes.
@@ -113,36 +113,39 @@ def rows_at(raw: Bytes, starts: Positions, width: int) -> Bytes:
         return np.empty((len(starts), 0), np.uint8)
     if len(raw) < width:
         raw = np.concatenate((raw, np.zeros(width - len(raw), np.uint8)))
-    last = len(raw) - width
-    inside = starts if starts.max(initial=0) <= last else np.minimum(starts, last)
-    rows = gather(raw, inside, f"V{width}").view(np.uint8).reshape(len(starts), width)
-    if inside is not starts:
-        for row in np.flatnonzero(starts > last).tolist():
+    last_start = len(raw) - width
+    readable_starts = starts
+    if starts.max(initial=0) > last_start:
+        readable_starts = np.minimum(starts, last_start)
+    rows = gather(raw, readable_starts, f"V{width}").view(np.uint8).reshape(len(starts), width)
+    if readable_starts is not starts:
+        for row in np.flatnonzero(starts > last_start).tolist():
             rows[row] = np.frombuffer(raw[starts[row] :].tobytes().ljust(width, b"\0"), np.uint8)
     return rows
 
 
-def matrix_column(block: Bytes, at: int, kind: str) -> NDArray[Any]:
-    """Return a view of the value of `kind` that begins at byte `at` of each row of a matrix.
+def matrix_column(matrix: Bytes, column: int, value_type: str) -> NDArray[Any]:
+    """Return a view of the values that begin at byte `column` of each row of a matrix.
 
-    The matrix must be contiguous, and the value inside of the row.
+    `value_type` is their NumPy data type. The matrix must be contiguous, and the values inside of
+    the rows.
     """
-    return np.ndarray((len(block),), kind, block.data, at, (block.shape[1],))
+    return np.ndarray((len(matrix),), value_type, matrix.data, column, (matrix.shape[1],))
 
 
-def rows_begin_with(block: Bytes, text: bytes) -> Mask:
-    """Return which rows of a matrix begin with `text`, which must not be empty.
+def rows_begin_with(matrix: Bytes, prefix: bytes) -> Mask:
+    """Return which rows of a matrix begin with `prefix`, which must not be empty.
 
     They are compared as words of 8, 4, 2 or 1 bytes, the last of which may overlap the one before.
     Comparing byte by byte takes several times as long.
     """
-    width = next(size for size in (8, 4, 2, 1) if size <= len(text))
-    last_word_at = len(text) - width
-    equal: NDArray[Any] = np.ones(len(block), np.bool_)
-    for at in (*range(0, last_word_at, width), last_word_at):
-        word = np.frombuffer(text, f"u{width}", 1, at)[0]
-        equal &= matrix_column(block, at, f"u{width}") == word
-    return equal
+    width = next(size for size in (8, 4, 2, 1) if size <= len(prefix))
+    last_word_at = len(prefix) - width
+    is_equal: NDArray[Any] = np.ones(len(matrix), np.bool_)
+    for column in (*range(0, last_word_at, width), last_word_at):
+        word = np.frombuffer(prefix, f"u{width}", 1, column)[0]
+        is_equal &= matrix_column(matrix, column, f"u{width}") == word
+    return is_equal
 
 
 def keep_freed_memory(size_bytes: int) -> None:
@@ -173,7 +176,7 @@ class JavaHashes(NamedTuple):
     odd: Mask
 
 
-def _powers(base: int) -> NDArray[np.uint32]:
+def _compute_powers(base: int) -> NDArray[np.uint32]:
     """Return the powers of `base` modulo 2^32, from exponent 0 on."""
     powers = np.ones(_HASHED_BYTES_MAX + 8, np.uint32)
     factors = np.full(len(powers) - 1, base, np.uint32)
@@ -181,9 +184,9 @@ def _powers(base: int) -> NDArray[np.uint32]:
     return powers
 
 
-POWERS: Final = _powers(31)
+POWERS: Final = _compute_powers(31)
 """The powers of 31 modulo 2^32: hash(a + b) = hash(a) * POWERS[len(b)] + hash(b)."""
-_INVERSES: Final = _powers(pow(31, -1, 1 << 32))
+_INVERSES: Final = _compute_powers(pow(31, -1, 1 << 32))
 """The powers of the inverse of 31 modulo 2^32."""
 
 
@@ -198,23 +201,28 @@ def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
     inverse.
     """
     width = int(sizes.max(initial=0))
-    odd = sizes > _HASHED_BYTES_MAX
-    if width > _SHORT_BYTES and (short := sizes <= _SHORT_BYTES).any() and not short.all():
-        hashes = np.empty(len(starts), np.uint32)
-        for part in (short, ~short):  # the matrix of the short texts is not as wide as a long text
-            hashes[part], odd[part] = java_hashes(raw, starts[part], sizes[part])
-        return JavaHashes(hashes, odd)
+    is_odd = sizes > _HASHED_BYTES_MAX
+    if width > _SHORT_BYTES:
+        is_short = sizes <= _SHORT_BYTES
+        if is_short.any():
+            # Hash short and long texts apart: the matrix of the short ones need not be as wide.
+            hashes = np.empty(len(starts), np.uint32)
+            for group in (is_short, ~is_short):
+                hashes[group], is_odd[group] = java_hashes(raw, starts[group], sizes[group])
+            return JavaHashes(hashes, is_odd)
+
     width = min(width, _HASHED_BYTES_MAX)
     if not width:
-        return JavaHashes(np.zeros(len(starts), np.uint32), odd)
-    text = rows_at(raw, starts, width)
+        return JavaHashes(np.zeros(len(starts), np.uint32), is_odd)
+    matrix = rows_at(raw, starts, width)
     if (sizes != width).any():
-        text = text * (np.arange(width) < sizes[:, np.newaxis])
-    if text.max() >= _ASCII_END:
-        odd |= (text >= _ASCII_END).any(axis=1)
-    weights = np.ascontiguousarray(POWERS[width - 1 :: -1] if width > 1 else POWERS[:1])
-    hashes = text.astype(np.uint32) @ weights
-    return JavaHashes(np.asarray(hashes * _INVERSES[np.maximum(width - sizes, 0)]), odd)
+        matrix = matrix * (np.arange(width) < sizes[:, np.newaxis])
+    if matrix.max() >= _ASCII_END:
+        is_odd |= (matrix >= _ASCII_END).any(axis=1)
+    # The weight of the first byte is the highest power of 31, that of the last byte is 1.
+    weights = np.ascontiguousarray(POWERS[:width][::-1])
+    hashes = matrix.astype(np.uint32) @ weights
+    return JavaHashes(np.asarray(hashes * _INVERSES[np.maximum(width - sizes, 0)]), is_odd)
 
 
 # --- where records begin
@@ -247,8 +255,8 @@ def walk_record_starts(raw: Bytes, start: int) -> Positions:
 
     Raises ProtocolError, which names the position, where the bytes are not a whole record.
     """
-    data = raw.data
-    unpack = BLANK.struct.unpack_from
+    buffer = raw.data
+    unpack_size_and_magic = BLANK.struct.unpack_from
     starts: list[int] = []
     end = len(raw)
     while start < end:
@@ -256,7 +264,7 @@ def walk_record_starts(raw: Bytes, start: int) -> Positions:
             raise ProtocolError(
                 f"{end - start} bytes follow the last record, which ends at byte {start}."
             )
-        size, magic = unpack(data, start)
+        size, magic = unpack_size_and_magic(buffer, start)
         if magic not in MAGICS:
             shown = f"{magic & 0xFFFFFFFF:#010x}"
             raise ProtocolError(f"No record begins at byte {start}: its magic number is {shown}.")
@@ -299,21 +307,21 @@ def _are_records(raw: Bytes, starts: Positions, size: int) -> Mask:
     return np.asarray(magics & (fields["size"] == size))
 
 
-def _walk_pieces(raw: Bytes, pieces: int) -> Positions:
-    """Return record starts that are found by walking up to `pieces` pieces at the same time.
+def _walk_pieces(raw: Bytes, piece_count: int) -> Positions:
+    """Return record starts that are found by walking up to `piece_count` pieces at the same time.
 
     Only the starts before the start of the last piece are returned, because nothing proves what
     follows it. The array is empty if `raw` is too short for two pieces, or if nothing is proven.
     """
     first_size = max(int(read_sizes(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
-    pieces = min(pieces, len(raw) // (first_size * PIECE_RECORDS_MIN))
-    if pieces < 2:
+    piece_count = min(piece_count, len(raw) // (first_size * PIECE_RECORDS_MIN))
+    if piece_count < 2:
         return np.empty(0, np.int64)
-    stride = len(raw) // pieces
-    piece_starts = _find_piece_starts(raw, pieces, stride)
-    far = np.flatnonzero(np.diff(piece_starts) > 4 * stride)
-    if len(far):  # walking such a long piece takes too many steps
-        piece_starts = piece_starts[: far[0] + 1]
+    stride = len(raw) // piece_count
+    piece_starts = _find_piece_starts(raw, piece_count, stride)
+    long_piece_indices = np.flatnonzero(np.diff(piece_starts) > 4 * stride)
+    if len(long_piece_indices):  # walking such a long piece takes too many steps
+        piece_starts = piece_starts[: long_piece_indices[0] + 1]
     while len(piece_starts) > 1:
         starts = _walk_to_ends(raw, piece_starts[:-1], piece_starts[1:])
         if starts is not None:
@@ -323,16 +331,17 @@ def _walk_pieces(raw: Bytes, pieces: int) -> Positions:
     return np.empty(0, np.int64)
 
 
-def _find_piece_starts(raw: Bytes, pieces: int, stride: int) -> Positions:
+def _find_piece_starts(raw: Bytes, piece_count: int, stride: int) -> Positions:
     """Return where the pieces of a walk begin, in ascending order.
 
     The first piece begins at 0. Piece n begins at the first magic number in a window of bytes from
     `n * stride` on, where a record may begin. There is no piece n if the window has none.
     """
-    window = min(stride, max(_WINDOW_BYTES_MIN, int(_WINDOW_RECORDS * stride) // PIECE_RECORDS_MIN))
+    usual_bytes = int(_WINDOW_RECORDS * stride) // PIECE_RECORDS_MIN
+    window_bytes = min(stride, max(_WINDOW_BYTES_MIN, usual_bytes))
     # The magic number follows the size of a record, which has 4 bytes. Its byte at column c of a
     # window therefore belongs to a record that begins at byte c of the piece.
-    windows = raw[: pieces * stride].reshape(pieces, stride)[1:, 4:window]
+    windows = raw[: piece_count * stride].reshape(piece_count, stride)[1:, 4:window_bytes]
     window_indices, starts = np.divmod(np.flatnonzero(windows == _MAGIC_FIRST), windows.shape[1])
     starts += (window_indices + 1) * stride
     readable = np.searchsorted(starts, len(raw) - 8, side="right")
@@ -351,28 +360,35 @@ def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Posit
     all pieces before it are proven. The result has the record starts in the proven pieces, up to
     the first record that would be too small. Return None if a piece takes too many steps.
     """
-    # One step moves all pieces by one record. A piece that has reached its end continues to be
-    # walked, in the records of the next one or in bytes behind the last end; that is ignored.
-    size_at = unaligned_view(raw, ">u4")
-    last = len(raw) - 4
-    position = piece_starts
-    positions_by_step = [position]
-    for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
-        position = position + size_at[np.minimum(position, last)]
-        positions_by_step.append(position)
-        if len(positions_by_step) % 4 == 0 and (position >= ends).all():
-            break
-    else:
+    starts_by_step = _walk_in_steps(raw, piece_starts, ends)
+    if starts_by_step is None:
         return None
-
-    positions = np.stack(positions_by_step)  # [step, piece]
-    step_counts = (positions >= ends).argmax(axis=0)  # the steps of each piece up to its end
-    missed = np.flatnonzero(positions[step_counts, np.arange(len(ends))] != ends)
+    step_counts = (starts_by_step >= ends).argmax(axis=0)  # the steps of each piece up to its end
+    missed = np.flatnonzero(starts_by_step[step_counts, np.arange(len(ends))] != ends)
     proven_pieces = int(missed[0]) if len(missed) else len(ends)
-    is_inside = np.arange(len(positions))[:, np.newaxis] < step_counts[:proven_pieces]
-    starts: Positions = positions[:, :proven_pieces].T[is_inside.T]
+    is_inside = np.arange(len(starts_by_step))[:, np.newaxis] < step_counts[:proven_pieces]
+    starts: Positions = starts_by_step[:, :proven_pieces].T[is_inside.T]
     too_small = np.flatnonzero(np.diff(starts, append=ends[proven_pieces - 1]) < RECORD_BYTES_MIN)
     return starts[: too_small[0]] if len(too_small) else starts
+
+
+def _walk_in_steps(raw: Bytes, piece_starts: Positions, ends: Positions) -> Positions | None:
+    """Walk all pieces, one record at each step, until each has reached its end.
+
+    Return the starts of the records as a matrix [step, piece], or None if it takes too many steps.
+    A piece that has reached its end continues to be walked, in the records of the next one or in
+    bytes behind the last end; these starts are meaningless.
+    """
+    sizes_by_start = unaligned_view(raw, ">u4")
+    last_start = len(raw) - 4
+    starts = piece_starts
+    starts_by_step = [starts]
+    for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
+        starts = starts + sizes_by_start[np.minimum(starts, last_start)]
+        starts_by_step.append(starts)
+        if len(starts_by_step) % 4 == 0 and (starts >= ends).all():
+            return np.stack(starts_by_step)
+    return None
 
 
 # --- records
@@ -402,6 +418,7 @@ class Records:
     """The size of the encoded properties of each record, in bytes."""
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        """Read the heads of the records, locate their parts, and find out which are valid."""
         self.raw = raw
         self.starts = starts
         self.base = base
@@ -409,21 +426,30 @@ class Records:
         self.sys_flag = heads["sys_flag"].astype(np.int32)
         # Rows with hosts of the same kind (IPv4 or IPv6) have heads of the same layout. Each part
         # consists of the indices and heads of these rows.
-        host_bits = self.sys_flag & HOST_BITS
         self._parts: list[tuple[slice | Positions, NDArray[Any]]] = [(slice(None), heads)]
-        if host_bits.any():
-            self._parts = []
-            for bits, head in RECORD_HEADS.items():
-                if len(rows := np.flatnonzero(host_bits == bits)):
-                    heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
-                    self._parts.append((rows, heads))
+        if (self.sys_flag & HOST_BITS).any():
+            self._parts = list(self._iter_heads_by_host_kind())
         self._locate_bodies()
         if not self._locate_properties_behind_one_topic():
             self._locate_properties()
+
+        # The parts must end where the record ends.
         lengths = self.property_lengths
         self.valid &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
+    def _iter_heads_by_host_kind(self) -> Iterator[tuple[Positions, NDArray[Any]]]:
+        """Yield (rows, heads) of the records whose hosts are of the same kind (IPv4 or IPv6)."""
+        host_bits = self.sys_flag & HOST_BITS
+        for bits, head in RECORD_HEADS.items():
+            rows = np.flatnonzero(host_bits == bits)
+            if len(rows):
+                yield (
+                    rows,
+                    rows_at(self.raw, self.starts[rows], head.size).reshape(-1).view(head.dtype),
+                )
+
     def __len__(self) -> int:
+        """Return the number of records."""
         return len(self.starts)
 
     def field(self, name: str, dtype: Any = np.int64) -> NDArray[Any]:
@@ -433,10 +459,10 @@ class Records:
         """
         if len(self._parts) == 1:
             return self._parts[0][1][name].astype(dtype)
-        numbers = np.empty(len(self), dtype)
+        values = np.empty(len(self), dtype)
         for rows, heads in self._parts:
-            numbers[rows] = heads[name]
-        return numbers
+            values[rows] = heads[name]
+        return values
 
     def hosts(self, name: str) -> Iterator[tuple[Positions, Bytes]]:
         """Yield (rows, hosts) for the field `born_host` or `store_host`.
@@ -510,7 +536,8 @@ class Records:
         It may be negative in a V2 record that is not valid.
         """
         lengths: Positions = self.raw[self.body_ends].astype(np.int64)
-        if (is_v2 := self._is_v2).any():
+        is_v2 = self._is_v2
+        if is_v2.any():
             lengths[is_v2] = gather(self.raw, self.body_ends[is_v2], ">i2")
         return lengths
 
@@ -522,7 +549,6 @@ class Records:
         """
         if self.topic is not None:
             return [self.topic], np.zeros(len(self), np.int64)
-        starts = self.topic_starts
         lengths = np.where(self.valid, self.topic_lengths, 0)
         topic_indices = np.full(len(self), -1, np.int64)
         index_by_topic: dict[bytes, int] = {}
@@ -531,27 +557,41 @@ class Records:
         # `_TOPICS_MAX` times.
         rows = np.arange(len(self))  # those without an index
         while len(rows) and len(index_by_topic) < _TOPICS_MAX:
-            start = int(starts[rows[0]])
-            length = int(lengths[rows[0]])
-            topic = self.raw[start : start + length].tobytes()
-            has_topic = lengths[rows] == length
-            if length:
-                candidates = rows_at(self.raw, starts[rows[has_topic]], length)
-                has_topic[has_topic] = rows_begin_with(candidates, topic)
-            topic_indices[rows[has_topic]] = index_by_topic[topic] = len(index_by_topic)
+            topic, has_topic = self._compare_with_first_topic(rows, lengths[rows])
+            topic_index = len(index_by_topic)
+            index_by_topic[topic] = topic_index
+            topic_indices[rows[has_topic]] = topic_index
             rows = rows[~has_topic]
 
         # Look up the topics of the remaining rows one by one. Topics of one length are read in one
         # step.
         for length in np.unique(lengths[rows]).tolist():
             rows_of_length = rows[lengths[rows] == length]
-            topics = rows_at(self.raw, starts[rows_of_length], length).tobytes()
-            offsets = range(0, len(topics), length) if length else [0] * len(rows_of_length)
+            joined_topics = rows_at(self.raw, self.topic_starts[rows_of_length], length).tobytes()
+            offsets: Sequence[int] = [0] * len(rows_of_length)  # for topics of length 0
+            if length:
+                offsets = range(0, len(joined_topics), length)
             topic_indices[rows_of_length] = [
-                index_by_topic.setdefault(topics[offset : offset + length], len(index_by_topic))
+                index_by_topic.setdefault(
+                    joined_topics[offset : offset + length], len(index_by_topic)
+                )
                 for offset in offsets
             ]
         return list(index_by_topic), topic_indices
+
+    def _compare_with_first_topic(self, rows: Positions, lengths: Positions) -> tuple[bytes, Mask]:
+        """Return the topic of the first of `rows`, and which of `rows` have it.
+
+        `lengths` are the lengths of the topics of `rows`.
+        """
+        length = int(lengths[0])
+        start = int(self.topic_starts[rows[0]])
+        topic = self.raw[start : start + length].tobytes()
+        has_topic: Mask = lengths == length
+        if length:
+            candidates = rows_at(self.raw, self.topic_starts[rows[has_topic]], length)
+            has_topic[has_topic] = rows_begin_with(candidates, topic)
+        return topic, has_topic
 
     def record_bytes(self, row: int) -> memoryview:
         """Return all bytes of the record in `row`."""

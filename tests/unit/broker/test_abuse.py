@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.consume import clients, locks, longpoll
+from sluicemq.broker.consume import locks, longpoll
+from sluicemq.broker.produce import producers
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -143,7 +144,7 @@ def test_groups_are_made_by_consumers_up_to_a_number(broker: SteppedBroker) -> N
 def test_producer_groups_are_bounded_and_long_names_are_none(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "PRODUCER_GROUPS_MAX", 5)
+    monkeypatch.setattr(producers, "PRODUCER_GROUPS_MAX", 5)
     client = broker.connect()
     names = ["x" * 256, *(f"p{n}" for n in range(9))]
     assert client.call(Code.HEART_BEAT, {}, heartbeat(producers=names)).code == 0

@@ -13,7 +13,7 @@ from simulation.stepped import (
     send_fields,
 )
 from sluicemq.broker.consume import matching
-from sluicemq.broker.consume.filter_diagnostics import REASONS_MAX, FilterFailures
+from sluicemq.broker.consume.delivery import REASONS_MAX, FilterFailures
 from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription

@@ -17,7 +17,7 @@ def broken(*_: object) -> str:
 async def test_a_table_that_cannot_be_rendered_keeps_no_other_from_being_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(QueueLocks, "_render", broken)
+    monkeypatch.setattr(QueueLocks, "_render_leases", broken)
     clock = VirtualClock()
     async with embedded(clock=clock, store=str(tmp_path)) as mq:
         await mq.admin.create_topic("t", queues=1)

@@ -13,9 +13,10 @@ import logging
 from typing import Any, Final
 
 from sluicemq.broker.admin.status import RuntimeInfo, StatusHandlers
-from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem

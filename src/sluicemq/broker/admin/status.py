@@ -22,12 +22,13 @@ from typing import Final
 
 from sluicemq.acl.loading import RuleSource
 from sluicemq.broker.admin.retention import UnreadMonitor
-from sluicemq.broker.consume.clients import Consumers, Member, Producers
+from sluicemq.broker.consume.clients import Consumers, Member
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import LATENCY_BOUNDS_S
 from sluicemq.broker.offsets import UnfinishedMessages
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.produce.send import SendHandlers
 from sluicemq.broker.registration import parse_credentials
 from sluicemq.config import Part, change_settings, edit_properties, settings_text

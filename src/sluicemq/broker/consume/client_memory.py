@@ -36,14 +36,16 @@ Role = tuple[str, str]
 
 def estimate_member_bytes(subscriptions: Iterable[Subscription]) -> int:
     """Return the estimated memory in bytes of a member with these subscriptions."""
-    size = MEMBER_BYTES
-    for item in subscriptions:
-        texts = len(item.topic) + len(item.expression)
-        size += SUBSCRIPTION_BYTES + TEXT_BYTES * texts
-        size += CODE_BYTES * (len(item.tags) + len(item.codes)) + sum(map(len, item.tags))
-        if item.kind == SQL92:
-            size += SQL92_BYTES * len(item.expression)
-    return size
+    member_bytes = MEMBER_BYTES
+    for subscription in subscriptions:
+        characters = len(subscription.topic) + len(subscription.expression)
+        member_bytes += SUBSCRIPTION_BYTES + TEXT_BYTES * characters
+        member_bytes += CODE_BYTES * (len(subscription.tags) + len(subscription.codes)) + sum(
+            map(len, subscription.tags)
+        )
+        if subscription.kind == SQL92:
+            member_bytes += SQL92_BYTES * len(subscription.expression)
+    return member_bytes
 
 
 class _ConnectionMemory:
@@ -68,57 +70,62 @@ class ClientMemory:
         self._by_connection: dict[Peer, _ConnectionMemory] = {}
         self.total = 0
 
-    def reserve(self, peer: Peer, role: Role, size: int) -> None:
-        """Set the memory of a role of a connection to `size` bytes.
+    def reserve(self, peer: Peer, role: Role, role_bytes: int) -> None:
+        """Set the memory of a role of a connection to `role_bytes` bytes.
 
         Raises RequestError, with nothing changed, if the connection or all connections together
         would exceed their limit.
         """
-        kind, group = role
-        config = self._settings.broker
+        role_kind, group = role
         connection = self._by_connection.get(peer) or _ConnectionMemory()
-        more = size - connection.groups[kind].get(group, 0)  # negative if the role shrinks
-        total = connection.total + more
-        if more > 0 and total > config.client_bytes_max:
+        added_bytes = role_bytes - connection.groups[role_kind].get(group, 0)
+        if added_bytes > 0:  # a role that shrinks is never refused
+            self._check_limits(connection.total + added_bytes, self.total + added_bytes)
+
+        self._by_connection[peer] = connection
+        connection.groups[role_kind][group] = role_bytes
+        connection.total += added_bytes
+        self.total += added_bytes
+
+    def _check_limits(self, connection_bytes: int, all_bytes: int) -> None:
+        """Raise RequestError if one connection, or all together, may not take that many bytes."""
+        config = self._settings.broker
+        if connection_bytes > config.client_bytes_max:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"The groups and subscriptions of this connection would take {total} bytes, the "
-                f"limit is sluiceClientBytesMax = {config.client_bytes_max}. Subscribe to fewer "
-                "topics, or use several clients.",
+                f"The groups and subscriptions of this connection would take {connection_bytes} "
+                f"bytes, the limit is sluiceClientBytesMax = {config.client_bytes_max}. Subscribe "
+                "to fewer topics, or use several clients.",
             )
-        if more > 0 and self.total + more > config.clients_bytes_max:
+        if all_bytes > config.clients_bytes_max:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
-                f"The groups and subscriptions of all clients would take {self.total + more} "
-                f"bytes, the limit is sluiceClientsBytesMax = {config.clients_bytes_max}. "
-                "Raise it in broker.conf.",
+                f"The groups and subscriptions of all clients would take {all_bytes} bytes, the "
+                f"limit is sluiceClientsBytesMax = {config.clients_bytes_max}. Raise it in "
+                "broker.conf.",
             )
-        self._by_connection[peer] = connection
-        connection.groups[kind][group] = size
-        connection.total += more
-        self.total += more
 
     def release(self, peer: Peer, role: Role) -> None:
         """Release the memory of a role of a connection; do nothing if it has none."""
-        kind, group = role
+        role_kind, group = role
         connection = self._by_connection.get(peer)
         if connection is None:
             return
-        size = connection.groups[kind].pop(group, 0)
-        connection.total -= size
-        self.total -= size
+        role_bytes = connection.groups[role_kind].pop(group, 0)
+        connection.total -= role_bytes
+        self.total -= role_bytes
         if not any(connection.groups.values()):
             del self._by_connection[peer]
 
-    def groups_of(self, peer: Peer, kind: str) -> list[str]:
-        """Return the groups in which a connection has a role of this kind."""
+    def groups_of(self, peer: Peer, role_kind: str) -> list[str]:
+        """Return the groups in which a connection is a CONSUMER or a PRODUCER (`role_kind`)."""
         connection = self._by_connection.get(peer)
-        return [] if connection is None else list(connection.groups[kind])
+        return [] if connection is None else list(connection.groups[role_kind])
 
-    def has_role(self, peer: Peer, kind: str) -> bool:
-        """Return whether a connection has a role of this kind in any group."""
+    def has_role(self, peer: Peer, role_kind: str) -> bool:
+        """Return whether a connection is a CONSUMER or PRODUCER (`role_kind`) in any group."""
         connection = self._by_connection.get(peer)
-        return connection is not None and bool(connection.groups[kind])
+        return connection is not None and bool(connection.groups[role_kind])
 
     def __len__(self) -> int:
         """Return the number of connections with reserved memory."""

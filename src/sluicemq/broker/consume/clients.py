@@ -1,4 +1,4 @@
-"""Connected producers and consumers by group, as their heartbeats report them.
+"""Connected consumers by group, as their heartbeats report them.
 
 A member of a group is a connection (spec/remoting.md §15). While all members have the same
 subscription, a group has one subscription for each topic: the one in the heartbeats. A topic that
@@ -34,9 +34,6 @@ from typing import Final, NamedTuple
 from sluicemq.broker.consume.client_memory import (
     CONSUMER,
     MEMBER_BYTES,
-    PRODUCER,
-    PRODUCER_BYTES,
-    TEXT_BYTES,
     ClientMemory,
 )
 from sluicemq.broker.consume.contracts import STRICT, ContractError, Contracts
@@ -52,7 +49,6 @@ from sluicemq.broker.lanes.rules import (
     subscription_key,
 )
 from sluicemq.broker.lanes.table import LaneMember, Lanes
-from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig
@@ -67,10 +63,6 @@ from sluicemq.wire.tables import ConsumerFilter
 
 log = logging.getLogger(__name__)
 
-PRODUCER_GROUPS_MAX: Final = 50_000
-"""The most producer groups. Any name is accepted; a group ends when its last member leaves."""
-NAME_MAX: Final = 255
-"""The longest name of a producer group, in characters."""
 SUBSCRIPTIONS_PER_STEP: Final = 64
 """The number of subscriptions whose filters are compiled in one step."""
 
@@ -113,6 +105,11 @@ class Member:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     """Its subscription to each topic."""
 
+    @property
+    def reported_state(self) -> tuple[object, ...]:
+        """What a heartbeat may change, apart from its time."""
+        return (self.client_id, self.subscription_key, self.fingerprint, self.subscriptions)
+
 
 @dataclass(slots=True, eq=False)
 class ConsumerGroup:
@@ -153,11 +150,14 @@ class ConsumerGroup:
         client_id = fields.get(CLIENT_ID_FIELD)
         if client_id is None:
             return None
-        for other in self.members.values():
-            is_later = member is None or other.heartbeat_s >= member.heartbeat_s
-            if other.client_id == client_id and is_later:
-                member = other
-        return member
+
+        latest: Member | None = None
+        for candidate in self.members.values():
+            if candidate.client_id != client_id:
+                continue
+            if latest is None or candidate.heartbeat_s >= latest.heartbeat_s:
+                latest = candidate
+        return latest
 
     def update_older_connections(self, member: Member) -> str:
         """Copy the subscriptions of a member to the older connections of the same client.
@@ -165,21 +165,36 @@ class ConsumerGroup:
         An older connection may be broken and still be listed for two minutes. Return the
         subscription key that the client had before, "" if it had no other connection.
         """
-        before = ""
-        for other in self.members.values():
-            if other is not member and other.client_id == member.client_id:
-                before = other.subscription_key
-                other.subscription_key = member.subscription_key
-                other.subscriptions = member.subscriptions
-        return before
+        previous_key = ""
+        for older in self.members.values():
+            if older is not member and older.client_id == member.client_id:
+                previous_key = older.subscription_key
+                older.subscription_key = member.subscription_key
+                older.subscriptions = member.subscriptions
+        return previous_key
+
+    def has_other_connection(self, removed: Member) -> bool:
+        """Return whether the client of a removed member has another with the same subscriptions."""
+        return any(
+            member.client_id == removed.client_id
+            and member.subscription_key == removed.subscription_key
+            for member in self.members.values()
+        )
 
     def other_subscription_keys(self, member: Member) -> dict[str, str]:
         """Return the subscription keys of the other clients, by client id."""
         return {
-            other.client_id: other.subscription_key
-            for other in self.members.values()
-            if other.subscription_key and other.client_id != member.client_id
+            other_member.client_id: other_member.subscription_key
+            for other_member in self.members.values()
+            if other_member.subscription_key and other_member.client_id != member.client_id
         }
+
+    def list_member_subscriptions(self) -> list[Subscription]:
+        """Return the subscriptions of all members. Equal ones are repeated."""
+        subscriptions: list[Subscription] = []
+        for member in self.members.values():
+            subscriptions += member.subscriptions.values()
+        return subscriptions
 
     def merge_member_subscriptions(self) -> None:
         """Set the group's subscriptions to the union of its members', as tools show them.
@@ -205,17 +220,39 @@ class ConsumerGroup:
         self.change_count += topics_changed
         for topic in self.subscriptions.keys() - subscriptions.keys():
             del self.subscriptions[topic]
-        for topic, new in subscriptions.items():
+
+        for topic, subscription in subscriptions.items():
             current = self.subscriptions.get(topic)
-            if current is None or not current.has_same_filter(new):
-                compiled_from, ready = (compiled or {}).get(topic, (None, None))
-                if ready is None or compiled_from is not new:
-                    ready = CompiledSubscription(new)
-                self.subscriptions[topic] = ready
+            if current is None or not current.has_same_filter(subscription):
+                self.subscriptions[topic] = _take_or_compile(topic, subscription, compiled or {})
                 self.change_count += 1
-            elif new.version > current.subscription.version:
-                current.subscription = new
+            elif subscription.version > current.subscription.version:
+                current.subscription = subscription
         return topics_changed
+
+
+def _take_or_compile(
+    topic: str, subscription: Subscription, compiled: CompiledByTopic
+) -> CompiledSubscription:
+    """Return a subscription with its filter, from `compiled` or compiled here.
+
+    `compiled` may contain the filter of another subscription to `topic`, which is not used.
+    """
+    if topic in compiled:
+        compiled_from, compiled_subscription = compiled[topic]
+        if compiled_from is subscription:
+            return compiled_subscription
+    return CompiledSubscription(subscription)
+
+
+def _list_atoms(consumer: ConsumerData) -> WorkItem[list[tuple[str, Atom]]]:
+    """Return the parts of a consumer's subscription key, one for each topic. Work item."""
+    atoms: list[tuple[str, Atom]] = []
+    for count, atom in enumerate(iter_topic_atoms(consumer.group, consumer.subscriptions), 1):
+        atoms.append(atom)
+        if count % SUBSCRIPTIONS_PER_STEP == 0:
+            yield None
+    return atoms
 
 
 class MemberSnapshot(NamedTuple):
@@ -344,50 +381,50 @@ class Consumers:
         """
         if group_name not in self.lanes.table:
             self.lanes.offsets.commit(group_name, topic, queue_id, offset)
-        elif lane_member := self.lane_of(group_name, peer, fields):
-            lane_member.commit((topic, queue_id), offset)
+            return
+        lane = self.lane_of(group_name, peer, fields)
+        if lane is not None:
+            lane.commit((topic, queue_id), offset)
 
     # ----------------------------------------------------------------------------- heartbeats
 
-    def prepare_subscriptions(self, data: ConsumerData) -> WorkItem[HeartbeatSubscriptions]:
+    def prepare_subscriptions(self, consumer: ConsumerData) -> WorkItem[HeartbeatSubscriptions]:
         """Compute, in steps, what `record_heartbeat` needs of a consumer's subscriptions.
 
         Compile the filters that the group does not have yet. Work item: it yields None after each
         SUBSCRIPTIONS_PER_STEP subscriptions, where other work may run. Nothing is recorded.
         """
-        group = self.groups.get(data.group)
-        by_topic = {item.topic: item for item in data.subscriptions}
-        compiled = dict[str, tuple[Subscription, CompiledSubscription]]()
-        for count, item in enumerate(data.subscriptions, 1):
-            current = group.subscriptions.get(item.topic) if group is not None else None
-            if current is None or not current.has_same_filter(item):
-                compiled[item.topic] = item, CompiledSubscription(item)
+        group = self.groups.get(consumer.group)
+        by_topic: dict[str, Subscription] = {}
+        compiled: dict[str, tuple[Subscription, CompiledSubscription]] = {}
+        for count, subscription in enumerate(consumer.subscriptions, 1):
+            topic = subscription.topic
+            by_topic[topic] = subscription
+            current = group.subscriptions.get(topic) if group is not None else None
+            if current is None or not current.has_same_filter(subscription):
+                compiled[topic] = (subscription, CompiledSubscription(subscription))
             if count % SUBSCRIPTIONS_PER_STEP == 0:
                 yield None
 
-        atoms = list[tuple[str, Atom]]()
-        for count, atom in enumerate(iter_topic_atoms(data.group, data.subscriptions), 1):
-            atoms.append(atom)
-            if count % SUBSCRIPTIONS_PER_STEP == 0:
-                yield None
-
-        key = encode_key(atoms) if data.message_model != BROADCASTING else ""
-        is_tag_type = all(is_tag_kind(item.kind) for item in by_topic.values())
+        atoms = yield from _list_atoms(consumer)
+        is_broadcast = consumer.message_model == BROADCASTING
+        subscription_key = "" if is_broadcast else encode_key(atoms)
+        is_tag_type = all(is_tag_kind(subscription.kind) for subscription in by_topic.values())
         yield None
-        return HeartbeatSubscriptions(key, by_topic, compiled, is_tag_type)
+        return HeartbeatSubscriptions(subscription_key, by_topic, compiled, is_tag_type)
 
     def record_heartbeat(
         self,
-        data: ConsumerData,
+        consumer: ConsumerData,
         member: Member,
         fingerprint: int,
         subscribed: HeartbeatSubscriptions,
     ) -> bool:
         """Add or update a member by its full heartbeat, and apply its subscriptions.
 
-        `data` is the part of the heartbeat about the group, `member` the client with its
+        `consumer` is the part of the heartbeat about the group, `member` the client with its
         connection, `fingerprint` the hash of the subscriptions that the client sent (0 without
-        one), and `subscribed` what `prepare_subscriptions` returned for `data`. The caller has
+        one), and `subscribed` what `prepare_subscriptions` returned for `consumer`. The caller has
         reserved the memory of the member (`ClientMemory`).
 
         The subscriptions become those of the group, or of a lane if they differ. SQL92 expressions
@@ -398,54 +435,50 @@ class Consumers:
         Raises ContractError if the group refuses the subscriptions. Then the client is not a
         member.
         """
-        group = self.groups.get(data.group) or ConsumerGroup(data.group)
-        known = group.members.get(member.peer) or member
+        group = self.groups.get(consumer.group) or ConsumerGroup(consumer.group)
+        stored_member = group.members.get(member.peer) or member
         joined = member.peer not in group.members
         key = subscribed.key
+        # First, because nothing must change if the group refuses the subscriptions.
         if key:
             self._check_contract(group.name, member, key)
         self.contracts.remove_absent_member(group.name, member.client_id)
 
+        # Update the group and the member.
         self.groups[group.name] = group
-        group.consume_type = data.consume_type
-        group.message_model = data.message_model
-        group.consume_from_where = data.consume_from_where
-        group.members[member.peer] = known
+        group.consume_type = consumer.consume_type
+        group.message_model = consumer.message_model
+        group.consume_from_where = consumer.consume_from_where
+        group.members[member.peer] = stored_member
         # Compared at the end, to find out whether the heartbeat has changed the member.
-        before_update = (
-            known.client_id,
-            known.subscription_key,
-            known.fingerprint,
-            known.subscriptions,
-        )
-        known.client_id = member.client_id
-        known.heartbeat_s = member.heartbeat_s
-        known.subscriptions = subscribed.by_topic
-        old_key = known.subscription_key
-        known.subscription_key = key
+        old_state = stored_member.reported_state
+        stored_member.client_id = member.client_id
+        stored_member.heartbeat_s = member.heartbeat_s
+        stored_member.subscriptions = subscribed.by_topic
+        old_key = stored_member.subscription_key
+        stored_member.subscription_key = key
         if joined:
-            old_key = group.update_older_connections(known)
-        rebalancing_keys = self._subscribe(group, known, old_key, subscribed.compiled)
-        if not subscribed.is_tag_type or data.group in self.filters.table:
-            all_subscriptions = [
-                subscription
-                for other in group.members.values()
-                for subscription in other.subscriptions.values()
-            ]
-            self.filters.update_group(data.group, all_subscriptions)
+            old_key = group.update_older_connections(stored_member)
+
+        # Apply the subscriptions.
+        rebalancing_keys = self._apply_subscriptions(
+            group, stored_member, old_key, subscribed.compiled
+        )
+        if not subscribed.is_tag_type or group.name in self.filters.table:
+            self.filters.update_group(group.name, group.list_member_subscriptions())
 
         # In a group with lanes each member has a fingerprint of its own.
-        old_fingerprint = group.fingerprint
-        group.fingerprint = fingerprint
         has_lanes = group.name in self.lanes.table
-        if has_lanes:
-            old_fingerprint = known.fingerprint
-        known.fingerprint = fingerprint
-        if joined or before_update != (known.client_id, key, fingerprint, known.subscriptions):
+        old_fingerprint = stored_member.fingerprint if has_lanes else group.fingerprint
+        group.fingerprint = fingerprint
+        stored_member.fingerprint = fingerprint
+        if joined or stored_member.reported_state != old_state:
             group.change_count += 1
+
+        # None as keys means that all members rebalance, and an empty set that none does.
         if joined:
             rebalancing_keys = {key} if has_lanes else None
-        must_notify = rebalancing_keys is None or bool(rebalancing_keys)  # None: all members
+        must_notify = rebalancing_keys is None or bool(rebalancing_keys)
         if must_notify:
             self.notices.notify_change(group.name, rebalancing_keys)
         return old_fingerprint not in {0, fingerprint}
@@ -455,25 +488,37 @@ class Consumers:
 
         `key` is the member's new subscription key.
         """
-        others = self.other_subscription_keys(group_name, member.client_id)
-        lanes = self.lanes.table.get(group_name)
-        if lanes is not None:
-            # A strict group may have lanes from the time before it was strict. Then the
-            # subscription of the oldest lane counts that still has members.
-            absent_keys = {
-                absent.subscription_key
-                for absent in self.contracts.absent_members(group_name).values()
+        other_keys = self.other_subscription_keys(group_name, member.client_id)
+        if group_name in self.lanes.table:
+            # A strict group may have lanes from the time before it was strict. Then only the
+            # subscription of one lane counts.
+            oldest_key = self._find_oldest_used_lane(group_name)
+            other_keys = {
+                client_id: other_key
+                for client_id, other_key in other_keys.items()
+                if other_key == oldest_key
             }
-            live_keys, _ = lanes.get_live_and_idle_keys()
-            used_keys = [k for k in live_keys if lanes.lanes[k].members or k in absent_keys]
-            others = {other: k for other, k in others.items() if k in used_keys[:1]}
         try:
             self.contracts.check_subscription(
-                group_name, member.client_id, key, others, member.peer
+                group_name, member.client_id, key, other_keys, member.peer
             )
         except ContractError:
             self.unregister(group_name, member.peer, member.client_id)
             raise
+
+    def _find_oldest_used_lane(self, group_name: str) -> str | None:
+        """Return the key of the oldest lane that has members, or None if no lane has any.
+
+        Absent members count. The group must have lanes.
+        """
+        lanes = self.lanes.table[group_name]
+        absent_members = self.contracts.absent_members(group_name).values()
+        absent_keys = {absent.subscription_key for absent in absent_members}
+        live_keys, _ = lanes.get_live_and_idle_keys()
+        for lane_key in live_keys:
+            if lanes.lanes[lane_key].members or lane_key in absent_keys:
+                return lane_key
+        return None
 
     def snapshot_member(self, group_name: str, peer: Peer) -> "MemberSnapshot | None":
         """Return a snapshot of the member with this connection, to detect repeated heartbeats.
@@ -501,19 +546,19 @@ class Consumers:
 
         Clients without a key, which assign queues themselves, are left out.
         """
+        keys_by_client: dict[str, str] = {}
         group = self.groups.get(group_name)
-        members = group.members.values() if group is not None else ()
-        keys = {
-            member.client_id: member.subscription_key
-            for member in members
-            if member.subscription_key and member.client_id != client_id
-        }
-        for other, absent in self.contracts.absent_members(group_name).items():
-            if other != client_id:
-                keys.setdefault(other, absent.subscription_key)
-        return keys
+        if group is not None:
+            for member in group.members.values():
+                if member.subscription_key and member.client_id != client_id:
+                    keys_by_client[member.client_id] = member.subscription_key
 
-    def _subscribe(
+        for absent_id, absent_member in self.contracts.absent_members(group_name).items():
+            if absent_id != client_id:
+                keys_by_client.setdefault(absent_id, absent_member.subscription_key)
+        return keys_by_client
+
+    def _apply_subscriptions(
         self, group: ConsumerGroup, member: Member, old_key: str, compiled: CompiledByTopic | None
     ) -> set[str] | None:
         """Apply the subscriptions of a member to its group or its lane.
@@ -530,32 +575,44 @@ class Consumers:
         4. The subscriptions differ: the member is added to the lane with its key. If that is new to
            it, the members of its old and new lane rebalance.
         """
-        others = group.other_subscription_keys(member)
+        other_keys = group.other_subscription_keys(member)
         key = member.subscription_key
-        if not others and not self.contracts.absent_members(group.name):
+        if not other_keys and not self.contracts.absent_members(group.name):
             self.contracts.popping_groups.discard(group.name)
 
-        have_all_same_key = set(others.values()) <= {key}
-        if group.name not in self.lanes.table and have_all_same_key:
-            if key and key != group.subscription_key:
-                is_first = group.consume_from_where == FROM_FIRST_OFFSET
-                self.lanes.storage.start_join_offsets(group.name, key, from_first=is_first)
-                group.subscription_key = key
-            if not key and others:
+        has_lanes = group.name in self.lanes.table
+        have_all_same_key = set(other_keys.values()) <= {key}
+        if not has_lanes and have_all_same_key:
+            self._set_group_key(group, key)
+            if not key and other_keys:
                 return set()
             topics_changed = group.replace_subscriptions(member.subscriptions, compiled)
             return None if topics_changed else set()
 
         if not key:
             return set()
+
         if group.name in self.contracts.popping_groups:
             group.merge_member_subscriptions()
             return None if old_key != key else set()
-        is_new = self.lanes.add_member(group.name, key, member.client_id, old_key, others)
-        if is_new:
-            self.contracts.record_lane_member(group.name, member.client_id, key, others)
+
+        is_new_in_lane = self.lanes.add_member(
+            group.name, key, member.client_id, old_key, other_keys
+        )
+        if is_new_in_lane:
+            self.contracts.record_lane_member(group.name, member.client_id, key, other_keys)
         group.merge_member_subscriptions()
-        return {key, old_key} if is_new else set()
+        return {key, old_key} if is_new_in_lane else set()
+
+    def _set_group_key(self, group: ConsumerGroup, key: str) -> None:
+        """Make `key` the subscription key of a group, unless it is "" or the same as before.
+
+        The offsets at which later lanes join are then recorded for the new key.
+        """
+        if key and key != group.subscription_key:
+            from_first = group.consume_from_where == FROM_FIRST_OFFSET
+            self.lanes.storage.start_join_offsets(group.name, key, from_first=from_first)
+            group.subscription_key = key
 
     def record_short_heartbeat(self, group_name: str, member: Member, fingerprint: int) -> bool:
         """Update or add a member by a heartbeat without subscriptions (V2).
@@ -570,24 +627,33 @@ class Consumers:
         group = self.groups.get(group_name)
         if group is None or not group.subscriptions:
             return True
-        known = group.members.get(member.peer)
         has_lanes = group_name in self.lanes.table
-        if known is not None:
-            known.heartbeat_s = member.heartbeat_s
-        elif has_lanes or group.fingerprint != fingerprint:
+        stored_member = group.members.get(member.peer)
+        if stored_member is not None:
+            stored_member.heartbeat_s = member.heartbeat_s
+            # In a group with lanes each member has a fingerprint of its own.
+            expected = stored_member.fingerprint if has_lanes else group.fingerprint
+            return expected != fingerprint
+
+        if has_lanes or group.fingerprint != fingerprint:
             return True  # the client may have another subscription
-        else:
-            self.memory.reserve(member.peer, (CONSUMER, group_name), MEMBER_BYTES)
-            self.contracts.remove_absent_member(group_name, member.client_id)
-            member.subscription_key = group.subscription_key
-            member.subscriptions = {
-                topic: compiled.subscription for topic, compiled in group.subscriptions.items()
-            }
-            group.members[member.peer] = member
-            group.change_count += 1
-            self.notices.notify_change(group_name, None)
-        expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
-        return expected != fingerprint
+        self._add_with_group_subscriptions(group, member)
+        return False
+
+    def _add_with_group_subscriptions(self, group: ConsumerGroup, member: Member) -> None:
+        """Add a member with the subscriptions of its group, and notify all members to rebalance.
+
+        Raises RequestError if the member would use too much memory.
+        """
+        self.memory.reserve(member.peer, (CONSUMER, group.name), MEMBER_BYTES)
+        self.contracts.remove_absent_member(group.name, member.client_id)
+        member.subscription_key = group.subscription_key
+        member.subscriptions = {
+            topic: compiled.subscription for topic, compiled in group.subscriptions.items()
+        }
+        group.members[member.peer] = member
+        group.change_count += 1
+        self.notices.notify_change(group.name, None)
 
     def check_subscription(
         self, group_name: str, client_id: str, subscription: Subscription, peer: Peer
@@ -598,19 +664,21 @@ class Consumers:
         known; it is compared with the same topic of each member.
         """
         atom = normalize_atom(subscription.kind, subscription.expression)
-        for other, other_key in self.other_subscription_keys(group_name, client_id).items():
-            if parse_key(other_key).get(subscription.topic) != atom:
+        other_keys = self.other_subscription_keys(group_name, client_id)
+        for other_id, other_key in other_keys.items():
+            has_same_filter = parse_key(other_key).get(subscription.topic) == atom
+            if not has_same_filter:
                 key = subscription_key(group_name, [subscription])
                 self.contracts.check_subscription(
-                    group_name, client_id, key, {other: other_key}, peer
+                    group_name, client_id, key, {other_id: other_key}, peer
                 )
 
-    def _notify_members(self, group_name: str, keys: set[str] | None) -> int:
+    def _notify_members(self, group_name: str, subscription_keys: set[str] | None) -> int:
         """Send NOTIFY_CONSUMER_IDS_CHANGED to the members with one of these subscription keys.
 
-        None as `keys` means all members. Only clients that can rebalance are notified. Return the
-        number of notified members. It is 0 if notices are disabled in the configuration of the
-        broker or the group, and in a broadcasting group, where each member reads all queues.
+        None as `subscription_keys` means all members. Only clients that can rebalance are notified.
+        Return the number of notified members. It is 0 if notices are disabled in the configuration
+        of the broker or the group, and in a broadcasting group, where each member reads all queues.
         """
         group = self.groups.get(group_name)
         config = self.group_configs.table.get(group_name)
@@ -622,14 +690,14 @@ class Consumers:
         ):
             return 0
         fields = encode_header(ConsumerGroupRequest(group=group_name))
-        notified = [
-            peer
-            for peer, member in group.members.items()
-            if peer.can_rebalance and (keys is None or member.subscription_key in keys)
-        ]
-        for peer in notified:
+        notified_peers = []
+        for peer, member in group.members.items():
+            has_key = subscription_keys is None or member.subscription_key in subscription_keys
+            if has_key and peer.can_rebalance:
+                notified_peers.append(peer)
+        for peer in notified_peers:
             peer.send_oneway(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
-        return len(notified)
+        return len(notified_peers)
 
     # -------------------------------------------------------------------------------- leaving
 
@@ -652,11 +720,9 @@ class Consumers:
         if group is None or member is None:
             return
         group.change_count += 1
+
         lanes = self.lanes.table.get(group_name)
-        if lanes is not None and not any(
-            (other.client_id, other.subscription_key) == (member.client_id, member.subscription_key)
-            for other in group.members.values()
-        ):
+        if lanes is not None and not group.has_other_connection(member):
             lanes.remove_member(member.subscription_key, member.client_id)
         if not group.members:
             del self.groups[group_name]
@@ -665,7 +731,10 @@ class Consumers:
             self.contracts.forget_group(group_name)
         elif lanes is not None:
             group.merge_member_subscriptions()
-        self.notices.notify_change(group_name, None if lanes is None else {member.subscription_key})
+
+        # In a group with lanes, only the members of the same lane rebalance.
+        rebalancing_keys = None if lanes is None else {member.subscription_key}
+        self.notices.notify_change(group_name, rebalancing_keys)
 
     def remove_connection(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, one group at each step.
@@ -691,101 +760,15 @@ class Consumers:
         Each removal is logged. A connection is listed once for each of its groups.
         """
         limit_s = self.clock.monotonic_s() - age_ms / 1000
-        expired = [
-            (group.name, member)
-            for group in self.groups.values()
-            for member in group.members.values()
-            if member.heartbeat_s < limit_s
-        ]
-        for group_name, member in expired:
-            log.info(
-                "removed client %s from group %s: its heartbeats stopped",
-                member.client_id,
-                group_name,
-            )
-            self.unregister(group_name, member.peer)
-        return [member.peer for _, member in expired]
-
-
-class Producers:
-    """The producer groups that have connected members."""
-
-    def __init__(self, clock: Clock, memory: ClientMemory) -> None:
-        """Create the table without groups. `memory` limits what heartbeats use."""
-        self._clock = clock
-        self._memory = memory
-        self.groups: dict[str, dict[Peer, Member]] = {}
-        """By group and connection: the members."""
-        self._by_client: dict[str, Peer] = {}
-        """By client id: the connection of the client's last heartbeat."""
-
-    def find_connection(self, client_id: str) -> Peer | None:
-        """Return the open connection of a client that is a producer of any group, or None."""
-        peer = self._by_client.get(client_id)
-        return peer if peer is not None and not peer.closed else None
-
-    def record_heartbeat(self, group: str, member: Member) -> None:
-        """Add or update a member of a producer group, and reserve its memory.
-
-        The connection becomes the one that `find_connection` returns for the client. A new member
-        is ignored if there are PRODUCER_GROUPS_MAX groups or the name is too long. Raises
-        RequestError if the connection, or all connections together, would use too much memory.
-        """
-        members = self.groups.get(group, {})
-        known = members.get(member.peer)
-        if known is None and (len(self.groups) >= PRODUCER_GROUPS_MAX or len(group) > NAME_MAX):
-            return
-        self._memory.reserve(
-            member.peer, (PRODUCER, group), PRODUCER_BYTES + TEXT_BYTES * len(group)
-        )
-        self._by_client[member.client_id] = member.peer
-        if known is None:
-            self.groups[group] = members
-            members[member.peer] = member
-            return
-        has_new_id = known.client_id != member.client_id
-        if has_new_id and self._by_client.get(known.client_id) is member.peer:
-            del self._by_client[known.client_id]
-        known.client_id = member.client_id
-        known.heartbeat_s = member.heartbeat_s
-
-    def unregister(self, group: str, peer: Peer) -> None:
-        """Remove the connection `peer` from a group, and release its memory.
-
-        If it is in no other producer group, `find_connection` does not return it any more. Do
-        nothing if it is not a member.
-        """
-        self._memory.release(peer, (PRODUCER, group))
-        members = self.groups.get(group)
-        member = members.pop(peer, None) if members is not None else None
-        if members is None or member is None:
-            return
-        if not members:
-            del self.groups[group]
-        if (
-            not self._memory.has_role(peer, PRODUCER)
-            and self._by_client.get(member.client_id) is peer
-        ):
-            del self._by_client[member.client_id]
-
-    def remove_connection(self, peer: Peer) -> WorkItem[None]:
-        """Remove a closed connection from its groups. Work item: None is yielded after each."""
-        for group in self._memory.groups_of(peer, PRODUCER):
-            self.unregister(group, peer)
-            yield None
-
-    def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
-
-        A connection is listed once for each of its groups.
-        """
-        limit_s = self._clock.monotonic_s() - age_ms / 1000
-        expired = [
-            (name, member.peer)
-            for name, group in self.groups.items()
-            for member in group.values()
-            if member.heartbeat_s < limit_s
-        ]
-        for name, peer in expired:
-            self.unregister(name, peer)
-        return [peer for _, peer in expired]
+        removed_peers = []
+        for group in list(self.groups.values()):  # `unregister` removes groups without members
+            expired = [member for member in group.members.values() if member.heartbeat_s < limit_s]
+            for member in expired:
+                log.info(
+                    "removed client %s from group %s: its heartbeats stopped",
+                    member.client_id,
+                    group.name,
+                )
+                self.unregister(group.name, member.peer)
+                removed_peers.append(member.peer)
+        return removed_peers

@@ -48,9 +48,8 @@ class SealingProcess:
     def seal(self, job: "SealJob", units: Sequence[bytes]) -> tuple[str, int]:
         """Write the file of a block in the process, which is started if necessary.
 
-        `units` are the units of the block. The process receives the job as one line of JSON and
-        then the units, and answers with one line of JSON: {"name": …, "size": …} or {"error": …}.
-        Return the name and the size in bytes of the file. Blocks until the file is written.
+        `units` are the units of the block: the 20-byte entries of its consume queue. Return the
+        name and the size in bytes of the file. Blocks until the file is written.
 
         Raises OSError if the process fails; there is no file then, and the process is ended.
         """
@@ -58,26 +57,38 @@ class SealingProcess:
             self._is_used = True
             try:
                 if self._process is None:
-                    self._process = self._start()
-                process = self._process
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
-                for part in units:
-                    process.stdin.write(part)
-                process.stdin.flush()
-                answer = process.stdout.readline()
+                    self._process = self._start_process()
+                answer_line = self._send_job(self._process, job, units)
             except OSError:
-                self._stop()
+                self._stop_process()
                 raise
-            outcome = json.loads(answer) if answer else {}
-            if "name" in outcome:
-                return outcome["name"], outcome["size"]
-            ended = f"The process that writes property columns ended (exit code {process.poll()})."
-            self._stop()
-            raise OSError(outcome.get("error", ended))
+            answer = json.loads(answer_line) if answer_line else {}
+            if "name" in answer:
+                return answer["name"], answer["size"]
 
-    def _start(self) -> subprocess.Popen[bytes]:
+            # Before the process is stopped, because that would change its exit code.
+            exit_code = self._process.poll()
+            self._stop_process()
+            end_text = f"The process that writes property columns ended (exit code {exit_code})."
+            raise OSError(answer.get("error", end_text))
+
+    def _send_job(
+        self, process: subprocess.Popen[bytes], job: "SealJob", units: Sequence[bytes]
+    ) -> bytes:
+        """Send a job to the process, and return the line that it answers; b"" if it has ended.
+
+        The process receives the job as one line of JSON and then the units, and answers with one
+        line of JSON: {"name": …, "size": …} or {"error": …}. Raises OSError.
+        """
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
+        for unit_bytes in units:
+            process.stdin.write(unit_bytes)
+        process.stdin.flush()
+        return process.stdout.readline()
+
+    def _start_process(self) -> subprocess.Popen[bytes]:
         """Start the process, with this package on its path, and return it. Raises OSError."""
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
@@ -104,9 +115,9 @@ class SealingProcess:
     def close(self) -> None:
         """End the process; the next job starts another one."""
         with self._lock:
-            self._stop()
+            self._stop_process()
 
-    def _stop(self) -> None:
+    def _stop_process(self) -> None:
         """Kill the process and wait for its end. The caller holds the lock."""
         process = self._process
         self._process = None

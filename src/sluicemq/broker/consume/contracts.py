@@ -5,7 +5,7 @@ absent members of strict groups, and counts the members that have a lane of thei
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -133,41 +133,49 @@ class Contracts:
     # ------------------------------------------------------------------------------ refusals
 
     def check_subscription(
-        self, group: str, client_id: str, key: str, others: Mapping[str, str], peer: Peer
+        self, group: str, client_id: str, key: str, other_keys: Mapping[str, str], peer: Peer
     ) -> None:
         """Raise ContractError if a strict group has another client with a different subscription.
 
-        `others` are the subscription keys of the other clients by client id, absent members
-        included. The refusal is recorded; a refusal of the client that no longer applies is
-        removed.
+        `key` is the subscription key of the client. `other_keys` has those of the other clients by
+        client id, absent members included. The refusal is recorded; a refusal of the client that no
+        longer applies is removed.
         """
-        different = {other: other_key for other, other_key in others.items() if other_key != key}
-        if not different or self.contract_of(group) != STRICT:
+        different_keys = {
+            other_id: other_key for other_id, other_key in other_keys.items() if other_key != key
+        }
+        if not different_keys or self.contract_of(group) != STRICT:
             self.refusals.pop((group, client_id), None)
             return
 
         # The text names one of the clients as an example.
-        other, other_key = next(iter(different.items()))
-        absent = self.absent_members(group)
-        if different.keys() <= absent.keys():
-            heartbeat_s = max(absent[client_id].heartbeat_s for client_id in different)
-            silent_ms = round((self.clock.monotonic_s() - heartbeat_s) * 1000)
-            left_ms = self.settings.broker.client_expiry_ms - silent_ms
-            until = datetime.fromtimestamp((self.clock.now_ms() + left_ms) / 1000, UTC)
-            state = (
-                "lost the connection without unregistering and may return until "
-                f"{until:%Y-%m-%dT%H:%M:%SZ}"
-            )
-        else:
-            state = "are online"
+        example_id, example_key = next(iter(different_keys.items()))
+        state = self._describe_state(group, different_keys)
         reason = (
             f"Group {group} has the contract strict, and the subscription of {client_id} differs "
-            f"from that of {len(different)} member(s) that {state}, for example {other}: "
-            f"{describe_difference(other_key, key)}. Use the same subscription or another group, "
+            f"from that of {len(different_keys)} member(s) that {state}, for example {example_id}: "
+            f"{describe_difference(example_key, key)}. Use the same subscription or another group, "
             f"or allow different subscriptions: sluice group update {group} --contract lanes"
         )
         self.record_refusal(group, client_id, reason, peer)
         raise ContractError(reason)
+
+    def _describe_state(self, group: str, client_ids: Iterable[str]) -> str:
+        """Return, for an error text, whether clients are online, or until when they may return.
+
+        They are online unless all of them are absent members.
+        """
+        absent = self.absent_members(group)
+        if not all(client_id in absent for client_id in client_ids):
+            return "are online"
+        heartbeat_s = max(absent[client_id].heartbeat_s for client_id in client_ids)
+        silent_ms = round((self.clock.monotonic_s() - heartbeat_s) * 1000)
+        ms_left = self.settings.broker.client_expiry_ms - silent_ms
+        expiry = datetime.fromtimestamp((self.clock.now_ms() + ms_left) / 1000, UTC)
+        return (
+            "lost the connection without unregistering and may return until "
+            f"{expiry:%Y-%m-%dT%H:%M:%SZ}"
+        )
 
     def record_refusal(self, group: str, client_id: str, reason: str, peer: Peer) -> None:
         """Record why a client is refused, and log it at most every REFUSAL_LOG_INTERVAL_S.
@@ -175,15 +183,15 @@ class Contracts:
         The first refusal of a client is counted as a conflict of the group. Beyond REFUSALS_MAX
         clients, the refusals of further clients are logged each time and not kept.
         """
-        known = self.refusals.get((group, client_id))
+        previous = self.refusals.get((group, client_id))
         logged_s = self.clock.monotonic_s()
-        if known is None:
+        if previous is None:
             self.conflict_counts[group] = self.conflict_counts.get(group, 0) + 1
-        if known is None or logged_s - known.logged_s >= REFUSAL_LOG_INTERVAL_S:
+        if previous is None or logged_s - previous.logged_s >= REFUSAL_LOG_INTERVAL_S:
             log.warning("%s", reason)
         else:
-            logged_s = known.logged_s
-        if known is not None or len(self.refusals) < REFUSALS_MAX:
+            logged_s = previous.logged_s
+        if previous is not None or len(self.refusals) < REFUSALS_MAX:
             self.refusals[group, client_id] = Refusal(reason, peer, logged_s)
 
     def refusal_reason(self, group: str, peer: Peer, client_id: str | None) -> str:
@@ -198,16 +206,18 @@ class Contracts:
 
     def forget_connection(self, peer: Peer) -> None:
         """Remove the refusals of clients on a connection that has closed."""
-        closed = [item for item, refusal in self.refusals.items() if refusal.peer is peer]
-        for item in closed:
-            del self.refusals[item]
+        closed = [
+            refusal_key for refusal_key, refusal in self.refusals.items() if refusal.peer is peer
+        ]
+        for refusal_key in closed:
+            del self.refusals[refusal_key]
 
     def record_lane_member(
-        self, group: str, client_id: str, key: str, others: Mapping[str, str]
+        self, group: str, client_id: str, key: str, other_keys: Mapping[str, str]
     ) -> None:
         """Count a member that got a lane as a conflict, and warn if the contract is compatible.
 
-        `key` is its subscription key, and `others` has those of the other clients by client id.
+        `key` is its subscription key, and `other_keys` has those of the other clients by client id.
         Each key of a group is counted and logged once, until WARNED_MAX keys are remembered; then
         all are forgotten.
         """
@@ -219,25 +229,33 @@ class Contracts:
         self._warned_keys.setdefault(group, set()).add(key)
         self._warned_count += 1
         self.conflict_counts[group] = self.conflict_counts.get(group, 0) + 1
-        different = ((other, other_key) for other, other_key in others.items() if other_key != key)
-        other, other_key = next(different, ("", "[]"))
+
         if self.contract_of(group) == COMPATIBLE:
+            # The text names one client with a different subscription, if there is one.
+            example_id = "earlier members"
+            example_key = "[]"
+            for other_id, other_key in other_keys.items():
+                if other_key != key:
+                    example_id = other_id or example_id
+                    example_key = other_key
+                    break
             log.warning(
                 "group %s: the subscription of %s differs from that of %s: %s. Each subscription "
                 "gets a lane of its own; in RocketMQ, messages would be lost. To allow different "
                 "subscriptions without this warning: sluice group update %s --contract lanes",
                 group,
                 client_id,
-                other or "earlier members",
-                describe_difference(other_key, key),
+                example_id,
+                describe_difference(example_key, key),
                 group,
             )
 
     def forget_group(self, group: str) -> None:
         """Forget refusals and mentioned subscriptions of a group whose last member has left."""
         self._warned_count -= len(self._warned_keys.pop(group, ()))
-        for item in [item for item in self.refusals if item[0] == group]:
-            del self.refusals[item]
+        refusal_keys = [refusal_key for refusal_key in self.refusals if refusal_key[0] == group]
+        for refusal_key in refusal_keys:
+            del self.refusals[refusal_key]
 
     def popped_subscriptions(self, group: str) -> list[tuple[str, str, str]]:
         """Return (topic, kind, expression) for each topic that the group pops.
@@ -246,14 +264,14 @@ class Contracts:
         """
         if group not in self.popping_groups:
             return []
-        return [
-            (topic, kind, expression)
-            for (name, topic), (kind, expression) in self.pop_filters.items()
-            if name == group
-        ]
+        subscriptions = []
+        for (popping_group, topic), (kind, expression) in self.pop_filters.items():
+            if popping_group == group:
+                subscriptions.append((topic, kind, expression))
+        return subscriptions
 
     def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
         """Forget the filters of pops of a deleted topic, or of a deleted group."""
-        deleted = [item for item in self.pop_filters if item[0] == group or item[1] == topic]
-        for item in deleted:
-            del self.pop_filters[item]
+        for pop_group, pop_topic in list(self.pop_filters):
+            if pop_group == group or pop_topic == topic:
+                del self.pop_filters[pop_group, pop_topic]

@@ -1,4 +1,4 @@
-"""What each group received of each topic: counters, and an estimate of the client's span limit.
+"""What each group received of each topic: counters, failures, and an estimate of the span limit.
 
 RocketMQ's push consumers pause for 50 ms when the first and the last unprocessed message of a queue
 are too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter that matches one
@@ -23,13 +23,24 @@ its offset), the next delay is half as long, until pulls are no longer delayed a
 limit takes effect.
 """
 
-from collections.abc import Callable
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from sluicemq.errors import FilterEvaluationError
+from sluicemq.filter.plan import ERROR
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.gather import PULL_SPAN_MAX, SpanLimit
 from sluicemq.store.read import ReadResult
+from sluicemq.wire import bodies
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sluicemq.broker.consume.matching import MatchCriteria
 
 SPAN_MIN: Final = PULL_SPAN_MAX // 2
 """The smallest span, in offsets. The Go client's default limit is half of Java's."""
@@ -126,21 +137,28 @@ class SpanEstimator:
             queue.adjust_delay(passed_s)
         if not queue.span:
             return
-        span = queue.span
+
+        # Each answer counts once.
+        answered_span = queue.span
         queue.span = 0
         if not self._grows_at_s:
             self._grows_at_s = now_s + GROWTH_DELAY_S
         if passed_s < QUICK_S:
             if now_s >= self._grows_at_s:
-                self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
-                if span >= self._failed_span:  # the earlier pause had another reason
+                self.span_max = max(self.span_max, min(2 * answered_span, SPAN_MAX))
+                if answered_span >= self._failed_span:  # the earlier pause had another reason
                     self._backoff_s = BACKOFF_MIN_S
-        # The span shrinks once for several pulls that come late at the same time.
+        # The limit shrinks once for several pulls that come late at the same time.
         elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:
-            self.span_max = max(self.span_max // 2, SPAN_MIN)
-            self._failed_span = span
-            self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
+            self._shrink_span_max(answered_span, now_s)
+
+    def _shrink_span_max(self, failed_span: int, now_s: float) -> None:
+        """Halve `span_max` because a client paused after `failed_span`, and begin a pause."""
+        self.span_max = max(self.span_max // 2, SPAN_MIN)
+        self._failed_span = failed_span
+        self._shrinks_at_s = now_s + self._backoff_s
+        self._grows_at_s = self._shrinks_at_s
+        self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
     def make_span_limit(
         self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
@@ -155,11 +173,14 @@ class SpanEstimator:
         queue = self._queue_timings.get(queue_id)
         if queue is None:
             queue = self._queue_timings[queue_id] = _QueueTiming()
-        consumed = offset if commit_offset is None else commit_offset
-        if commit_offset is None and queue.next_offset == offset and queue.first_held >= 0:
-            consumed = queue.first_held  # the client has processed none of the last answer
+        if commit_offset is not None:
+            processed_end = commit_offset
+        elif queue.next_offset == offset and queue.first_held >= 0:
+            processed_end = queue.first_held  # the client has processed none of the last answer
+        else:
+            processed_end = offset
         is_patient = not is_parked and queue.delay_s > 0
-        return SpanLimit(consumed, self.span_max, is_patient)
+        return SpanLimit(processed_end, self.span_max, is_patient)
 
     def record_delay(self, queue_id: int) -> float:
         """Record that the answer to a pull out of reach is delayed. Return the delay in seconds."""
@@ -231,7 +252,8 @@ class DeliveryState:
         if bounds is None:
             self.ranges_to_check[message_filter, queue_id] = [start, end]
             while (
-                len(self.ranges_to_check) > FILTERS_MAX or self._filter_chars() > FILTERS_CHARS_MAX
+                len(self.ranges_to_check) > FILTERS_MAX
+                or self._count_filter_chars() > FILTERS_CHARS_MAX
             ):
                 del self.ranges_to_check[next(iter(self.ranges_to_check))]
         elif bounds[-1] == start:
@@ -241,7 +263,7 @@ class DeliveryState:
             if len(bounds) > RANGE_BOUNDS_MAX:
                 del bounds[:2]
 
-    def _filter_chars(self) -> int:
+    def _count_filter_chars(self) -> int:
         """Return the number of characters in the expressions of `ranges_to_check`."""
         filters = {message_filter for message_filter, _ in self.ranges_to_check}
         return sum(getattr(message_filter, "weight", 0) for message_filter in filters)
@@ -281,3 +303,87 @@ class DeliveryStates(dict[tuple[str, str], DeliveryState]):
             if name == topic:
                 state.span_estimator = SpanEstimator()
                 state.ranges_to_check.clear()
+
+
+REASONS_MAX: Final = 32
+"""The most reasons that are counted for a group and topic; further ones count as OTHER_REASONS."""
+OTHER_REASONS: Final = "other reasons"
+FAILURES_KEPT: Final = 10
+"""The most failed evaluations that are kept as samples."""
+EXPLAINED_MAX: Final = 256
+"""The most failed evaluations of a block that are repeated to find their reasons.
+
+If more have failed, evenly spaced ones are taken, and their reasons stand for all.
+"""
+EXPLAINED_WEIGHT: Final = 1 << 15
+"""The most characters of an expression, times the number of repetitions: about a millisecond."""
+
+
+@dataclass(slots=True)
+class FilterFailures:
+    """The evaluations that failed for a group on a topic since the broker started.
+
+    `reasons` counts them by reason, and `samples` are the last ones.
+    """
+
+    reasons: dict[str, int] = field(default_factory=dict)
+    samples: deque[bodies.FilterFailure] = field(
+        default_factory=lambda: deque(maxlen=FAILURES_KEPT)
+    )
+
+    @property
+    def total(self) -> int:
+        """The number of failed evaluations."""
+        return sum(self.reasons.values())
+
+    def record_failures(
+        self,
+        queue_id: int,
+        criteria: "MatchCriteria",
+        first_offset: int,
+        verdicts: "NDArray[np.uint8]",
+        properties_at: Callable[[int], Mapping[str, str] | None],
+    ) -> None:
+        """Count the ERROR verdicts in `verdicts` by reason, and add samples.
+
+        `verdicts` are those on the messages from offset `first_offset` on.
+        `properties_at(offset)` returns the properties of a message, None if there is none.
+
+        A verdict does not say why an evaluation failed, so evaluations are repeated. At most
+        EXPLAINED_MAX are, fewer if the expression is long, evenly spaced over the failed ones. All
+        failures are then distributed over the reasons in proportion to the repeated evaluations.
+        """
+        evaluate = criteria.verdict
+        assert evaluate is not None
+        failed_rows = (verdicts == ERROR).nonzero()[0].tolist()
+        repeated_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
+        row_step = max(1, math.ceil(len(failed_rows) / repeated_max))
+        repeated_counts: dict[str, int] = {}  # by reason
+        for row in failed_rows[::row_step]:
+            offset = first_offset + row
+            try:
+                evaluate(properties_at(offset) or {})
+            except FilterEvaluationError as error:
+                repeated_counts[error.reason] = repeated_counts.get(error.reason, 0) + 1
+                self.samples.append(bodies.FilterFailure(queue_id, offset, str(error)))
+        self._distribute_failures(len(failed_rows), repeated_counts)
+
+    def _distribute_failures(self, failure_count: int, repeated_counts: dict[str, int]) -> None:
+        """Add `failure_count` failures to the reasons, in proportion to `repeated_counts`."""
+        # The last reason gets what is left, so that the shares add up to all failures.
+        failures_left = failure_count
+        repeated_left = sum(repeated_counts.values())
+        for reason, repeated_count in repeated_counts.items():
+            share = failures_left * repeated_count // repeated_left
+            failures_left -= share
+            repeated_left -= repeated_count
+            self.add(reason, share)
+
+    def add(self, reason: str, count: int) -> None:
+        """Count `count` failures with this reason.
+
+        A new reason counts as OTHER_REASONS if there are REASONS_MAX already.
+        """
+        if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
+            reason = OTHER_REASONS
+        self.reasons[reason] = self.reasons.get(reason, 0) + count

@@ -20,17 +20,15 @@ done (`net.work.background`). A trial examines no more messages than the request
 ones of each queue.
 """
 
-import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivery import DeliveryState
+from sluicemq.broker.consume.delivery import DeliveryState, FilterFailures
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
 from sluicemq.broker.consume.matching import (
     RECORDS_PER_STEP,
@@ -49,8 +47,7 @@ from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
 from sluicemq.broker.lanes.rules import get_atoms_by_topic
 from sluicemq.broker.offsets import UnfinishedMessages
-from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
-from sluicemq.filter.plan import ERROR
+from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
@@ -64,25 +61,10 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest, FilteredLagRequest, TryFilterRequest
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from sluicemq.filter.lab import Report, Trial
 
 SURVEY_PERIOD_S: Final = 10.0
 """The time in seconds between two surveys of all filters."""
-REASONS_MAX: Final = 32
-"""The most reasons that are counted for a group and topic; further ones count as OTHER_REASONS."""
-OTHER_REASONS: Final = "other reasons"
-SAMPLES_KEPT: Final = 10
-"""The most failed evaluations that are kept as samples."""
-EXPLAINED_MAX: Final = 256
-"""The most failed evaluations of a block that are repeated to find their reasons.
-
-If more have failed, evenly spaced ones are taken, and their reasons stand for all.
-"""
-EXPLAINED_WEIGHT: Final = 1 << 15
-"""The most characters of an expression, times the number of repetitions: about a millisecond."""
 CRITERIA_BYTES_MAX: Final = 8 << 20
 """The limit of the cached filters in bytes, as `estimate_filter_bytes` counts them."""
 ROWS_MAX: Final = 1_000_000
@@ -93,71 +75,6 @@ ROWS_PER_JOB: Final = 1024
 """The number of records that a trial examines in one job."""
 TopicGroup = tuple[str, str]
 """A topic and a group."""
-
-
-@dataclass(slots=True)
-class FilterFailures:
-    """The evaluations that failed for a group on a topic since the broker started.
-
-    `reasons` counts them by reason, and `samples` are the last ones.
-    """
-
-    reasons: dict[str, int] = field(default_factory=dict)
-    samples: deque[bodies.FilterFailure] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
-
-    @property
-    def total(self) -> int:
-        """The number of failed evaluations."""
-        return sum(self.reasons.values())
-
-    def record_failures(
-        self,
-        queue_id: int,
-        criteria: MatchCriteria,
-        first_offset: int,
-        verdicts: "NDArray[np.uint8]",
-        properties_at: Callable[[int], Mapping[str, str] | None],
-    ) -> None:
-        """Count the ERROR verdicts in `verdicts` by reason, and add samples.
-
-        `verdicts` are those on the messages from offset `first_offset` on.
-        `properties_at(offset)` returns the properties of a message, None if there is none.
-
-        A verdict does not say why an evaluation failed, so evaluations are repeated. At most
-        EXPLAINED_MAX are, fewer if the expression is long, evenly spaced over the failed ones. All
-        failures are then distributed over the reasons in proportion to the repeated evaluations.
-        """
-        evaluate = criteria.verdict
-        assert evaluate is not None
-        failed_rows = (verdicts == ERROR).nonzero()[0].tolist()
-        repeated_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
-        row_step = max(1, math.ceil(len(failed_rows) / repeated_max))
-        reasons: dict[str, int] = {}
-        for row in failed_rows[::row_step]:
-            offset = first_offset + row
-            try:
-                evaluate(properties_at(offset) or {})
-            except FilterEvaluationError as error:
-                reasons[error.reason] = reasons.get(error.reason, 0) + 1
-                self.samples.append(bodies.FilterFailure(queue_id, offset, str(error)))
-
-        # The last reason gets what is left, so that the shares add up to all failures.
-        failures_left = len(failed_rows)
-        repeated_left = sum(reasons.values())
-        for reason, repeated_count in reasons.items():
-            share = failures_left * repeated_count // repeated_left
-            failures_left -= share
-            repeated_left -= repeated_count
-            self.add(reason, share)
-
-    def add(self, reason: str, count: int) -> None:
-        """Count `count` failures with this reason.
-
-        A new reason counts as OTHER_REASONS if there are REASONS_MAX already.
-        """
-        if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
-            reason = OTHER_REASONS
-        self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
 def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
@@ -276,30 +193,35 @@ class FilterHandlers(BrokerComponent):
             criteria = yield from self.compile_criteria(subscription)
         queue_count = topic_entry.config.read_queues if topic_entry is not None else 0
         for queue_id in range(queue_count):
-            start, in_flight, extra = self.unfinished(group, topic, queue_id)
-            tally = None
-            if criteria is not None:
-                now_s = self.clock.monotonic_s()
-                tally = yield from self.match_counter.count_lag(
-                    group, topic, queue_id, criteria, start, now_s
-                )
-            # Messages may have arrived during the count: the lag ends where the count ended.
-            offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
-            if tally is not None:
-                offset_max = tally.end
-            queues.append(
-                QueueLag(
-                    queue_id=queue_id,
-                    committed=start,
-                    offset_min=offset_min,
-                    offset_max=offset_max,
-                    tally=tally,
-                    in_flight=in_flight,
-                    extra=extra,
-                )
-            )
+            queue_lag = yield from self._count_queue_lag(group, topic, queue_id, criteria)
+            queues.append(queue_lag)
             yield None
         return queues
+
+    def _count_queue_lag(
+        self, group: str, topic: str, queue_id: int, criteria: MatchCriteria | None
+    ) -> WorkItem[QueueLag]:
+        """Count the lag in one queue, without a tally if `criteria` is None. Work item."""
+        committed, in_flight, extra = self.unfinished(group, topic, queue_id)
+        tally = None
+        if criteria is not None:
+            now_s = self.clock.monotonic_s()
+            tally = yield from self.match_counter.count_lag(
+                group, topic, queue_id, criteria, committed, now_s
+            )
+        # Messages may have arrived during the count: the lag ends where the count ended.
+        offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
+        if tally is not None:
+            offset_max = tally.end
+        return QueueLag(
+            queue_id=queue_id,
+            committed=committed,
+            offset_min=offset_min,
+            offset_max=offset_max,
+            tally=tally,
+            in_flight=in_flight,
+            extra=extra,
+        )
 
     def count_group_lag(self, group: str, topic: str) -> WorkItem[list[QueueLag]]:
         """Count the lag of a group in each queue of a topic, with its own subscription.
@@ -332,20 +254,8 @@ class FilterHandlers(BrokerComponent):
         """
         queues = []
         for queue_id in range(queue_count):
-            now_s = self.clock.monotonic_s()
-            group_lanes.ensure_queue((topic, queue_id))
-            live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
-            # Listed before the first count, because lanes may end while the counts go on.
-            lanes = [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]
-            lane_tallies: list[tuple[Lane, Tally]] = []
-            for lane in lanes:
-                lane_queue = lane.queues.get((topic, queue_id))
-                if lane_queue is not None:
-                    tally = yield from self.match_counter.count_lane_lag(
-                        f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
-                    )
-                    lane_tallies.append((lane, tally))
-
+            lane_tallies = yield from self._tally_lanes(group, group_lanes, topic, queue_id)
+            # Without a lane in this queue, the group's own offset counts, and its lag is unknown.
             offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
             committed = self.offsets.committed(group, topic, queue_id)
             group_tally = None
@@ -365,6 +275,25 @@ class FilterHandlers(BrokerComponent):
             )
             yield None
         return queues
+
+    def _tally_lanes(
+        self, group: str, group_lanes: GroupLanes, topic: str, queue_id: int
+    ) -> WorkItem[list[tuple[Lane, Tally]]]:
+        """Return each lane of a group that has a queue, with its tally there. Work item."""
+        now_s = self.clock.monotonic_s()
+        group_lanes.ensure_queue((topic, queue_id))
+        live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
+        # Listed before the first count, because lanes may end while the counts go on.
+        lanes = [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]
+        lane_tallies: list[tuple[Lane, Tally]] = []
+        for lane in lanes:
+            lane_queue = lane.queues.get((topic, queue_id))
+            if lane_queue is not None:
+                tally = yield from self.match_counter.count_lane_lag(
+                    f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
+                )
+                lane_tallies.append((lane, tally))
+        return lane_tallies
 
     # --- evaluations that failed
 
@@ -387,7 +316,7 @@ class FilterHandlers(BrokerComponent):
         for (message_filter, queue_id), bounds in ranges_to_check.items():
             # `bounds` holds the start and the end of one range after another.
             ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
-            for expression in sorted(_sql92_expressions(message_filter)):
+            for expression in sorted(_find_sql92_expressions(message_filter)):
                 criteria = yield from self.compile_criteria(Subscription(topic, expression, SQL92))
                 if criteria is None:
                     continue
@@ -449,8 +378,8 @@ class FilterHandlers(BrokerComponent):
             self.survey_results = {}
             return
 
-        self._is_surveying = True  # `_survey` sets it to False at its end
-        self.background.run_in_background(self._survey(unchecked, filtered))
+        self._is_surveying = True  # `_survey_groups` sets it to False at its end
+        self.background.run_in_background(self._survey_groups(unchecked, filtered))
 
     def _iter_filtered_subscriptions(self) -> Iterator[tuple[str, Subscription]]:
         """Yield (group, subscription) for each topic that a connected group filters.
@@ -467,7 +396,7 @@ class FilterHandlers(BrokerComponent):
                 if has_lanes or not subscription.is_everything:
                     yield group_name, subscription
 
-    def _survey(
+    def _survey_groups(
         self, unchecked: list[TopicGroup], filtered: list[tuple[str, Subscription]]
     ) -> WorkItem[None]:
         """Find failed evaluations and count the lag of groups. Work item.
@@ -476,7 +405,7 @@ class FilterHandlers(BrokerComponent):
         it. `filtered` lists each (group, subscription) whose lag over all queues is counted. The
         lags replace `survey_results` at the end.
         """
-        results: dict[TopicGroup, tuple[int, float | None]] = {}
+        lags: dict[TopicGroup, tuple[int, float | None]] = {}
         try:
             for topic, group in unchecked:
                 yield from self.check_fetched(group, topic)
@@ -485,10 +414,10 @@ class FilterHandlers(BrokerComponent):
                 tallies = [queue.tally for queue in queues if queue.tally is not None]
                 if tallies:
                     lag_count = sum(tally.count for tally in tallies)
-                    results[subscription.topic, group] = (lag_count, combined_eta_s(tallies))
+                    lags[subscription.topic, group] = (lag_count, combined_eta_s(tallies))
         finally:
             self._is_surveying = False
-        self.survey_results = results
+        self.survey_results = lags
 
     def runtime_info(self) -> dict[str, str]:
         """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter.
@@ -528,41 +457,55 @@ class FilterHandlers(BrokerComponent):
         Topics that do not exist are left out. Raises RequestError if an expression does not
         compile.
         """
-        group = header.group
-        expression = header.expression
-        topics = [header.topic] if header.topic else self._all_topics_of_group(group)
+        topics = [header.topic] if header.topic else self._list_topics_of_group(header.group)
         matchings = []
         for topic in topics:
-            if topic not in self.topics:
-                continue
-            subscription = self.find_subscription(group, topic)
-            if expression is not None:
-                yield from preparation_jobs(expression, header.kind or TAG)
-                subscription = _parse_subscription(topic, expression, header.kind)
-            # Before the failures are read below, because it may record more of them.
-            yield from self.check_fetched(group, topic)
-            if expression is None:
-                queues = yield from self.count_group_lag(group, topic)
-            else:
-                queues = yield from self.count_lag(group, topic, subscription)
-            delivery = self.deliveries.get((topic, group))
-            failures = self.failures.get((topic, group)) or FilterFailures()
-            matchings.append(
-                bodies.GroupMatching(
-                    topic=topic,
-                    kind=subscription.kind if subscription is not None else "",
-                    expression=subscription.expression if subscription is not None else None,
-                    queues=tuple(map(_encode_queue_lag, queues)),
-                    matched=delivery.messages_out if delivery is not None else 0,
-                    filtered=delivery.filtered_count if delivery is not None else 0,
-                    errors=failures.reasons,
-                    failures=tuple(failures.samples),
-                    lanes=tuple(_iter_lane_lags(topic, queues)),
-                )
-            )
+            if topic in self.topics:
+                matching = yield from self._describe_matching(header, topic)
+                matchings.append(matching)
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(matchings))
 
-    def _all_topics_of_group(self, group: str) -> list[str]:
+    def _describe_matching(
+        self, header: FilteredLagRequest, topic: str
+    ) -> WorkItem[bodies.GroupMatching]:
+        """Count the lag of a group on one topic, and return it with the counters of its filter.
+
+        The lag is that with the expression of the request, or with the group's subscription if the
+        request has none. Work item. Raises RequestError if the expression does not compile.
+        """
+        group = header.group
+        subscription = self.find_subscription(group, topic)
+        if header.expression is not None:
+            yield from preparation_jobs(header.expression, header.kind or TAG)
+            subscription = _parse_subscription(topic, header.expression, header.kind)
+
+        # Before the failures are read below, because it may record more of them.
+        yield from self.check_fetched(group, topic)
+        if header.expression is None:
+            queues = yield from self.count_group_lag(group, topic)
+        else:
+            queues = yield from self.count_lag(group, topic, subscription)
+
+        matched_count = 0
+        filtered_count = 0
+        delivery = self.deliveries.get((topic, group))
+        if delivery is not None:
+            matched_count = delivery.messages_out
+            filtered_count = delivery.filtered_count
+        failures = self.failures.get((topic, group)) or FilterFailures()
+        return bodies.GroupMatching(
+            topic=topic,
+            kind=subscription.kind if subscription is not None else "",
+            expression=subscription.expression if subscription is not None else None,
+            queues=tuple(map(_encode_queue_lag, queues)),
+            matched=matched_count,
+            filtered=filtered_count,
+            errors=failures.reasons,
+            failures=tuple(failures.samples),
+            lanes=tuple(_iter_lane_lags(topic, queues)),
+        )
+
+    def _list_topics_of_group(self, group: str) -> list[str]:
         """Return the topics to which a group subscribes or has committed offsets, sorted."""
         return sorted(self.topics_of_group(group) | self.offsets.topics_of(group))
 
@@ -575,29 +518,39 @@ class FilterHandlers(BrokerComponent):
 
         Raises RequestError if the topic does not exist or the subscription of the group is unknown.
         """
-        topic_name = header.topic
-        topic = self.topics.require(topic_name)
+        topic = self.topics.require(header.topic)
         group_subscription = None
         if header.group is not None:
-            group_subscription = self.find_subscription(header.group, topic_name)
+            group_subscription = self.find_subscription(header.group, header.topic)
             if group_subscription is None:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                    f"The subscription of group {header.group} to topic {topic_name} is unknown: "
+                    f"The subscription of group {header.group} to topic {header.topic} is unknown: "
                     "no member is online, and no SQL92 expression is stored.",
                 )
 
-        ranges = []
-        for queue_id in range(topic.config.read_queues):
-            start, end = self.store.queue_offsets(topic_name, queue_id)
-            if header.begin_ms:
-                start = self.store.reader.offset_by_time(topic_name, queue_id, header.begin_ms)
-            if header.end_ms is not None:
-                end = self.store.reader.offset_by_time(topic_name, queue_id, header.end_ms + 1)
-            if start < end:
-                ranges.append((queue_id, start, end))
+        ranges = self._find_trial_ranges(header, topic.config.read_queues)
         trial_steps = self._run_trial(header, group_subscription, ranges)
         return self.background.answer(trial_steps, command, peer)
+
+    def _find_trial_ranges(
+        self, header: TryFilterRequest, queue_count: int
+    ) -> list[tuple[int, int, int]]:
+        """Return (queue id, first offset, end) of the messages in each queue of a trial.
+
+        They are the messages between the times in the request. Queues without any are left out.
+        """
+        find_offset = partial(self.store.reader.offset_by_time, header.topic)
+        ranges = []
+        for queue_id in range(queue_count):
+            start, end = self.store.queue_offsets(header.topic, queue_id)
+            if header.begin_ms:
+                start = find_offset(queue_id, header.begin_ms)
+            if header.end_ms is not None:
+                end = find_offset(queue_id, header.end_ms + 1)
+            if start < end:
+                ranges.append((queue_id, start, end))
+        return ranges
 
     def _run_trial(
         self,
@@ -626,16 +579,11 @@ class FilterHandlers(BrokerComponent):
         if group_subscription is not None:
             weight += len(group_subscription.expression)
 
-        rows_max = header.count_max or ROWS_MAX
-        stored_count = sum(end - start for _, start, end in ranges)
-        for queue_id, start, end in ranges:
-            trial_start = start
-            if stored_count > rows_max:
-                # Each queue gets its share of the allowed messages, but at least one.
-                trial_start = end - max((end - start) * rows_max // stored_count, 1)
-            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, trial_start, end)
+        for queue_id, start, end in _take_newest(ranges, header.count_max or ROWS_MAX):
+            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, start, end)
 
         report = yield trial.report
+        stored_count = sum(end - start for _, start, end in ranges)
         body = {
             "report": report,
             "stored": stored_count,
@@ -716,32 +664,57 @@ class FilterHandlers(BrokerComponent):
         group = header.group
         self.groups.check_exists(group)
         contracts = self.consumers.contracts
-        lanes = self.consumers.lanes.table.get(group)
+        refusal_reasons = {}
+        for (refusing_group, client_id), refusal in contracts.refusals.items():
+            if refusing_group == group:
+                refusal_reasons[client_id] = refusal.reason
+
         body = {
             "conflicts": contracts.conflict_counts.get(group, 0),
             "contract": contracts.contract_of(group),
-            "forgotten": list(lanes.forgotten_subscriptions) if lanes is not None else [],
-            "lanes": describe_lanes(lanes) if lanes is not None else [],
+            "forgotten": [],
+            "lanes": [],
             "pops": contracts.popped_subscriptions(group),
-            "refused": {
-                client_id: refusal.reason
-                for (refusing_group, client_id), refusal in contracts.refusals.items()
-                if refusing_group == group
-            },
-            "unmatched": lanes.unmatched_count if lanes is not None else 0,
+            "refused": refusal_reasons,
+            "unmatched": 0,
         }
+        lanes = self.consumers.lanes.table.get(group)
+        if lanes is not None:
+            body["forgotten"] = list(lanes.forgotten_subscriptions)
+            body["lanes"] = describe_lanes(lanes)
+            body["unmatched"] = lanes.unmatched_count
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(body))
 
 
-def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
+def _find_sql92_expressions(message_filter: MessageFilter) -> set[str]:
     """Return the SQL92 expressions of a filter.
 
     Of the rule of a lane these are the expressions that must match, not those that must not match.
     """
     if isinstance(message_filter, Selector):
         return {message_filter.text}
-    rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
-    return {atom.text for item in rule for atom in item.required if atom.kind == SQL92}
+    if not isinstance(message_filter, RuleFilter):
+        return set()
+    expressions: set[str] = set()
+    for clause in message_filter.rule:
+        expressions.update(atom.text for atom in clause.required if atom.kind == SQL92)
+    return expressions
+
+
+def _take_newest(
+    ranges: list[tuple[int, int, int]], count_max: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield `ranges` of (queue id, start, end), shortened to `count_max` messages in total.
+
+    Each queue keeps its share of the messages, the newest ones, but at least one.
+    """
+    total_count = sum(end - start for _, start, end in ranges)
+    for queue_id, start, end in ranges:
+        if total_count <= count_max:
+            yield queue_id, start, end
+        else:
+            share = (end - start) * count_max // total_count
+            yield queue_id, end - max(share, 1), end
 
 
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
@@ -755,26 +728,33 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 
 
+def _list_queues_of_lane(lane: Lane, queues: list[QueueLag]) -> list[QueueLag]:
+    """Return those of `queues` that a lane has, with the lag of the lane alone."""
+    lane_queues = []
+    for queue in queues:
+        for queue_lane, tally in queue.lanes:
+            if queue_lane is lane:
+                lane_queues.append(queue._replace(committed=tally.start, tally=tally))
+    return lane_queues
+
+
 def _iter_lane_lags(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
     """Yield the lag of each lane in all queues, as the body of an answer describes it.
 
     Live lanes come before idle ones, and the oldest first. `queues` are the queues of `topic`.
     """
-    lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
+    lanes: dict[str, Lane] = {}
+    for queue in queues:
+        for lane, _ in queue.lanes:
+            lanes[lane.key] = lane
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
         kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
-        lane_queues = [
-            queue._replace(committed=tally.start, tally=tally)
-            for queue in queues
-            for queue_lane, tally in queue.lanes
-            if queue_lane is lane
-        ]
         yield bodies.LaneMatching(
             lane=lane.id,
             kind=kind,
             expression=expression,
             client_ids=tuple(sorted(lane.members)),
-            queues=tuple(map(_encode_queue_lag, lane_queues)),
+            queues=tuple(map(_encode_queue_lag, _list_queues_of_lane(lane, queues))),
         )
 
 
@@ -783,15 +763,20 @@ def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
 
     In the body the tally is called `matching`; it is None if the filter is unknown.
     """
-    tally = queue.tally
-    eta_s = tally.eta_s if tally is not None else None
+    match_count: int | None = None
+    eta_ms: int | None = None
+    if queue.tally is not None:
+        match_count = queue.tally.count
+        eta_s = queue.tally.eta_s
+        if eta_s is not None:
+            eta_ms = round(eta_s * 1000)
     return bodies.QueueMatching(
         queue_id=queue.queue_id,
         committed=queue.committed,
         offset_min=queue.offset_min,
         offset_max=queue.offset_max,
-        matching=tally.count if tally is not None else None,
-        eta_ms=None if eta_s is None else round(eta_s * 1000),
+        matching=match_count,
+        eta_ms=eta_ms,
         in_flight=queue.in_flight,
         extra=queue.extra,
     )

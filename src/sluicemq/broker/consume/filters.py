@@ -69,7 +69,8 @@ def estimate_filter_bytes(kind: str, expression: str) -> int:
     A character of SQL92 takes between 85 bytes in conditions with long strings and 280 in the
     shortest conditions.
     """
-    return (4 if is_tag_kind(kind) else 200) * len(expression)
+    bytes_per_character = 4 if is_tag_kind(kind) else 200
+    return bytes_per_character * len(expression)
 
 
 class RequestFilters:
@@ -205,8 +206,8 @@ class ConsumerFilters:
         later, and the file is saved again. Dead expressions keep their time.
         """
         loaded = self.document.load(decode_consumer_filters_file) or []
-        for item in loaded:
-            if (item.bit_count, len(item.bits)) != self._bloom_shape:
+        for stored in loaded:
+            if (stored.bit_count, len(stored.bits)) != self._bloom_shape:
                 log.warning(
                     "the filters in %s were made with another expectConsumerNumUseFilter or "
                     "maxErrorRateOfBloomFilter: dropping them, as RocketMQ does; the next "
@@ -216,26 +217,26 @@ class ConsumerFilters:
                 return
 
         assumed_dead_ms = self._clock.now_ms() - DEAD_BEFORE_START_MS
-        for item in loaded:
-            dead_ms = item.dead_ms
+        for stored in loaded:
+            dead_ms = stored.dead_ms
             was_alive = not dead_ms
             if was_alive:
-                dead_ms = max(item.born_ms, assumed_dead_ms)
-            self._save_expression(dataclasses.replace(item, dead_ms=dead_ms))
+                dead_ms = max(stored.born_ms, assumed_dead_ms)
+            self._save_expression(dataclasses.replace(stored, dead_ms=dead_ms))
         # `_save_expression` has marked the document as changed. In fact it has changed only if an
         # expression became dead here.
-        self.document.changed = any(not item.dead_ms for item in loaded)
+        self.document.changed = any(not stored.dead_ms for stored in loaded)
 
     def remove_expired(self) -> None:
         """Remove the expressions that have been dead for longer than filterDataCleanTimeSpan."""
         latest_expired_ms = self._clock.now_ms() - self._retention_ms
         expired = [
-            item
-            for item in self._iter_expressions()
-            if item.is_dead and item.dead_ms <= latest_expired_ms
+            stored
+            for stored in self._iter_expressions()
+            if stored.is_dead and stored.dead_ms <= latest_expired_ms
         ]
-        for item in expired:
-            self._drop_expression(item.group, item.topic)
+        for stored in expired:
+            self._drop_expression(stored.group, stored.topic)
 
     def _drop_expression(self, group: str, topic: str) -> None:
         """Remove an expression from the table, and its group if it was the last one.
@@ -269,9 +270,9 @@ class ConsumerFilters:
             if not is_tag_kind(subscription.kind) and subscription.expression:
                 self._update_expression(group, subscription)
 
-        for item in list(self.table.get(group, {}).values()):
-            if item.topic not in subscribed_topics and not item.is_dead:
-                self._save_expression(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
+        for stored in list(self.table.get(group, {}).values()):
+            if stored.topic not in subscribed_topics and not stored.is_dead:
+                self._save_expression(dataclasses.replace(stored, dead_ms=self._clock.now_ms()))
 
     def _update_expression(self, group: str, subscription: Subscription) -> None:
         """Update the stored expression of a group by one of its SQL92 subscriptions."""
@@ -335,12 +336,12 @@ class ConsumerFilters:
         """
         entry_bytes = ENTRY_BYTES + len(subscription.expression)
         if self.size_bytes + entry_bytes > TABLE_BYTES_MAX:
-            dead = [item for item in self._iter_expressions() if item.is_dead]
-            dead.sort(key=lambda item: item.dead_ms)
-            for item in dead:
+            dead_filters = [stored for stored in self._iter_expressions() if stored.is_dead]
+            dead_filters.sort(key=lambda stored: stored.dead_ms)
+            for dead_filter in dead_filters:
                 if self.size_bytes + entry_bytes <= TABLE_BYTES_MAX * 3 // 4:
                     break
-                self._drop_expression(item.group, item.topic)
+                self._drop_expression(dead_filter.group, dead_filter.topic)
 
         has_room = self.size_bytes + entry_bytes <= TABLE_BYTES_MAX
         if not has_room and not self._is_full:
@@ -354,26 +355,26 @@ class ConsumerFilters:
         self._is_full = not has_room
         return has_room
 
-    def _save_expression(self, item: ConsumerFilter) -> None:
+    def _save_expression(self, saved: ConsumerFilter) -> None:
         """Add an expression to the table, or replace the one of the same group and topic.
 
         Also update `size_bytes`, mark the document as changed, and call `on_sql92_topic` if the
         expression is alive.
         """
-        expression_by_topic = self.table.setdefault(item.group, {})
-        replaced = expression_by_topic.get(item.topic)
+        expression_by_topic = self.table.setdefault(saved.group, {})
+        replaced = expression_by_topic.get(saved.topic)
         if replaced is not None:
             self.size_bytes -= _estimate_entry_bytes(replaced)
-        self.size_bytes += _estimate_entry_bytes(item)
-        expression_by_topic[item.topic] = item
-        if not item.is_dead:
-            self._on_sql92_topic(item.topic)
+        self.size_bytes += _estimate_entry_bytes(saved)
+        expression_by_topic[saved.topic] = saved
+        if not saved.is_dead:
+            self._on_sql92_topic(saved.topic)
         self.document.changed = True
 
 
-def _estimate_entry_bytes(item: ConsumerFilter) -> int:
+def _estimate_entry_bytes(stored: ConsumerFilter) -> int:
     """Return the estimated bytes of an entry of the table."""
-    return ENTRY_BYTES + len(item.expression)
+    return ENTRY_BYTES + len(stored.expression)
 
 
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
@@ -393,12 +394,12 @@ class BloomShape(NamedTuple):
         >>> bloom_shape(32, 20).bit_indices("GroupA", "TopicA")
         (29, 107, 11)
         """
-        code = murmur3_64(f"{group}#{topic}".encode())
-        low = code & 0xFFFFFFFF
-        high = code >> 32
+        hash_code = murmur3_64(f"{group}#{topic}".encode())
+        low = hash_code & 0xFFFFFFFF
+        high = hash_code >> 32
         indices = []
-        for number in range(1, self.bits_per_group + 1):
-            mixed = (low + number * high) & 0xFFFFFFFF
+        for hash_number in range(1, self.bits_per_group + 1):
+            mixed = (low + hash_number * high) & 0xFFFFFFFF
             if mixed & 0x80000000:  # in Java, the sum is a negative int: its bits are inverted
                 mixed ^= 0xFFFFFFFF
             indices.append(mixed % self.bit_count)
@@ -423,32 +424,32 @@ def murmur3_64(data: bytes) -> int:
 
     It is a number of 64 bits without sign.
     """
-    first = second = 0
+    first_half = second_half = 0
     for start in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
         is_whole_block = start + 16 <= len(data)
         low = int.from_bytes(data[start : start + 8], "little")
         high = int.from_bytes(data[start + 8 : start + 16], "little")
-        first ^= _rotate_left(low * _C1, 31) * _C2 & _MASK
+        first_half ^= _rotate_left(low * _C1, 31) * _C2 & _MASK
         if is_whole_block:
-            first = (_rotate_left(first, 27) + second) * 5 + 0x52DCE729 & _MASK
-        second ^= _rotate_left(high * _C2, 33) * _C1 & _MASK
+            first_half = (_rotate_left(first_half, 27) + second_half) * 5 + 0x52DCE729 & _MASK
+        second_half ^= _rotate_left(high * _C2, 33) * _C1 & _MASK
         if is_whole_block:
-            second = (_rotate_left(second, 31) + first) * 5 + 0x38495AB5 & _MASK
-    first ^= len(data)
-    second ^= len(data)
-    first = first + second & _MASK
-    second = second + first & _MASK
-    return _finalize(first) + _finalize(second) & _MASK
+            second_half = (_rotate_left(second_half, 31) + first_half) * 5 + 0x38495AB5 & _MASK
+    first_half ^= len(data)
+    second_half ^= len(data)
+    first_half = first_half + second_half & _MASK
+    second_half = second_half + first_half & _MASK
+    return _finalize(first_half) + _finalize(second_half) & _MASK
 
 
-def _rotate_left(value: int, count: int) -> int:
-    """Return the lowest 64 bits of `value`, rotated left by `count` bits."""
-    value &= _MASK
-    return (value << count | value >> (64 - count)) & _MASK
+def _rotate_left(number: int, count: int) -> int:
+    """Return the lowest 64 bits of `number`, rotated left by `count` bits."""
+    number &= _MASK
+    return (number << count | number >> (64 - count)) & _MASK
 
 
-def _finalize(value: int) -> int:
-    """Return murmur3's finalizer fmix64 of `value`."""
-    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _MASK
-    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
-    return value ^ value >> 33
+def _finalize(number: int) -> int:
+    """Return murmur3's finalizer fmix64 of `number`."""
+    number = (number ^ number >> 33) * 0xFF51AFD7ED558CCD & _MASK
+    number = (number ^ number >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
+    return number ^ number >> 33

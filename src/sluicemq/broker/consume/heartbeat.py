@@ -17,15 +17,16 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
 from sluicemq.broker.consume.client_memory import CONSUMER, estimate_member_bytes
-from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot, Producers
+from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot
 from sluicemq.broker.consume.contracts import ContractError
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.topics import UNIT_SYS_FLAG
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
@@ -36,7 +37,7 @@ from sluicemq.filter.subscriptions import (
     preparation_jobs,
 )
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.wire import bodies
@@ -89,6 +90,25 @@ class RepeatableHeartbeat:
         return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
 
 
+@dataclass(slots=True)
+class _HeartbeatOutcome:
+    """What a heartbeat has changed in the consumer groups of its client."""
+
+    snapshots: list[MemberSnapshot | None] = field(default_factory=list)
+    """The members as the heartbeat left them; None where the next one must be processed again."""
+    needs_full: bool = False
+    """Whether the client has to send a full heartbeat, or its subscriptions have changed."""
+    creates_topic: bool = False
+    """Whether a retry topic was created."""
+    refusal: str = ""
+    """Why a group refuses the client's subscriptions; "" if none does."""
+
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether the heartbeat has only updated members."""
+        return not (self.needs_full or self.creates_topic or self.refusal)
+
+
 class HeartbeatHandlers(BrokerComponent):
     """Request handlers for clients and members of groups.
 
@@ -113,12 +133,12 @@ class HeartbeatHandlers(BrokerComponent):
         return the encoded answer. Otherwise return Postponed: the heartbeat is processed in steps.
         The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
         """
-        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
-        if last is not None and self._renew_if_repeated(
-            last, command.fields, command.version, command.body, peer
+        repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
+        if repeatable is not None and self._renew_if_repeated(
+            repeatable, command.fields, command.version, command.body, peer
         ):
-            return last.encode_answer(command.opaque)
-        return Postponed(self._process(command, peer))
+            return repeatable.encode_answer(command.opaque)
+        return Postponed(self._process_heartbeat(command, peer))
 
     def heartbeat_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a HEART_BEAT (34) that repeats the last one of its connection.
@@ -126,23 +146,23 @@ class HeartbeatHandlers(BrokerComponent):
         `header` is the decoded JSON header. Return the encoded answer, or False for every request
         that `heartbeat` has to handle. Keep it cheap.
         """
-        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
+        repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         opaque = header.get("opaque")
         flag = header.get("flag")
         if (
-            last is None
+            repeatable is None
             or flag != 0
             or opaque.__class__ is not int
             or not 0 <= opaque <= OPAQUE_MAX
-            or len(last.snapshots) + len(last.producers) > FAST_PATH_GROUPS_MAX
+            or len(repeatable.snapshots) + len(repeatable.producers) > FAST_PATH_GROUPS_MAX
             or not self._renew_if_repeated(
-                last, header.get("extFields"), header.get("version"), body, peer
+                repeatable, header.get("extFields"), header.get("version"), body, peer
             )
         ):
             return False
-        return last.encode_answer(opaque)
+        return repeatable.encode_answer(opaque)
 
-    def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
+    def _process_heartbeat(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Process a heartbeat: make the client a member of its groups, and return the answer.
 
         Groups and retry topics are created if they may be. A group that does not exist is skipped,
@@ -154,66 +174,105 @@ class HeartbeatHandlers(BrokerComponent):
         Work item: a heartbeat may name thousands of groups, each with expressions to compile.
         Raises RequestError if the client would use too much memory.
         """
-        data, sizes = yield from decode_body(_decode_with_sizes, command.body)
+        heartbeat, member_sizes = yield from decode_body(_decode_with_sizes, command.body)
         new_member = partial(
             Member,
-            client_id=data.client_id,
+            client_id=heartbeat.client_id,
             peer=peer,
             language=command.language,
             version=command.version,
             heartbeat_s=self.clock.monotonic_s(),
         )
-        snapshots: list[MemberSnapshot | None] = []
-        needs_full = False
-        creates_topic = False
-        refusal = ""
-        for consumer, size in zip(data.consumers, sizes, strict=True):
-            yield from self._precompile(consumer.subscriptions)
-            config = self.groups.get_or_create(consumer.group)
-            if config is None:
-                self._log_unknown_group(consumer.group, data.client_id)
-                continue
-            retry_topic = RETRY_PREFIX + consumer.group
-            if retry_topic not in self.topics and config.retry_queues > 0:
-                creates_topic = True
-                self.topics.ensure(
-                    retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
-                )
-            if data.without_subscriptions:
-                needs_full_heartbeat = self.consumers.record_short_heartbeat(
-                    consumer.group, new_member(), data.fingerprint
-                )
-            else:
-                self.consumers.memory.reserve(peer, (CONSUMER, consumer.group), size)
-                subscribed = yield from self.consumers.prepare_subscriptions(consumer)
-                try:
-                    needs_full_heartbeat = self.consumers.record_heartbeat(
-                        consumer, new_member(), data.fingerprint, subscribed
-                    )
-                except ContractError as error:
-                    refusal = str(error)
-                    needs_full_heartbeat = False
-            needs_full = needs_full or needs_full_heartbeat
-            snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
-        yield from self._add_producer(data.producer_groups, new_member)
+        outcome = yield from self._update_groups(heartbeat, member_sizes, new_member)
+        yield from self._add_producer(heartbeat.producer_groups, new_member)
 
+        accepts_lanes = command.fields is not None and LANES_FIELD in command.fields
         response = HeartbeatResponse(
             supports_v2=True,
-            subscription_changed=needs_full if data.fingerprint else True,
-            lanes=True if command.fields and LANES_FIELD in command.fields else None,
+            subscription_changed=outcome.needs_full if heartbeat.fingerprint else True,
+            lanes=True if accepts_lanes else None,
         )
-        answer = Command(ResponseCode.SUCCESS, encode_header(response))
-        producers = [
-            (group, self.producers.groups.get(group, {}).get(peer))
-            for group in data.producer_groups
-        ]
         peer.attributes.pop(REPEATABLE_LABEL, None)
-        if not (needs_full or creates_topic or refusal):
-            self._save_repeatable(command, peer, response, snapshots, producers)
-        if refusal:
+        if outcome.changed_nothing:
+            producers = [
+                (group, self.producers.groups.get(group, {}).get(peer))
+                for group in heartbeat.producer_groups
+            ]
+            self._save_repeatable(command, peer, response, outcome.snapshots, producers)
+
+        if outcome.refusal:
             # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
-            answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
-        return Announced(answer) if creates_topic else answer
+            answer = Command(ResponseCode.NO_PERMISSION, remark=outcome.refusal)
+        else:
+            answer = Command(ResponseCode.SUCCESS, encode_header(response))
+        return Announced(answer) if outcome.creates_topic else answer
+
+    def _update_groups(
+        self,
+        heartbeat: bodies.Heartbeat,
+        member_sizes: Sequence[int],
+        new_member: Callable[[], Member],
+    ) -> WorkItem["_HeartbeatOutcome"]:
+        """Make a client a member of its consumer groups, and return what has changed. Work item.
+
+        `member_sizes` are the estimated bytes of a member of each group, and `new_member()` returns
+        the client as a new member. Raises RequestError if the client would use too much memory.
+        """
+        outcome = _HeartbeatOutcome()
+        for consumer, member_bytes in zip(heartbeat.consumers, member_sizes, strict=True):
+            yield from self._precompile_filters(consumer.subscriptions)
+            config = self.groups.get_or_create(consumer.group)
+            if config is None:
+                self._log_unknown_group(consumer.group, heartbeat.client_id)
+                continue
+            if self._create_retry_topic(consumer, config):
+                outcome.creates_topic = True
+
+            member = new_member()
+            try:
+                needs_full = yield from self._record_member(
+                    heartbeat, consumer, member, member_bytes
+                )
+            except ContractError as error:
+                outcome.refusal = str(error)
+            else:
+                outcome.needs_full = outcome.needs_full or needs_full
+            snapshot = self.consumers.snapshot_member(consumer.group, member.peer)
+            outcome.snapshots.append(snapshot)
+        return outcome
+
+    def _create_retry_topic(self, consumer: bodies.ConsumerData, config: GroupConfig) -> bool:
+        """Create the retry topic of a group that has retries, unless it exists.
+
+        Return whether it was created.
+        """
+        retry_topic = RETRY_PREFIX + consumer.group
+        if retry_topic in self.topics or config.retry_queues <= 0:
+            return False
+        sys_flag = UNIT_SYS_FLAG if consumer.unit_mode else 0
+        self.topics.ensure(retry_topic, config.retry_queues, sys_flag)
+        return True
+
+    def _record_member(
+        self,
+        heartbeat: bodies.Heartbeat,
+        consumer: bodies.ConsumerData,
+        member: Member,
+        member_bytes: int,
+    ) -> WorkItem[bool]:
+        """Add or update a member of the group of `consumer`, one part of a heartbeat. Work item.
+
+        `member_bytes` is its estimated memory. Return whether the client has to send a full
+        heartbeat. Raises RequestError if it would use too much memory, and ContractError if the
+        group refuses its subscriptions.
+        """
+        if heartbeat.without_subscriptions:
+            return self.consumers.record_short_heartbeat(
+                consumer.group, member, heartbeat.fingerprint
+            )
+        self.consumers.memory.reserve(member.peer, (CONSUMER, consumer.group), member_bytes)
+        subscribed = yield from self.consumers.prepare_subscriptions(consumer)
+        return self.consumers.record_heartbeat(consumer, member, heartbeat.fingerprint, subscribed)
 
     def _log_unknown_group(self, group: str, client_id: str) -> None:
         """Log once that a group does not exist, for the first UNKNOWN_GROUPS_LOGGED_MAX groups.
@@ -253,52 +312,57 @@ class HeartbeatHandlers(BrokerComponent):
         """
         known_producers = [(group, member) for group, member in producers if member is not None]
         known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
-        if len(known_snapshots) == len(snapshots) and len(known_producers) == len(producers):
-            peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
-                body_hash=hash(bytes(command.body)),
-                fields=command.fields,
-                version=command.version,
-                header_template=_header_template(answer),
-                snapshots=known_snapshots,
-                producers=known_producers,
-            )
+        if len(known_producers) < len(producers) or len(known_snapshots) < len(snapshots):
+            return
+        peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
+            body_hash=hash(bytes(command.body)),
+            fields=command.fields,
+            version=command.version,
+            header_template=_make_header_template(answer),
+            snapshots=known_snapshots,
+            producers=known_producers,
+        )
 
     def _renew_if_repeated(
         self,
-        last: RepeatableHeartbeat,
+        repeatable: RepeatableHeartbeat,
         fields: Any,
         version: Any,
         body: bytes | memoryview,
         peer: Peer,
     ) -> bool:
-        """If a heartbeat repeats `last`, update the heartbeat times of its members.
+        """If a heartbeat repeats `repeatable`, update the heartbeat times of its members.
 
         Return whether it does. Return False, with nothing updated, if the fields, the version or
-        the body differ, or if something has changed since on which the effect of `last` depends:
-        a member, its group or a retry topic. Keep it cheap.
+        the body differ, or if something has changed since on which the effect of `repeatable`
+        depends: a member, its group or a retry topic. Keep it cheap.
         """
-        if last.fields != fields or last.version != version or last.body_hash != hash(bytes(body)):
+        if (
+            repeatable.fields != fields
+            or repeatable.version != version
+            or repeatable.body_hash != hash(bytes(body))
+        ):
             return False
-        for snapshot in last.snapshots:
-            name = snapshot.group.name
+        for snapshot in repeatable.snapshots:
+            group_name = snapshot.group.name
             lacks_retry_topic = (
-                RETRY_PREFIX + name not in self.topics and snapshot.config.retry_queues > 0
+                RETRY_PREFIX + group_name not in self.topics and snapshot.config.retry_queues > 0
             )
-            if lacks_retry_topic or self.consumers.snapshot_member(name, peer) != snapshot:
+            if lacks_retry_topic or self.consumers.snapshot_member(group_name, peer) != snapshot:
                 return False
-        for group, member in last.producers:
+        for group, member in repeatable.producers:
             if self.producers.groups.get(group, {}).get(peer) is not member:
                 return False
 
         now_s = self.clock.monotonic_s()
-        for snapshot in last.snapshots:
+        for snapshot in repeatable.snapshots:
             snapshot.member.heartbeat_s = now_s
-        for group, member in last.producers:
+        for group, member in repeatable.producers:
             member.heartbeat_s = now_s
             self.producers.record_heartbeat(group, member)
         return True
 
-    def _precompile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
+    def _precompile_filters(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
         """Compile filters into the caches, in steps, before they are needed at once.
 
         Ignore expressions that do not compile. Work item: it yields jobs for another thread, and
@@ -352,7 +416,7 @@ class HeartbeatHandlers(BrokerComponent):
                 return Command(ResponseCode.SUCCESS)
             if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
                 return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_DISABLED)
-            yield from self._precompile([subscription])
+            yield from self._precompile_filters([subscription])
             try:
                 make_filter(subscription)
                 self.consumers.check_subscription(asked.group, asked.client_id, subscription, peer)
@@ -367,12 +431,13 @@ class HeartbeatHandlers(BrokerComponent):
 
 def _decode_with_sizes(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
     """Decode a heartbeat. Return it and the estimated bytes of a member of each of its groups."""
-    data = bodies.decode_heartbeat(body)
-    return data, [estimate_member_bytes(consumer.subscriptions) for consumer in data.consumers]
+    heartbeat = bodies.decode_heartbeat(body)
+    sizes = [estimate_member_bytes(consumer.subscriptions) for consumer in heartbeat.consumers]
+    return heartbeat, sizes
 
 
 @cache
-def _header_template(response: HeartbeatResponse) -> bytes:
+def _make_header_template(response: HeartbeatResponse) -> bytes:
     """Return the JSON header of the answer `response`, with `%d` for the number of the request."""
     request = Command(0, opaque=OPAQUE_MAX)
     frame = encode_response_to(Command(ResponseCode.SUCCESS, encode_header(response)), request)

@@ -33,7 +33,7 @@ class QueueLocks:
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
         """Create the table without leases, for the file in the store at `root`; `load` reads it."""
-        self.document = Document(files, f"{root}/config/{_NAME}", self._render)
+        self.document = Document(files, f"{root}/config/{_NAME}", self._render_leases)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         self._size = 0
@@ -44,37 +44,26 @@ class QueueLocks:
 
         Raises StoreDamagedError if the content of the file is invalid.
         """
-
-        def parse(text: str) -> dict[str, dict[str, list[tuple[str, str, int]]]]:
-            """Return group -> client id -> [(topic, broker, queue id)]. See `_render`."""
-            return {
-                str(group): {
-                    str(client_id): [
-                        (str(topic), str(broker), int(number))
-                        for topic, broker, number in (as_list(queue, _NAME) for queue in queues)
-                    ]
-                    for client_id, queues in as_object(owners, _NAME).items()
-                }
-                for group, owners in load_object(text, _NAME).items()
-            }
-
-        for group, owners in (self.document.load(parse) or {}).items():
-            for client_id, queues in owners.items():
-                self.lock(group, client_id, [MessageQueue(*queue) for queue in queues])
+        loaded = self.document.load(_parse_leases) or {}
+        for group, queues_by_client in loaded.items():
+            for client_id, queues in queues_by_client.items():
+                self.lock(group, client_id, queues)
+        # The file contains these leases already.
         self.document.changed = False
 
-    def _render(self) -> str:
+    def _render_leases(self) -> str:
         """Return the text of the file, with the leases that have not expired.
 
         It is JSON: {GROUP: {CLIENT_ID: [[TOPIC, BROKER, QUEUE_ID], …]}}.
         """
-        now = self._clock.monotonic_s()
-        owners: dict[str, dict[str, list[list[object]]]] = {}
+        now_s = self._clock.monotonic_s()
+        queues_by_owner: dict[str, dict[str, list[list[object]]]] = {}
         for group, leases in self._groups.items():
-            for queue, (client_id, end) in leases.items():
-                if end > now:
-                    owners.setdefault(group, {}).setdefault(client_id, []).append([*queue])
-        return fastjson.dumps_file(owners)
+            for queue, (client_id, end_s) in leases.items():
+                if end_s > now_s:
+                    queues_by_client = queues_by_owner.setdefault(group, {})
+                    queues_by_client.setdefault(client_id, []).append([*queue])
+        return fastjson.dumps_file(queues_by_owner)
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lease each of the queues that is free, expired or already leased to the client.
@@ -83,31 +72,41 @@ class QueueLocks:
         now. Beyond LEASES_MAX leases, expired leases are removed, at most once a second; if that
         does not help, queues without a lease cannot be locked.
         """
-        now = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         leases = self._groups.get(group, {})
-        leased = set()
+        leased_queues = set()
         for queue in queues:
-            owner, end = leases.get(queue, ("", 0.0))
-            if queue not in leases:
-                if self._size >= LEASES_MAX and now >= self._next_cleanup_s:
-                    self._remove_expired(now)
-                if self._size >= LEASES_MAX:
-                    continue
-                self._size += 1
-            if owner == client_id or end <= now:
+            if queue not in leases and not self._reserve_lease(now_s):
+                continue
+            owner, end_s = leases.get(queue, ("", 0.0))
+            is_available = owner == client_id or end_s <= now_s
+            if is_available:
+                # A renewed lease is not saved: each one in the file is renewed when it is loaded.
                 self.document.changed |= owner != client_id
-                leases[queue] = (client_id, now + LEASE_S)
-                leased.add(queue)
+                leases[queue] = (client_id, now_s + LEASE_S)
+                leased_queues.add(queue)
         if leases:
             self._groups[group] = leases
-        return leased
+        return leased_queues
 
-    def _remove_expired(self, now: float) -> None:
+    def _reserve_lease(self, now_s: float) -> bool:
+        """Count a new lease. Return False, with nothing counted, if there are LEASES_MAX already.
+
+        Expired leases are removed first if necessary, at most once a second.
+        """
+        if self._size >= LEASES_MAX and now_s >= self._next_cleanup_s:
+            self._remove_expired(now_s)
+        if self._size >= LEASES_MAX:
+            return False
+        self._size += 1
+        return True
+
+    def _remove_expired(self, now_s: float) -> None:
         """Remove the expired leases of all groups. The next cleanup is possible in a second."""
-        self._next_cleanup_s = now + 1.0
+        self._next_cleanup_s = now_s + 1.0
         for group, leases in list(self._groups.items()):
-            expired = [queue for queue, (_, end) in leases.items() if end <= now]
-            for queue in expired:
+            expired_queues = [queue for queue, (_, end_s) in leases.items() if end_s <= now_s]
+            for queue in expired_queues:
                 del leases[queue]
                 self._size -= 1
             if not leases:
@@ -126,11 +125,25 @@ class QueueLocks:
 
     def is_locked(self, group: str) -> bool:
         """Return whether a member of the group, or of one of its lanes, has an unexpired lease."""
-        now = self._clock.monotonic_s()
+        now_s = self._clock.monotonic_s()
         lane_prefix = f"{group}@"
-        return any(
-            end > now
-            for name, leases in self._groups.items()
-            if name == group or name.startswith(lane_prefix)
-            for _, end in leases.values()
-        )
+        for name, leases in self._groups.items():
+            is_group_or_lane = name == group or name.startswith(lane_prefix)
+            if is_group_or_lane and any(end_s > now_s for _, end_s in leases.values()):
+                return True
+        return False
+
+
+def _parse_leases(text: str) -> dict[str, dict[str, list[MessageQueue]]]:
+    """Return the queues in the file by group and client id. See `QueueLocks._render_leases`."""
+    leases: dict[str, dict[str, list[MessageQueue]]] = {}
+    for group, owners in load_object(text, _NAME).items():
+        queues_by_client: dict[str, list[MessageQueue]] = {}
+        for client_id, entries in as_object(owners, _NAME).items():
+            queues: list[MessageQueue] = []
+            for entry in entries:
+                topic, broker, queue_id = as_list(entry, _NAME)
+                queues.append(MessageQueue(str(topic), str(broker), int(queue_id)))
+            queues_by_client[str(client_id)] = queues
+        leases[str(group)] = queues_by_client
+    return leases

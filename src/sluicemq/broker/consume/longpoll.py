@@ -111,33 +111,35 @@ class LongPolls:
         None as `offset_max` means that something else has changed, for example the offset of a
         group. A pull that has read up to `offset_max` is not retried. A pull whose connection has
         used up its share of time is retried later, and only once if it is woken again before. Of
-        the pops of a group, the one that has waited longest is retried first (`_offer`). Called for
-        each commit: keep it cheap.
+        the pops of a group, the one that has waited longest is retried first (`_retry_pops`).
+        Called for each commit: keep it cheap.
         """
-        waiting = self._by_queue.get((topic, queue_id), NO_WAITERS)
-        if not (waiting or self.parked_pops):
+        requests_by_key = self._by_queue.get((topic, queue_id), NO_WAITERS)
+        if not (requests_by_key or self.parked_pops):
             return
-        pulls = tuple(waiting.get("", {}).items())  # pulls have the competition key ""
+
+        pulls = tuple(requests_by_key.get("", {}).items())  # pulls have the competition key ""
         if len(pulls) >= FLUSH_PULLS_MIN:
             self.flush()
         for parked, peer in pulls:
-            is_new = offset_max is None or offset_max > parked.scan_offset
-            if parked.is_done or parked.is_attempt_pending or not is_new:
+            has_unread = offset_max is None or offset_max > parked.scan_offset
+            if parked.is_done or parked.is_attempt_pending or not has_unread:
                 continue
             if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
                 self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
             else:
                 begin_s = self.scheduler.now_s()
-                self._retry(parked, peer, self.queue_frame)
+                self._retry_request(parked, peer, self.queue_frame)
                 self.scheduler.spent(peer, begin_s)
-        if self.parked_pops:
-            anywhere = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
-            for competition_key, pops in (*waiting.items(), *anywhere.items()):
-                if competition_key:
-                    self._offer(pops)
 
-    def _offer(self, pops: CompetingPops) -> None:
+        if self.parked_pops:
+            pops_of_any_queue = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
+            for competition_key, pops in (*requests_by_key.items(), *pops_of_any_queue.items()):
+                if competition_key:
+                    self._retry_pops(pops)
+
+    def _retry_pops(self, pops: CompetingPops) -> None:
         """Retry the pop that has waited longest, then the next one as long as messages are left.
 
         Stop at a pop whose retry is pending, or becomes pending because its connection has used up
@@ -149,14 +151,14 @@ class LongPolls:
             if parked.is_attempt_pending:
                 return
             if peer.closed:
-                self._remove(parked, peer)
+                self._remove_request(parked, peer)
                 continue
             if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
                 self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
                 return
             begin_s = self.scheduler.now_s()
-            self._retry(parked, peer, self.queue_frame)
+            self._retry_request(parked, peer, self.queue_frame)
             self.scheduler.spent(peer, begin_s)
             if not parked.has_left_messages:
                 return
@@ -170,7 +172,7 @@ class LongPolls:
         if not is_pop:
             return
         for key in parked.queues:
-            self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
+            self._retry_pops(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
 
     def retry(
         self,
@@ -183,12 +185,12 @@ class LongPolls:
         The default sends the answer at once. The request stays parked if it has no answer. If a pop
         leaves messages, they are offered to the other pops of its group.
         """
-        self._retry(parked, peer, write)
+        self._retry_request(parked, peer, write)
         if parked.has_left_messages:
             parked.has_left_messages = False
             self._offer_to_others(parked)
 
-    def _retry(
+    def _retry_request(
         self,
         parked: Parked,
         peer: Peer,
@@ -212,7 +214,7 @@ class LongPolls:
             remark = f"{type(error).__name__}: {error}"
             answer = encode_response(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
-            self._remove(parked, peer)
+            self._remove_request(parked, peer)
             if isinstance(answer, Durable):
                 self.send_after_commit(peer, *answer)
             else:
@@ -232,9 +234,9 @@ class LongPolls:
         """
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            had_offer = parked.is_attempt_pending and not parked.is_done
-            self._retry(parked, peer, self.queue_frame, is_last=True)
-            if had_offer or parked.has_left_messages:
+            had_attempt = parked.is_attempt_pending and not parked.is_done
+            self._retry_request(parked, peer, self.queue_frame, is_last=True)
+            if had_attempt or parked.has_left_messages:
                 parked.has_left_messages = False
                 self._offer_to_others(parked)
 
@@ -244,16 +246,16 @@ class LongPolls:
         Call it when the topic has left the table of topics: the last retry of each request then
         answers TOPIC_NOT_EXIST (17).
         """
-        waiting = [
-            (parked, peer)
-            for (name, _), requests_by_key in self._by_queue.items()
-            if name == topic
-            for requests in requests_by_key.values()
-            for parked, peer in requests.items()
-            if parked.queues[0][0] == topic  # a pop also waits for its retry topics
-        ]
+        # Listed before the first retry, because it removes the request from the tables.
+        waiting: list[tuple[Parked, Peer]] = []
+        for (queue_topic, _), requests_by_key in self._by_queue.items():
+            if queue_topic != topic:
+                continue
+            for requests in requests_by_key.values():
+                # A pop also waits for its retry topics, but its first queue is one of its topic.
+                waiting += [item for item in requests.items() if item[0].queues[0][0] == topic]
         for parked, peer in waiting:
-            self._retry(parked, peer, Peer.write, is_last=True)
+            self._retry_request(parked, peer, Peer.write, is_last=True)
 
     def remove_connection(self, peer: Peer) -> None:
         """Forget the parked requests of a closed connection.
@@ -262,12 +264,12 @@ class LongPolls:
         """
         closed = tuple(self._by_peer.get(peer, ()))
         for parked in closed:
-            self._remove(parked, peer)
+            self._remove_request(parked, peer)
         for parked in closed:
             if parked.is_attempt_pending:
                 self._offer_to_others(parked)
 
-    def _remove(self, parked: Parked, peer: Peer) -> None:
+    def _remove_request(self, parked: Parked, peer: Peer) -> None:
         """Mark a parked request as done, and remove it from all tables.
 
         It stays in the heap until its deadline, or until the heap is rebuilt.
@@ -275,19 +277,19 @@ class LongPolls:
         parked.is_done = True
         self._size -= 1
         parked_of_peer = self._by_peer[peer]
-        for key in parked.queues:
-            requests_by_key = self._by_queue[key]
+        for queue in parked.queues:
+            requests_by_key = self._by_queue[queue]
             requests = requests_by_key[parked.competition_key]
             del requests[parked]
             if not requests:
                 del requests_by_key[parked.competition_key]
             if not requests_by_key:
-                del self._by_queue[key]
+                del self._by_queue[queue]
         self.parked_pops -= bool(parked.competition_key)
         parked_of_peer.discard(parked)
         if not parked_of_peer:
             del self._by_peer[peer]
         # Rebuild the heap when answered requests, which stay in it, are most of its entries.
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
-            self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
+            self._deadlines = [deadline for deadline in self._deadlines if not deadline[3].is_done]
             heapq.heapify(self._deadlines)

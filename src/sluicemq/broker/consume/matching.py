@@ -15,11 +15,11 @@ range is empty.
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
 from sluicemq.broker.lanes.lane import Lane
@@ -76,12 +76,16 @@ class StoredProperties:
     """The properties of stored messages, read record by record. This is slow."""
 
     def __init__(self, store: Store) -> None:
+        """Prepare reading from `store`. Nothing is read yet."""
         self._store = store
 
     def read_at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:
         """Return the properties of the message at `offset`; None if there is no message."""
         units = self._store.reader.units(topic, queue_id, offset, 1)
-        return self._read_unit(*UNIT.unpack(units)[:2]) if len(units) else None
+        if not len(units):
+            return None
+        position, size, _ = UNIT.unpack(units)
+        return self._read_unit(position, size)
 
     def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
@@ -90,24 +94,30 @@ class StoredProperties:
 
         Offsets without a record are skipped. Stop at the first offset without a unit.
         """
-        while start < end:
-            units = self._store.reader.units(
-                topic, queue_id, start, min(end - start, RECORDS_PER_STEP)
-            )
+        step_start = start
+        while step_start < end:
+            unit_count = min(end - step_start, RECORDS_PER_STEP)
+            units = self._store.reader.units(topic, queue_id, step_start, unit_count)
             if not len(units):
                 return
-            for offset, (position, size, _) in enumerate(UNIT.iter_unpack(units), start):
+            for offset, (position, size, _) in enumerate(UNIT.iter_unpack(units), step_start):
                 properties = self._read_unit(position, size)
                 if properties is not None:
                     yield offset, properties
-            start += len(units) // UNIT_BYTES
+            step_start += len(units) // UNIT_BYTES
 
     def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
-        """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag."""
+        """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag.
+
+        `units` are the bytes of consecutive units, the 20-byte entries of a consume queue.
+        """
         for index in hits:
             position, size, _ = UNIT.unpack_from(units, index * UNIT_BYTES)
             properties = self._read_unit(position, size)
-            yield "" if properties is None else properties.get(TAGS, "")
+            if properties is None:
+                yield ""
+            else:
+                yield properties.get(TAGS, "")
 
     def _read_unit(self, position: int, size: int) -> dict[str, str] | None:
         """Return the properties of the record that a unit locates; None if there is no record."""
@@ -197,6 +207,19 @@ class Tally:
     arrived_count: int
     samples: deque[tuple[float, int, int]]
 
+    @classmethod
+    def without_samples(cls, start: int, end: int, count: int) -> "Tally":
+        """Return the first tally of a range. Its `last_position` is -1 until the caller sets it."""
+        return cls(
+            start=start,
+            end=end,
+            count=count,
+            last_position=-1,
+            passed_count=0,
+            arrived_count=0,
+            samples=deque(maxlen=SAMPLES_KEPT),
+        )
+
     @property
     def eta_s(self) -> float | None:
         """The seconds until the range will contain no match, at the speed of the samples.
@@ -259,6 +282,32 @@ def combined_eta_s(tallies: list[Tally]) -> float | None:
     return max(known_s, default=0.0)
 
 
+def _move_tally(
+    last_tally: Tally, start: int, end: int, count_part: Callable[[int, int], WorkItem[int]]
+) -> WorkItem[Tally]:
+    """Return the tally of a range [`start`, `end`) that has moved on since `last_tally`.
+
+    The range has lost [last_tally.start, start) and gained [last_tally.end, end). Only these
+    messages are counted, by `count_part(part_start, part_end)`. Work item.
+    """
+    # Count the shorter one of the parts before and behind `start`.
+    if start - last_tally.start <= last_tally.end - start:
+        passed_count = yield from count_part(last_tally.start, start)
+    else:
+        remaining_count = yield from count_part(start, last_tally.end)
+        passed_count = last_tally.count - remaining_count
+    arrived_count = yield from count_part(last_tally.end, end)
+    return replace(
+        last_tally,
+        start=start,
+        end=end,
+        count=last_tally.count - passed_count + arrived_count,
+        passed_count=last_tally.passed_count + passed_count,
+        arrived_count=last_tally.arrived_count + arrived_count,
+        samples=last_tally.samples.copy(),
+    )
+
+
 class MatchCounter:
     """Counts matching messages in the queues of one store.
 
@@ -291,50 +340,32 @@ class MatchCounter:
         key = (group, topic, queue_id)
         offset_min, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(start, offset_min), end)
-        count = partial(self.count_range, topic, queue_id, criteria)
-        known = self._find_valid_tally(key, criteria, offset_min)
+        count_part = partial(self.count_range, topic, queue_id, criteria)
 
-        if known is not None and known.start <= start <= known.end <= end:
-            # The group has moved on: the range has lost [known.start, start) and gained
-            # [known.end, end). Count the shorter one of the parts before and after `start`.
-            if start - known.start <= known.end - start:
-                passed = yield from count(known.start, start)
-            else:
-                passed = known.count - (yield from count(start, known.end))
-            arrived = yield from count(known.end, end)
-            total = known.count - passed + arrived
-            passed = known.passed_count + passed
-            arrived = known.arrived_count + arrived
-            samples = known.samples.copy()
+        last_tally = self._find_valid_tally(key, criteria, offset_min)
+        if last_tally is not None and last_tally.start <= start <= last_tally.end <= end:
+            tally = yield from _move_tally(last_tally, start, end, count_part)
+        elif last_tally is not None and start < last_tally.start <= last_tally.end <= end:
+            # The offset of the group was reset to an earlier one.
+            count_before = yield from count_part(start, last_tally.start)
+            count_behind = yield from count_part(last_tally.end, end)
+            match_count = count_before + last_tally.count + count_behind
+            tally = Tally.without_samples(start, end, match_count)
         else:
-            # The samples begin again, because the speed of the group is not known any more.
-            if known is not None and start < known.start <= known.end <= end:
-                # The offset of the group was reset to an earlier one.
-                before = yield from count(start, known.start)
-                total = before + known.count + (yield from count(known.end, end))
-            else:
-                total = yield from count(start, end)
-            passed = 0
-            arrived = 0
-            samples = deque(maxlen=SAMPLES_KEPT)
-        samples.append((now_s, passed, arrived))
+            match_count = yield from count_part(start, end)
+            tally = Tally.without_samples(start, end, match_count)
 
-        last_position = self._position_of(topic, queue_id, end - 1)
-        tally = Tally(
-            start=start,
-            end=end,
-            count=total,
-            last_position=last_position,
-            passed_count=passed,
-            arrived_count=arrived,
-            samples=samples,
-        )
+        last_position = self._find_position(topic, queue_id, end - 1)
+        tally = replace(tally, last_position=last_position)
+        tally.samples.append((now_s, tally.passed_count, tally.arrived_count))
+
         # Retention may have deleted messages of the range while they were counted.
         is_deleted = self._store.queue_offsets(topic, queue_id)[0] > start
         if not is_deleted and (last_position >= 0 or start == end):
             self._tallies[key] = (criteria.key, tally)
             if len(self._tallies) > TALLIES_KEPT:
-                del self._tallies[next(iter(self._tallies))]
+                oldest_key = next(iter(self._tallies))
+                del self._tallies[oldest_key]
         return tally
 
     def _find_valid_tally(
@@ -349,8 +380,10 @@ class MatchCounter:
         if tally is None or criteria_key != criteria.key or tally.start < offset_min:
             return None
         _, topic, queue_id = key
-        position = self._position_of(topic, queue_id, tally.end - 1)
-        return tally if tally.last_position == position else None
+        last_position = self._find_position(topic, queue_id, tally.end - 1)
+        if last_position != tally.last_position:
+            return None
+        return tally
 
     def count_lane_lag(
         self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
@@ -362,27 +395,30 @@ class MatchCounter:
         Those under earlier rules are counted again each time: after the lane has passed them, they
         are never counted again.
         """
-        first, end = self._store.queue_offsets(topic, queue_id)
-        start = rule_start = min(max(lane_queue.current_offset, first), end)
-        earlier: list[tuple[int, int, LaneRule]] = []
-        rule, rule_end = lane_queue.find_rule(rule_start)
-        while rule_end is not None and rule_end < end:
-            earlier.append((rule_start, rule_end, rule))
-            rule_start = rule_end
-            rule, rule_end = lane_queue.find_rule(rule_start)
+        offset_min, end = self._store.queue_offsets(topic, queue_id)
+        start = min(max(lane_queue.current_offset, offset_min), end)
 
-        criteria = MatchCriteria.from_rule(rule)
-        tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
-        count = tally.count
-        for low, high, earlier_rule in earlier:
-            criteria = MatchCriteria.from_rule(earlier_rule)
-            count += yield from self.count_range(topic, queue_id, criteria, low, high)
-        return replace(tally, start=start, count=count)
+        *earlier_ranges, last_range = _list_rule_ranges(lane_queue, start, end)
 
-    def _position_of(self, topic: str, queue_id: int, offset: int) -> int:
+        criteria = MatchCriteria.from_rule(last_range.rule)
+        tally = yield from self.count_lag(name, topic, queue_id, criteria, last_range.start, now_s)
+        match_count = tally.count
+        for earlier in earlier_ranges:
+            criteria = MatchCriteria.from_rule(earlier.rule)
+            match_count += yield from self.count_range(
+                topic, queue_id, criteria, earlier.start, earlier.end
+            )
+        return replace(tally, start=start, count=match_count)
+
+    def _find_position(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the log position of the message at `offset`, -1 if there is none."""
-        units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
-        return int(UNIT.unpack(units)[0]) if len(units) else -1
+        if offset < 0:
+            return -1
+        units = self._store.reader.units(topic, queue_id, offset, 1)
+        if not len(units):
+            return -1
+        position, _, _ = UNIT.unpack(units)
+        return int(position)
 
     def count_range(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
@@ -402,13 +438,14 @@ class MatchCounter:
         if not columns.is_loaded:
             yield columns.warm_up
         assert criteria.vectorised is not None
-        parts = columns.iter_parts(topic, queue_id, start, end, criteria.vectorised)
-        if parts is None:
+        blocks = columns.iter_parts(topic, queue_id, start, end, criteria.vectorised)
+        if blocks is None:
             return (yield from self._count_verdicts(topic, queue_id, criteria, start, end))
-        total = 0
-        while batch := list(islice(parts, BLOCKS_PER_JOB)):
-            total += yield from self._count_batch(topic, queue_id, criteria, batch)
-        return total
+
+        match_count = 0
+        while batch := list(islice(blocks, BLOCKS_PER_JOB)):
+            match_count += yield from self._count_batch(topic, queue_id, criteria, batch)
+        return match_count
 
     def _count_batch(
         self, topic: str, queue_id: int, criteria: MatchCriteria, batch: "list[ColumnBlock | Load]"
@@ -422,50 +459,52 @@ class MatchCounter:
         assert vectorised is not None
         counts: list[int | None] = []
 
-        def job() -> None:
+        def count_blocks() -> None:
             """Append the count of each block; None where records have to be read.
 
             Runs on any thread.
             """
-            for part in batch:
-                block = part if isinstance(part, ColumnBlock) else part.run()
-                if block is not None:
-                    counts.append(vectorised.count(block))
-                else:
-                    is_passed = not isinstance(part, ColumnBlock) and part.has_no_match
-                    counts.append(0 if is_passed else None)
+            counts.extend(_count_block(vectorised, block_or_load) for block_or_load in batch)
 
-        loads = [part for part in batch if not isinstance(part, ColumnBlock)]
-        rows = sum(part.rows for part in batch if isinstance(part, ColumnBlock))
-        if loads or not criteria.is_fast_for(rows):
-            yield job
-        else:
-            job()
+        blocks = [block for block in batch if isinstance(block, ColumnBlock)]
+        loads = [load for load in batch if not isinstance(load, ColumnBlock)]
+        is_fast = criteria.is_fast_for(sum(block.rows for block in blocks))
+        if is_fast and not loads:
+            count_blocks()
             yield None
+        else:
+            yield count_blocks
         for load in loads:
             self._store.columns.accept_load(load)
-        total = 0
-        for part, count in zip(batch, counts, strict=True):
-            if count is None:
-                first = part.first_offset if isinstance(part, ColumnBlock) else part.start
-                total += yield from self._count_verdicts(topic, queue_id, criteria, first, part.end)
+
+        # Where the columns could not decide, evaluate records.
+        match_count = 0
+        for block_or_load, block_count in zip(batch, counts, strict=True):
+            if block_count is not None:
+                match_count += block_count
+                continue
+            if isinstance(block_or_load, ColumnBlock):
+                start = block_or_load.first_offset
             else:
-                total += count
-        return total
+                start = block_or_load.start
+            match_count += yield from self._count_verdicts(
+                topic, queue_id, criteria, start, block_or_load.end
+            )
+        return match_count
 
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
         """Count the matches row by row, with records where columns cannot decide. Work item."""
-        total = 0
+        match_count = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
             if callable(step):  # a job for another thread
                 yield step
                 continue
             if step is not None:
-                total += step.verdicts.tobytes().count(TRUE)
+                match_count += step.verdicts.tobytes().count(TRUE)
             yield None
-        return total
+        return match_count
 
     def iter_verdicts(
         self,
@@ -490,37 +529,34 @@ class MatchCounter:
         pruning = criteria.vectorised if only_matches else None
         blocks = columns.iter_blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
-            import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
-
-            for low in range(start, end, RECORDS_PER_STEP):
-                high = min(low + RECORDS_PER_STEP, end)
-                verdicts = np.zeros(high - low, np.uint8)
-                records = dict(self.properties.iter_range(topic, queue_id, low, high))
-                rows = [offset - low for offset in records]
-                yield from _judge_records(criteria, rows, list(records.values()), verdicts)
-                yield BlockVerdicts(low, verdicts)
+            yield from self._iter_verdicts_of_records(topic, queue_id, criteria, start, end)
             return
-        vectorised = criteria.vectorised
-        assert vectorised is not None
+
+        read_at = partial(self.properties.read_at, topic, queue_id)
         for block in blocks:
-            judged: list[NDArray[np.uint8]] = []
-
-            def judge(block: ColumnBlock = block) -> None:  # runs on any thread
-                judged.append(vectorised.verdicts(block))  # noqa: B023 - runs before the next block
-
-            if criteria.is_fast_for(block.rows):
-                judge()
-            else:
-                yield judge
-            verdicts = judged[0]
+            verdicts = yield from _judge_block(criteria, block)
             if NEEDS_RECORD in verdicts:
                 verdicts = verdicts.copy()
-                undecided = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
-                while rows := list(islice(undecided, RECORDS_PER_STEP)):
-                    read_at = partial(self.properties.read_at, topic, queue_id)
+                undecided_rows = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
+                while rows := list(islice(undecided_rows, RECORDS_PER_STEP)):
                     properties = [read_at(block.first_offset + row) for row in rows]
                     yield from _judge_records(criteria, rows, properties, verdicts)
             yield BlockVerdicts(block.first_offset, verdicts)
+
+    def _iter_verdicts_of_records(
+        self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
+    ) -> Iterator[Job | BlockVerdicts | None]:
+        """Evaluate an SQL92 filter as `iter_verdicts` does, on records instead of columns."""
+        import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
+
+        for step_start in range(start, end, RECORDS_PER_STEP):
+            step_end = min(step_start + RECORDS_PER_STEP, end)
+            # A message that does not exist keeps the verdict FALSE, which is 0.
+            verdicts = np.zeros(step_end - step_start, np.uint8)
+            records = dict(self.properties.iter_range(topic, queue_id, step_start, step_end))
+            rows = [offset - step_start for offset in records]
+            yield from _judge_records(criteria, rows, list(records.values()), verdicts)
+            yield BlockVerdicts(step_start, verdicts)
 
     def _count_tags(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
@@ -536,58 +572,128 @@ class MatchCounter:
         columns = self._store.columns
         if end - start > TAG_UNITS and not columns.is_loaded:
             yield columns.warm_up
-        total = 0
+        match_count = 0
         while start < end:
-            part = columns.find_available_part(topic, queue_id, start, end)
-            stop = end if part is None else part.end
-            units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
+            tag_source = columns.find_available_part(topic, queue_id, start, end)
+            source_end = end if tag_source is None else tag_source.end
+            unit_count = min(source_end - start, TAG_UNITS)
+            units = self._store.reader.units(topic, queue_id, start, unit_count)
             if not len(units):
                 break
             hits = bulk.find_tag_codes(units, criteria.codes).tolist()
             if hits:
-                total += yield from self._count_hits(criteria, bytes(units), hits, part)
+                match_count += yield from self._count_hits(criteria, bytes(units), hits, tag_source)
             start += len(units) // UNIT_BYTES
             yield None
-        return total
+        return match_count
 
     def _count_hits(
         self,
         criteria: MatchCriteria,
         units: bytes,
         hits: list[int],
-        part: "ColumnBlock | Load | None",
+        tag_source: "ColumnBlock | Load | None",
     ) -> WorkItem[int]:
         """Count the units in `hits` whose tag is one of the wanted tags.
 
         `units` are units of the queue, and `hits` the indices of those with a wanted tag code.
-        `part` has the tags of all messages from the first of `units` on; None if there are no
+        `tag_source` has the tags of all messages from the first of `units` on; None if there are no
         columns. If the columns cannot decide, the records of the hits are read.
         """
-        block: ColumnBlock | None = None
-        if isinstance(part, ColumnBlock):
-            block = part
-        elif part is not None:
-            yield part.run
-            self._store.columns.accept_load(part)
-            block = None if part.block is None else part.block.slice_offsets(part.start, part.end)
-        count = None if block is None else _count_rows(criteria, block, hits)
-        if part is None and len(hits) >= RECORDS_PER_STEP:
-            # Decode the hits as one block of columns. Fewer hits are read one by one below.
-            begins = [hit * UNIT_BYTES for hit in hits]
-            joined = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-            if (decode := self._store.columns.make_block_builder(joined)) is not None:
-                decoded: list[ColumnBlock] = []
-                yield lambda: decoded.append(decode())
-                count = _count_rows(criteria, decoded[0], range(len(hits)))
-        if count is not None:
-            return count
+        match_count: int | None = None
+        if isinstance(tag_source, ColumnBlock):
+            match_count = _count_rows(criteria, tag_source, hits)
+        elif tag_source is not None:
+            yield tag_source.run
+            self._store.columns.accept_load(tag_source)
+            if tag_source.block is not None:
+                block = tag_source.block.slice_offsets(tag_source.start, tag_source.end)
+                match_count = _count_rows(criteria, block, hits)
+        elif len(hits) >= RECORDS_PER_STEP:
+            match_count = yield from self._count_decoded_hits(criteria, units, hits)
+        if match_count is not None:
+            return match_count
 
-        total = 0
-        remaining = iter(hits)
-        while chunk := list(islice(remaining, RECORDS_PER_STEP)):
-            total += sum(tag in criteria.tags for tag in self.properties.iter_tags(units, chunk))
+        # Read the hits one by one.
+        match_count = 0
+        remaining_hits = iter(hits)
+        while step_hits := list(islice(remaining_hits, RECORDS_PER_STEP)):
+            for tag in self.properties.iter_tags(units, step_hits):
+                if tag in criteria.tags:
+                    match_count += 1
             yield None
-        return total
+        return match_count
+
+    def _count_decoded_hits(
+        self, criteria: MatchCriteria, units: bytes, hits: list[int]
+    ) -> WorkItem[int | None]:
+        """Count the units in `hits` with a wanted tag, after decoding them as one block of columns.
+
+        Return None if they cannot be decoded, or if the columns cannot decide. Work item.
+        """
+        hit_starts = [hit * UNIT_BYTES for hit in hits]
+        hit_units = b"".join([units[start : start + UNIT_BYTES] for start in hit_starts])
+        build_block = self._store.columns.make_block_builder(hit_units)
+        if build_block is None:
+            return None
+        built_blocks: list[ColumnBlock] = []
+        yield lambda: built_blocks.append(build_block())
+        return _count_rows(criteria, built_blocks[0], range(len(hits)))
+
+
+class _RuleRange(NamedTuple):
+    """The offsets [start, end) of a queue for which a lane has the same rule."""
+
+    start: int
+    end: int
+    rule: LaneRule
+
+
+def _list_rule_ranges(lane_queue: LaneQueue, start: int, end: int) -> list[_RuleRange]:
+    """Return the ranges of offsets from `start` to `end` in which a lane has the same rule.
+
+    There is at least one range, even if it is empty.
+    """
+    ranges: list[_RuleRange] = []
+    rule_start = start
+    rule, rule_end = lane_queue.find_rule(rule_start)
+    while rule_end is not None and rule_end < end:
+        ranges.append(_RuleRange(rule_start, rule_end, rule))
+        rule_start = rule_end
+        rule, rule_end = lane_queue.find_rule(rule_start)
+    ranges.append(_RuleRange(rule_start, end, rule))
+    return ranges
+
+
+def _count_block(
+    vectorised: Vectorised | RuleColumnFilter, block_or_load: "ColumnBlock | Load"
+) -> int | None:
+    """Return the number of matches in a block; None if its records have to be read.
+
+    A block that is not in memory is loaded. Called on any thread.
+    """
+    if isinstance(block_or_load, ColumnBlock):
+        return vectorised.count(block_or_load)
+    block = block_or_load.run()
+    if block is not None:
+        return vectorised.count(block)
+    return 0 if block_or_load.has_no_match else None
+
+
+def _judge_block(
+    criteria: MatchCriteria, block: ColumnBlock
+) -> "Generator[Job | None, Any, NDArray[np.uint8]]":
+    """Evaluate an SQL92 filter on a block of columns, and return the verdicts.
+
+    Yield a job that does so on another thread if that takes long.
+    """
+    vectorised = criteria.vectorised
+    assert vectorised is not None
+    if criteria.is_fast_for(block.rows):
+        return vectorised.verdicts(block)
+    judged: list[NDArray[np.uint8]] = []
+    yield lambda: judged.append(vectorised.verdicts(block))
+    return judged[0]
 
 
 def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
@@ -599,13 +705,16 @@ def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[in
 
     if len(block.odd) or TAGS in block.excluded:
         return None
+    wants_untagged = "" in criteria.tags
     column = block.columns.get(TAGS)
-    if column is None:
-        return len(rows) if "" in criteria.tags else 0
-    codes = [code for code, tag in enumerate(column.values) if tag in criteria.tags]
-    if "" in criteria.tags:
-        codes.append(-1)
-    return int(np.isin(column.codes[np.array(rows, np.intp)], codes).sum())
+    if column is None:  # no message of the block has a tag
+        return len(rows) if wants_untagged else 0
+    # A code of a column is the index of a value in `column.values`, or -1 without a value.
+    wanted_codes = [code for code, tag in enumerate(column.values) if tag in criteria.tags]
+    if wants_untagged:
+        wanted_codes.append(-1)
+    codes = column.codes[np.array(rows, np.intp)]
+    return int(np.isin(codes, wanted_codes).sum())
 
 
 def _judge_records(
@@ -619,13 +728,16 @@ def _judge_records(
     `properties` are those of the rows, None where there is no message; its verdict is FALSE. Yield
     None after each ROWS_PER_STEP, or one job for all rows if the expression is long.
     """
-    verdict = criteria.verdict
-    assert verdict is not None
+    evaluate = criteria.verdict
+    assert evaluate is not None
 
     def judge(start: int, stop: int) -> None:
         """Write the verdicts on `rows[start:stop]`. Runs on any thread."""
-        for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
-            verdicts[row] = FALSE if values is None else evaluate_verdict(verdict, values)
+        for row, row_properties in zip(rows[start:stop], properties[start:stop], strict=True):
+            if row_properties is None:
+                verdicts[row] = FALSE
+            else:
+                verdicts[row] = evaluate_verdict(evaluate, row_properties)
 
     if criteria.weight > INLINE_WEIGHT_MAX:
         yield partial(judge, 0, len(rows))

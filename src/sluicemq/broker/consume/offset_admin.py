@@ -15,6 +15,7 @@ RocketMQ 4.x can do only this.
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
@@ -23,6 +24,7 @@ from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.topics import Topic
 from sluicemq.errors import RequestError
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem
@@ -103,32 +105,39 @@ class GroupOffsetHandlers(BrokerComponent):
         Raises RequestError if the queue does not exist, or if the offset is not in the queue.
         """
         name = topic.name
-        queue_id = header.queue_id
-        offset = header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        if is_server_side and queue_id >= 0:
-            if queue_id not in queue_ids:
+        names_queue = is_server_side and header.queue_id >= 0
+        if names_queue:
+            if header.queue_id not in queue_ids:
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"Queue {queue_id} does not exist: topic {name} has "
+                    f"Queue {header.queue_id} does not exist: topic {name} has "
                     f"{topic.config.read_queues} queues.",
                 )
-            queue_ids = [queue_id]
-            if offset is not None and offset != -1:
-                low, high = self.store.queue_offsets(name, queue_id)
-                if not low <= offset <= high + 1:  # RocketMQ's broker also accepts the end plus one
-                    raise RequestError(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"Offset {offset} is outside queue {queue_id} of topic {name}, which "
-                        f"holds {low} to {high}.",
-                    )
-                return {self._message_queue(name, queue_id): offset}
+            queue_ids = [header.queue_id]
+            if header.offset is not None and header.offset != -1:
+                self._check_offset(name, header.queue_id, header.offset)
+                return {self._make_message_queue(name, header.queue_id): header.offset}
+
         return {
-            self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
+            self._make_message_queue(name, queue_id): self._find_offset_at(
+                name, queue_id, header.time_ms
+            )
             for queue_id in queue_ids
         }
 
-    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+    def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
+        """Raise RequestError if an offset is not in a queue."""
+        offset_min, offset_end = self.store.queue_offsets(topic, queue_id)
+        # RocketMQ's broker also accepts the end plus one.
+        if not offset_min <= offset <= offset_end + 1:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"Offset {offset} is outside queue {queue_id} of topic {topic}, which "
+                f"holds {offset_min} to {offset_end}.",
+            )
+
+    def _find_offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Return the offset of a queue at a store time; the end of the queue if it is negative."""
         if time_ms < 0:
             return self.store.queue_offsets(topic, queue_id)[1]
@@ -175,18 +184,12 @@ class GroupOffsetHandlers(BrokerComponent):
             if not header.force and offset >= committed:
                 offsets[queue] = committed
 
-        is_cpp_client = language == "CPP"
-        encode = bodies.encode_queue_offset_list if is_cpp_client else bodies.encode_queue_offsets
-        body = encode(offsets)
-        fields = encode_header(
-            ResetOffsetRequest(
-                topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
-            )
-        )
-        for member in tuple(group.members):
-            member.send_oneway(
-                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
-            )
+        # Only after all queues were checked, because an error must not reset a part of them.
+        if language == "CPP":
+            body = bodies.encode_queue_offset_list(offsets)
+        else:
+            body = bodies.encode_queue_offsets(offsets)
+        _send_resets(tuple(group.members), header, body)
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(offsets),
@@ -210,27 +213,31 @@ class GroupOffsetHandlers(BrokerComponent):
             self.groups.check_exists(header.target_group)
         source = header.source_group
         target = header.target_group
-        names = {header.topic} if header.topic else self.offsets.topics_of(source)
-        for name in sorted(names):
-            topic = self.topics.get(name)
-            if topic is None or name.startswith(RETRY_PREFIX):
+        topic_names = {header.topic} if header.topic else self.offsets.topics_of(source)
+        for topic_name in sorted(topic_names):
+            topic = self.topics.get(topic_name)
+            if topic is None or topic_name.startswith(RETRY_PREFIX):
                 continue
-            offsets = {}
-            for queue_id in range(topic.config.read_queues):
-                offset = self.offsets.committed(source, name, queue_id)
-                if offset >= 0:
-                    offsets[self._message_queue(name, queue_id)] = offset
-            self._apply_reset(target, offsets)
+            self._apply_reset(target, self._list_committed(source, topic))
             log.info(
                 "%s copied the offsets of group %s to group %s for topic %s",
                 peer.remote,
                 source,
                 target,
-                name,
+                topic_name,
             )
         return Announced(Command(ResponseCode.SUCCESS))
 
     # ------------------------------------------------------------------------------- queries
+
+    def _list_committed(self, group: str, topic: Topic) -> dict[MessageQueue, int]:
+        """Return the committed offsets of a group on a topic. Queues without one are left out."""
+        offsets = {}
+        for queue_id in range(topic.config.read_queues):
+            offset = self.offsets.committed(group, topic.name, queue_id)
+            if offset >= 0:
+                offsets[self._make_message_queue(topic.name, queue_id)] = offset
+        return offsets
 
     def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer QUERY_CONSUME_TIME_SPAN (303) with times for each queue of a topic.
@@ -241,24 +248,31 @@ class GroupOffsetHandlers(BrokerComponent):
         there is none. Raises RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
-        name = topic.name
-        spans = []
-        reader = self.store.reader
         now_ms = self.clock.now_ms()
-        for queue_id in range(topic.config.write_queues):
-            end = self.store.queue_offsets(name, queue_id)[1]
-            committed = self.offsets.committed(header.group, name, queue_id)
-            first_ms = consumed_ms = reader.earliest_time_ms(name, queue_id)
-            if committed > 0:
-                consumed_ms = reader.store_time_ms(name, queue_id, committed - 1)
-            next_ms = 0
-            if end > committed:
-                next_ms = reader.store_time_ms(name, queue_id, max(committed, 0))
-            delay_ms = max(0, now_ms - next_ms) if next_ms > 0 else 0
-            last_ms = reader.store_time_ms(name, queue_id, end - 1) if end else -1
-            queue = self._message_queue(name, queue_id)
-            spans.append(bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms))
+        spans = [
+            self._measure_time_span(header.group, topic.name, queue_id, now_ms)
+            for queue_id in range(topic.config.write_queues)
+        ]
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
+
+    def _measure_time_span(
+        self, group: str, topic: str, queue_id: int, now_ms: int
+    ) -> bodies.TimeSpan:
+        """Return the times of one queue for `query_time_spans`."""
+        store_time_ms = partial(self.store.reader.store_time_ms, topic, queue_id)
+        offset_end = self.store.queue_offsets(topic, queue_id)[1]
+        committed = self.offsets.committed(group, topic, queue_id)
+
+        first_ms = self.store.reader.earliest_time_ms(topic, queue_id)
+        last_ms = store_time_ms(offset_end - 1) if offset_end else -1
+        consumed_ms = store_time_ms(committed - 1) if committed > 0 else first_ms
+        delay_ms = 0
+        if offset_end > committed:
+            next_ms = store_time_ms(max(committed, 0))
+            if next_ms > 0:
+                delay_ms = max(0, now_ms - next_ms)
+        queue = self._make_message_queue(topic, queue_id)
+        return bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms)
 
     def query_correction_offsets(
         self, header: QueryCorrectionOffsetRequest, command: Command, peer: Peer
@@ -270,20 +284,20 @@ class GroupOffsetHandlers(BrokerComponent):
         the offsets of the groups in `filterGroups`; here they stay.
         """
         excluded_groups = set(filter(None, (header.excluded_groups or "").split(",")))
-        least: dict[int, int] = {}  # by queue id: the least offset
-        compared: dict[int, int] = {}  # by queue id: the offset of the compared group
+        least_offsets: dict[int, int] = {}  # by queue id: the least offset
+        compared_offsets: dict[int, int] = {}  # by queue id: the offset of the compared group
         for group, topic, queue_id, offset in self.offsets.iter_offsets():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
-                compared[queue_id] = offset
+                compared_offsets[queue_id] = offset
             is_stored = offset >= self.store.queue_offsets(topic, queue_id)[0]
             if group not in excluded_groups and is_stored:
-                least[queue_id] = min(offset, least.get(queue_id, offset))
-        for queue_id, offset in compared.items():
-            if least.get(queue_id, NO_GROUP_BEHIND) > offset:
-                least[queue_id] = NO_GROUP_BEHIND
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least))
+                least_offsets[queue_id] = min(offset, least_offsets.get(queue_id, offset))
+        for queue_id, offset in compared_offsets.items():
+            if least_offsets.get(queue_id, NO_GROUP_BEHIND) > offset:
+                least_offsets[queue_id] = NO_GROUP_BEHIND
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least_offsets))
 
     def query_consume_queue(
         self, header: QueryConsumeQueueRequest, command: Command, peer: Peer
@@ -295,42 +309,78 @@ class GroupOffsetHandlers(BrokerComponent):
         RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
-        low, high = self.store.queue_offsets(topic.name, header.queue_id)
-        compiled = None
-        if header.group:
-            compiled = self.consumers.find_subscription(header.group, topic.name)
-        left = min(header.count, UNITS_MAX)
-        offset = max(header.offset, low)
-        data = b""
-        while left > 0:
-            units = self.store.reader.units(topic.name, header.queue_id, offset, left)
-            if not units:
-                break
-            data += units
-            offset += len(units) // UNIT.size
-            left -= len(units) // UNIT.size
+        offset_min, offset_end = self.store.queue_offsets(topic.name, header.queue_id)
+        units = self._read_units(
+            topic.name,
+            header.queue_id,
+            max(header.offset, offset_min),
+            min(header.count, UNITS_MAX),
+        )
 
-        subscription = compiled.subscription if compiled is not None else None
-        codes = subscription.codes if subscription is not None else ()
+        subscription = None
         filter_text = None
         if header.group:
-            filter_text = "null" if compiled else f"{header.group}@{topic.name} is not online!"
+            compiled = self.consumers.find_subscription(header.group, topic.name)
+            if compiled is None:
+                filter_text = f"{header.group}@{topic.name} is not online!"
+            else:
+                subscription = compiled.subscription
+                filter_text = "null"
 
-        def encode() -> bytes:
+        def encode_body() -> bytes:
             """Return the body of the answer. Runs on another thread."""
-            decoded = [
-                bodies.QueueUnit(position, size, code, not codes or code in codes)
-                for position, size, code in UNIT.iter_unpack(data)
-            ]
+            decoded_units = _decode_units(units, subscription)
             return bodies.encode_queue_units(
-                bodies.QueueUnits(low, high, decoded, subscription, filter_text)
+                bodies.QueueUnits(offset_min, offset_end, decoded_units, subscription, filter_text)
             )
 
         def steps() -> WorkItem[Command]:
-            return Command(ResponseCode.SUCCESS, body=(yield encode))
+            return Command(ResponseCode.SUCCESS, body=(yield encode_body))
 
         return Postponed(steps())
 
-    def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
+    def _read_units(self, topic: str, queue_id: int, offset: int, count: int) -> bytes:
+        """Return the bytes of at most `count` units of a queue from `offset` on.
+
+        Units are the 20-byte entries of a consume queue. There are fewer at the end of the queue.
+        """
+        pieces = []
+        units_left = count
+        while units_left > 0:
+            piece = self.store.reader.units(topic, queue_id, offset, units_left)
+            if not piece:
+                break
+            pieces.append(piece)
+            unit_count = len(piece) // UNIT.size
+            offset += unit_count
+            units_left -= unit_count
+        return b"".join(pieces)
+
+    def _make_message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
+
+
+def _send_resets(members: Iterable[Peer], header: ResetOffsetRequest, body: bytes) -> None:
+    """Send RESET_CONSUMER_CLIENT_OFFSET (220) to members, with the offsets in `body`.
+
+    `header` is that of the request that asked for the reset.
+    """
+    member_request = ResetOffsetRequest(
+        topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
+    )
+    fields = encode_header(member_request)
+    for peer in members:
+        peer.send_oneway(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+
+
+def _decode_units(units: bytes, subscription: Subscription | None) -> list[bodies.QueueUnit]:
+    """Return the units of a queue, each with whether its tag code matches a subscription.
+
+    All of them match if `subscription` is None or selects no tags.
+    """
+    wanted_codes = subscription.codes if subscription is not None else ()
+    return [
+        bodies.QueueUnit(position, size, code, not wanted_codes or code in wanted_codes)
+        for position, size, code in UNIT.iter_unpack(units)
+    ]

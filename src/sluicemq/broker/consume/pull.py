@@ -1,9 +1,9 @@
 """Pull handlers: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling and bulk answers.
 
 A pull passes through three stages: `PullChecks.prepare` decides whether it is allowed and which
-filter applies, `_read` reads the store, and the `_encode_*` methods build the answer. The checks
-run in the order of RocketMQ's broker (spec/remoting.md §13), because clients choose their reaction
-by the response code.
+filter applies, `_read_store` reads messages, and the `_encode_*` methods build the answer. The
+checks run in the order of RocketMQ's broker (spec/remoting.md §13), because clients choose their
+reaction by the response code.
 
 A pull that finds no messages may be parked. It is retried when messages of its queue become
 visible, from the offset at which its last read ended, and is answered when a message matches.
@@ -193,27 +193,26 @@ class PullHandlers(BrokerComponent):
             if committed >= 0 and context.group not in self._lanes:
                 self.offsets.commit(context.group, *context.queue, committed)
 
-            result = self._read(context, context.offset)
-            if result.status is not _FOUND:
-                return self._answer_or_park(context, command, result)
+            read_result = self._read_store(context, context.offset)
+            if read_result.status is not _FOUND:
+                return self._answer_or_park(context, command, read_result)
         except PullRefusedError as refusal:
-            kind = refusal.forbidden_kind
-            fields = {} if kind is None else {"forbiddenType": str(kind)}
+            forbidden_kind = refusal.forbidden_kind
+            fields = {} if forbidden_kind is None else {"forbiddenType": str(forbidden_kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
             return Postponed(retry_after(postponed.work, partial(self.pull, command, peer)))
         except (KeyError, TypeError, ValueError):
-            decode_header(
-                PullMessageRequest, command.fields
-            )  # raises an error that names the field
+            # This raises an error that names the field.
+            decode_header(PullMessageRequest, command.fields)
             raise
 
         if missed_pull is not None:
             self._save_plan(missed_pull, context, command)
-        pieces = self._encode_found(context, command.opaque, result)
-        if result.size_bytes < UNJOINED_BYTES_MIN:
-            return b"".join(pieces)
-        peer.write_buffers(pieces)
+        answer_pieces = self._encode_found(context, command.opaque, read_result)
+        if read_result.size_bytes < UNJOINED_BYTES_MIN:
+            return b"".join(answer_pieces)
+        peer.write_buffers(answer_pieces)
         return None
 
     def _answer_probe(self, context: PullContext, command: Command) -> bytes | Command:
@@ -223,22 +222,23 @@ class PullHandlers(BrokerComponent):
         reader sends a probe to find out whether the queue is the one that it has read before. If
         there is no message at the offset, the answer has the reason and the bounds of the queue.
         """
-        result = self.store.reader.read(*context.queue, context.offset, 1, None, None)
-        low = result.offset_min
-        high = result.offset_max
-        if result.status is _FOUND:
+        read_result = self.store.reader.read(*context.queue, context.offset, 1, None, None)
+        if read_result.status is _FOUND:
             fields = PullMessageResponse(
                 broker_id_suggested=0,
-                next_offset=result.next_offset,
-                offset_min=low,
-                offset_max=high,
+                next_offset=read_result.next_offset,
+                offset_min=read_result.offset_min,
+                offset_max=read_result.offset_max,
             )
             return Command(
-                ResponseCode.SUCCESS, encode_header(fields), b"".join(result.data), remark="FOUND"
+                ResponseCode.SUCCESS,
+                encode_header(fields),
+                b"".join(read_result.data),
+                remark="FOUND",
             )
-        code = self._response_code(context, result, context.offset)
-        bounds = (result.next_offset, high, low)
-        return self._encode_empty(context, command.opaque, code, bounds, result.status.name)
+        code = self._choose_code(context, read_result, context.offset)
+        bounds = (read_result.next_offset, read_result.offset_max, read_result.offset_min)
+        return self._encode_empty(context, command.opaque, code, bounds, read_result.status.name)
 
     def pull_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a plain PULL_MESSAGE (11) for which messages exist.
@@ -277,29 +277,30 @@ class PullHandlers(BrokerComponent):
             self.checks.prepare(context)
             if context.filter is not None and context.filter.reads_properties:
                 return False
-            sys_flag = context.sys_flag
-            committed = int(fields["commitOffset"]) if sys_flag & FLAG_COMMIT_OFFSET else -1
+            committed = -1
+            if context.sys_flag & FLAG_COMMIT_OFFSET:
+                committed = int(fields["commitOffset"])
             context.commit_offset = committed if committed >= 0 else None
         except (PullRefusedError, PostponedError, KeyError, TypeError, ValueError):
             return False
 
         if committed >= 0:
             self.offsets.commit(context.group, *context.queue, committed)
-        result = self._read(context, offset)
+        read_result = self._read_store(context, offset)
         answer: bool | bytes = True
-        if result.status is _FOUND:
-            pieces = self._encode_found(context, opaque, result)
-            if result.size_bytes < UNJOINED_BYTES_MIN:
-                answer = b"".join(pieces)
+        if read_result.status is _FOUND:
+            answer_pieces = self._encode_found(context, opaque, read_result)
+            if read_result.size_bytes < UNJOINED_BYTES_MIN:
+                answer = b"".join(answer_pieces)
             else:
-                peer.write_buffers(pieces)
-        elif (
-            _is_out_of_reach(context, result)
-            or (code := self._response_code(context, result, offset)) == ResponseCode.PULL_NOT_FOUND
-        ):
-            return False  # the general path may park or delay it
+                peer.write_buffers(answer_pieces)
+        elif _is_out_of_reach(context, read_result):
+            return False  # the general path delays it
         else:
-            answer = self._encode_not_found(context, opaque, code, result)
+            code = self._choose_code(context, read_result, offset)
+            if code == ResponseCode.PULL_NOT_FOUND:
+                return False  # the general path may park it
+            answer = self._encode_not_found(context, opaque, code, read_result)
         scheduler.spent(peer, begin_s, RequestCode.PULL_MESSAGE)
         return answer
 
@@ -326,39 +327,49 @@ class PullHandlers(BrokerComponent):
         A plan contains everything that is the same for each pull of a client from a queue: group,
         topic, filter, limits, and the answer's header with gaps for the numbers of each pull.
         `missed_pull` is the (key, header) of the last pull for which the engine had no plan. Do
-        nothing if that is not the pull of `command`, or if the engine cannot handle such pulls:
-        those with a filter that it does not know, bulk pulls, those of groups with lanes, and all
-        pulls if slaves serve readers.
+        nothing if that is not the pull of `command`, or if the engine cannot handle such pulls.
         """
         key, header = missed_pull
-        values = orjson.loads(header)
-        message_filter = context.filter
-        config = self.settings.broker
-        assert engine.pulls is not None, "the engine has reported a missed pull"
-        reader = self.store.reader
-        store = self.store.reader.config
-        is_sluice_client = ANY_SPAN_FIELD in context.fields
-        count_max = min(max(context.count_max, 1), reader.memory_count_max[is_sluice_client])
-        codes = None if message_filter is None else reader.tag_codes_only(message_filter)
-        scan = None
-        if message_filter is not None and codes is None:
-            scan = reader.cached_column_scan(message_filter)
-        is_this_pull = [values[name] for name in ("opaque", "flag", "extFields")] == [
-            command.opaque,
-            0,
-            command.fields,
-        ]
-        is_filter_known = message_filter is None or codes is not None or scan is not None
-        if (
-            not is_this_pull
-            or not is_filter_known
-            or context.bytes_max is not None
-            or count_max > engine.pulls.count_max
-            or config.slave_read
+        missed_header = orjson.loads(header)
+        is_this_pull = (
+            missed_header["opaque"] == command.opaque
+            and missed_header["flag"] == 0
+            and missed_header["extFields"] == command.fields
+        )
+        # The engine does not know bulk pulls, slaves that serve readers, and lanes.
+        is_excluded = (
+            context.bytes_max is not None
+            or self.settings.broker.slave_read
             or context.group in self._lanes
             or context.group not in self.groups.table
-        ):
+        )
+        if not is_this_pull or is_excluded:
             return
+        plan = self._make_plan(context)
+        if plan is not None:
+            self.compiled.remember(key, plan)
+
+    def _make_plan(self, context: PullContext) -> Any:
+        """Return the engine's plan for a pull, whose group must exist.
+
+        Return None if the engine does not know the filter, or cannot return as many messages.
+        """
+        assert engine.pulls is not None, "the engine has reported a missed pull"
+        reader = self.store.reader
+        message_filter = context.filter
+        # Tag codes are compared without the message; a scan evaluates columns in memory.
+        codes = None
+        scan = None
+        if message_filter is not None:
+            codes = reader.tag_codes_only(message_filter)
+            if codes is None:
+                scan = reader.cached_column_scan(message_filter)
+            if codes is None and scan is None:
+                return None
+        is_sluice_client = ANY_SPAN_FIELD in context.fields
+        count_max = min(max(context.count_max, 1), reader.memory_count_max[is_sluice_client])
+        if count_max > engine.pulls.count_max:
+            return None
 
         plan = engine.pulls.Plan()
         plan.group = context.group
@@ -367,10 +378,12 @@ class PullHandlers(BrokerComponent):
         plan.config = self.groups.table[context.group]
         plan.found_topic = self.topics.table[context.topic]
         plan.topic_config = plan.found_topic.config
-        plan.broker = config
+        plan.broker = self.settings.broker
         plan.delivered = context.delivery
         plan.scan = scan
-        plan.codes = codes if scan is None else message_filter.vectorised  # type: ignore[union-attr]
+        plan.codes = codes
+        if scan is not None:
+            plan.codes = message_filter.vectorised  # type: ignore[union-attr]
         plan.any_span = is_sluice_client
         if not context.sys_flag & FLAG_SUBSCRIPTION:
             plan.members = self.consumers.groups[context.group]
@@ -378,28 +391,15 @@ class PullHandlers(BrokerComponent):
             plan.model = plan.members.message_model
         plan.commits = bool(context.sys_flag & FLAG_COMMIT_OFFSET)
         plan.count_max = count_max
-        plan.bytes_max = min(store.max_transfer_bytes_memory, UNJOINED_BYTES_MIN - 1)
-        plan.scan_max = store.filter_scan_units_max
+        plan.bytes_max = min(reader.config.max_transfer_bytes_memory, UNJOINED_BYTES_MIN - 1)
+        plan.scan_max = reader.config.filter_scan_units_max
         if scan is None:
             plan.scan_max = min(plan.scan_max, TAG_SCAN_MAX)
-        group_flag, topic_flag = context.sys_flags
-        text = _ANSWER_HEADER % (
-            0,
-            0,
-            group_flag,
-            *_PLACEHOLDERS[:3],
-            topic_flag,
-            _PLACEHOLDERS[3],
-            b"FOUND",
-        )
-        # Split the header at the numbers that differ from pull to pull.
-        for placeholder in _PLACEHOLDERS:
-            text = text.replace(b"%d" % placeholder, b"\0")
-        plan.answer = tuple(text.split(b"\0"))
-        self.compiled.remember(key, plan)
+        plan.answer = _split_answer_header(*context.sys_flags)
+        return plan
 
     def _answer_or_park(
-        self, context: PullContext, command: Command, result: ReadResult
+        self, context: PullContext, command: Command, read_result: ReadResult
     ) -> bytes | Parked | Postponed:
         """Return the answer to a read without messages, or the pull to be parked.
 
@@ -410,15 +410,15 @@ class PullHandlers(BrokerComponent):
 
         Called for every pull that reaches the end of a queue: keep it cheap.
         """
-        if result.postponed is not None:
+        if read_result.postponed is not None:
             return Postponed(
-                retry_after(result.postponed, partial(self.pull, command, context.peer))
+                retry_after(read_result.postponed, partial(self.pull, command, context.peer))
             )
-        if _is_out_of_reach(context, result):
+        if _is_out_of_reach(context, read_result):
             return self._delay_match(context, command)
-        code = self._response_code(context, result, context.offset)
+        code = self._choose_code(context, read_result, context.offset)
         if code != ResponseCode.PULL_NOT_FOUND or not context.sys_flag & FLAG_SUSPEND:
-            return self._encode_not_found(context, command.opaque, code, result)
+            return self._encode_not_found(context, command.opaque, code, read_result)
         wait_ms = min(max(int(context.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
         config = self.settings.broker
         if not config.long_polling_enable:
@@ -426,7 +426,7 @@ class PullHandlers(BrokerComponent):
         return Parked(
             command,
             queues=(context.queue,),
-            scan_offset=result.next_offset,
+            scan_offset=read_result.next_offset,
             deadline_s=self.clock.monotonic_s() + wait_ms / 1000,
             try_answer=partial(self._retry_parked, context),
         )
@@ -459,12 +459,12 @@ class PullHandlers(BrokerComponent):
         A pull that waits for its lane is returned as Parked if the client allows it. Called for
         every pull: keep it cheap.
         """
-        resets = self.offsets.resets.table
-        if context.group not in self._lanes and not (
-            resets and (context.group, *context.queue) in resets
-        ):
-            return None
-        decision = self._decide(context)
+        if context.group not in self._lanes:
+            resets = self.offsets.resets.table
+            has_reset = resets and (context.group, *context.queue) in resets
+            if not has_reset:
+                return None
+        decision = self._decide_action(context)
         if decision.action is PullAction.WAIT and context.sys_flag & FLAG_SUSPEND:
             return Parked(
                 command,
@@ -473,15 +473,13 @@ class PullHandlers(BrokerComponent):
                 deadline_s=self.clock.monotonic_s() + LANE_WAIT_S,
                 try_answer=partial(self._retry_parked, context),
             )
-        return (
-            None
-            if decision.action is PullAction.READ
-            else self._encode_decision(context, command.opaque, decision)
-        )
+        if decision.action is PullAction.READ:
+            return None
+        return self._encode_decision(context, command.opaque, decision)
 
     # --------------------------------------------------------------------- resets and lanes
 
-    def _decide(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
+    def _decide_action(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
         """Return what a pull of a lane, or of a group whose offset was reset, must do next.
 
         The commit of a new pull is applied before the lane decides. `is_parked` is True for a
@@ -517,7 +515,7 @@ class PullHandlers(BrokerComponent):
 
     # ------------------------------------------------------------------------------- reading
 
-    def _read(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
+    def _read_store(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
         """Read the store from `offset` on with the filter and the limits of the pull.
 
         A member of a lane reads with the rule of its lane, and not beyond the offset at which the
@@ -531,50 +529,58 @@ class PullHandlers(BrokerComponent):
         delivery = context.delivery
         message_filter = context.filter
         committed = context.commit_offset
-        count = context.count_max if context.count_max > 0 else 1
+        count_max = context.count_max if context.count_max > 0 else 1
         is_sluice_client = ANY_SPAN_FIELD in context.fields
-        reach = room = lane_queue = estimator = None
+        span_limit = scan_max = lane_queue = estimator = None
         if context.group in self._lanes:
             lane = self.consumers.lane_of(context.group, context.peer, context.fields)
             lane_queue = lane.get_lane_queue(context.queue) if lane is not None else None
+
+        # Choose the filter and the limits.
         if lane_queue is not None:
-            rule, until = lane_queue.find_rule(offset)
+            rule, rule_end = lane_queue.find_rule(offset)
             message_filter = get_rule_filter(rule)
-            if until is not None:
-                room = until - offset
-                count = min(count, room)
-            reach = None if committed is None else SpanLimit(committed)
+            if rule_end is not None:
+                scan_max = rule_end - offset
+                count_max = min(count_max, scan_max)
+            span_limit = None if committed is None else SpanLimit(committed)
         elif message_filter is not None and context.bytes_max is None:
             if is_sluice_client:
-                reach = SpanLimit(offset, UNLIMITED)
+                span_limit = SpanLimit(offset, UNLIMITED)
             else:
                 estimator = delivery.span_estimator
                 if not is_parked:
                     estimator.record_pull(context.queue_id, self.clock.monotonic_s())
-                reach = estimator.make_span_limit(context.queue_id, offset, committed, is_parked)
-        result = self.store.reader.read(
+                span_limit = estimator.make_span_limit(
+                    context.queue_id, offset, committed, is_parked
+                )
+
+        read_result = self.store.reader.read(
             context.topic,
             context.queue_id,
             offset,
-            count,
+            count_max,
             context.bytes_max,
             message_filter,
-            room,
-            reach,
+            scan_max,
+            span_limit,
             may_postpone=lane_queue is None,
             is_sluice_client=is_sluice_client,
         )
-        scanned = result.units_scanned
-        delivery.filtered_count += scanned - result.count
+
+        # Record the read.
+        scanned_count = read_result.units_scanned
+        delivery.filtered_count += scanned_count - read_result.count
         if lane_queue is not None:
-            note_delivery(lane_queue, offset, result)
+            note_delivery(lane_queue, offset, read_result)
         elif estimator is not None:
-            estimator.record_answer(context.queue_id, result, self.clock.monotonic_s())
+            estimator.record_answer(context.queue_id, read_result, self.clock.monotonic_s())
         # A lane's rule has several expressions: `is_sure` says nothing about each of them.
-        is_sure = result.is_filter_reliable and lane_queue is None
-        if scanned and not is_sure and message_filter and message_filter.reads_properties:
-            delivery.add_range_to_check(message_filter, context.queue_id, offset, offset + scanned)
-        return result
+        is_sure = read_result.is_filter_reliable and lane_queue is None
+        if scanned_count and not is_sure and message_filter and message_filter.reads_properties:
+            scanned_end = offset + scanned_count
+            delivery.add_range_to_check(message_filter, context.queue_id, offset, scanned_end)
+        return read_result
 
     # ------------------------------------------------------------------------------- waiting
 
@@ -593,7 +599,7 @@ class PullHandlers(BrokerComponent):
             return encode_response(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
-            decision = self._decide(context, is_parked=True)
+            decision = self._decide_action(context, is_parked=True)
             if decision.action is PullAction.WAIT and not is_last:
                 return None
             if decision.action is not PullAction.READ:
@@ -605,16 +611,16 @@ class PullHandlers(BrokerComponent):
                 # The expression of the group has changed since the pull was parked. RocketMQ's
                 # broker reads with the new one, and a Java client drops what does not match the
                 # old one. Here the client has to pull again.
-                return self._encode_decision(
-                    context, opaque, PullDecision(PullAction.RETRY, offset=parked.scan_offset)
-                )
-        result = self._read(context, parked.scan_offset, is_parked=True)
-        if result.status is _FOUND:
-            return b"".join(self._encode_found(context, opaque, result))
-        return self._answer_or_keep_parked(context, parked, result, is_last)
+                decision = PullDecision(PullAction.RETRY, offset=parked.scan_offset)
+                return self._encode_decision(context, opaque, decision)
+
+        read_result = self._read_store(context, parked.scan_offset, is_parked=True)
+        if read_result.status is _FOUND:
+            return b"".join(self._encode_found(context, opaque, read_result))
+        return self._answer_or_keep_parked(context, parked, read_result, is_last)
 
     def _answer_or_keep_parked(
-        self, context: PullContext, parked: Parked, result: ReadResult, is_last: bool
+        self, context: PullContext, parked: Parked, read_result: ReadResult, is_last: bool
     ) -> bytes | None:
         """Return the answer after a retry that found no messages, or None to keep the pull parked.
 
@@ -627,53 +633,53 @@ class PullHandlers(BrokerComponent):
         message was examined: return b"", and repeat the pull in the background, which writes the
         answer.
         """
-        if is_last and result.postponed is not None:
+        if is_last and read_result.postponed is not None:
             command = parked.command
             peer = context.peer
-            steps = retry_after(result.postponed, partial(self.pull, command, peer))
+            steps = retry_after(read_result.postponed, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
-        is_for_master = result.postponed is None and self._is_redirected_to_master(
-            context, result, parked.scan_offset
+        is_for_master = read_result.postponed is None and self._is_redirected_to_master(
+            context, read_result, parked.scan_offset
         )
-        code = self._response_code(context, result, parked.scan_offset)
+        code = self._choose_code(context, read_result, parked.scan_offset)
         if not is_last and not is_for_master:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-                parked.scan_offset = result.next_offset
-                if result.next_offset < result.offset_max:
+                parked.scan_offset = read_result.next_offset
+                if read_result.next_offset < read_result.offset_max:
                     parked.is_attempt_pending = True
-                    steps = self.polls.retry_after(parked, context.peer, result.postponed)
+                    steps = self.polls.retry_after(parked, context.peer, read_result.postponed)
                     self.background.run_in_background(steps, context.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
-        elif code == ResponseCode.PULL_NOT_FOUND and result.next_offset > context.offset:
+        elif code == ResponseCode.PULL_NOT_FOUND and read_result.next_offset > context.offset:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
-            result.status = ReadStatus.NO_MATCHED_MESSAGE
-        return self._encode_not_found(context, parked.command.opaque, code, result)
+            read_result.status = ReadStatus.NO_MATCHED_MESSAGE
+        return self._encode_not_found(context, parked.command.opaque, code, read_result)
 
     # ------------------------------------------------------------------------------- answers
 
-    def _response_code(self, context: PullContext, result: ReadResult, offset: int) -> int:
+    def _choose_code(self, context: PullContext, read_result: ReadResult, offset: int) -> int:
         """Return the response code for a read that began at `offset`.
 
-        On a slave, `result.next_offset` may be changed to `offset`: a slave that serves readers
-        (slaveReadEnable) resets no client's offset, unless offsetCheckInSlave is set, because its
-        log may be the shorter one. Called for every pull: keep it cheap.
+        On a slave, `read_result.next_offset` may be changed to `offset`: a slave that serves
+        readers (slaveReadEnable) resets no client's offset, unless offsetCheckInSlave is set,
+        because its log may be the shorter one. Called for every pull: keep it cheap.
         """
-        code = _CODE_BY_STATUS.get(result.status) or _EMPTY_QUEUE_CODES[offset == 0]
+        code = _CODE_BY_STATUS.get(read_result.status) or _EMPTY_QUEUE_CODES[offset == 0]
         settings = self.settings
         if not settings.is_slave:
             return code
         if code == ResponseCode.PULL_OFFSET_MOVED and not settings.broker.offset_check_in_slave:
-            result.next_offset = offset
+            read_result.next_offset = offset
             code = ResponseCode.PULL_NOT_FOUND
-        if self._is_redirected_to_master(context, result, offset):
+        if self._is_redirected_to_master(context, read_result, offset):
             return ResponseCode.PULL_RETRY_IMMEDIATELY
         return code
 
     def _is_redirected_to_master(
-        self, context: PullContext, result: ReadResult, offset: int
+        self, context: PullContext, read_result: ReadResult, offset: int
     ) -> bool:
         """Return whether this slave sends a client that found no messages back to its master.
 
@@ -684,52 +690,53 @@ class PullHandlers(BrokerComponent):
         settings = self.settings
         if not settings.is_slave or settings.is_failover or not self.has_master():
             return False
-        return result.status not in _SCANNED_STATUSES or self.store.reader.is_in_memory(
+        return read_result.status not in _SCANNED_STATUSES or self.store.reader.is_in_memory(
             *context.queue, offset
         )
 
     def _encode_found(
-        self, context: PullContext, opaque: int, result: ReadResult
+        self, context: PullContext, opaque: int, read_result: ReadResult
     ) -> list[bytes | memoryview]:
-        """Return the answer with the messages of `result` as pieces to be written in order.
+        """Return the answer with the messages of `read_result` as pieces to be written in order.
 
         Update the counters and the fetched offset of the group. Called for every pull: keep it
         cheap.
         """
         group_flag, topic_flag = context.sys_flags
-        broker_id = self._suggested_broker_id(context) if self.settings.broker.slave_read else 0
-        text = _ANSWER_HEADER % (
+        broker_id = self._choose_suggested_broker(context) if self.settings.broker.slave_read else 0
+        header = _ANSWER_HEADER % (
             0,
             broker_id,
             group_flag,
-            result.next_offset,
-            result.offset_max,
-            result.offset_min,
+            read_result.next_offset,
+            read_result.offset_max,
+            read_result.offset_min,
             topic_flag,
             opaque,
             b"FOUND",
         )
-        size = result.size_bytes
-        length = len(text)
+        body_bytes = read_result.size_bytes
+        header_bytes = len(header)
         self.found_count += 1
         delivery = context.delivery
-        delivery.fetched_offsets[context.queue_id] = result.next_offset
-        delivery.messages_out += result.count
-        delivery.bytes_out += size
-        return [_FRAME_PREFIX.pack(length + 4 + size, length) + text, *result.data]
+        delivery.fetched_offsets[context.queue_id] = read_result.next_offset
+        delivery.messages_out += read_result.count
+        delivery.bytes_out += body_bytes
+        prefix = _FRAME_PREFIX.pack(header_bytes + 4 + body_bytes, header_bytes)
+        return [prefix + header, *read_result.data]
 
     def _encode_not_found(
-        self, context: PullContext, opaque: int, code: int, result: ReadResult
+        self, context: PullContext, opaque: int, code: int, read_result: ReadResult
     ) -> bytes:
         """Return the encoded answer of a read that found no messages.
 
         Record its next offset as the one that the group fetches next.
         """
-        status = result.status
+        status = read_result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
             status = ReadStatus.NO_MESSAGE_IN_QUEUE  # RocketMQ creates the queue to read it
-        context.delivery.fetched_offsets[context.queue_id] = result.next_offset
-        bounds = (result.next_offset, result.offset_max, result.offset_min)
+        context.delivery.fetched_offsets[context.queue_id] = read_result.next_offset
+        bounds = (read_result.next_offset, read_result.offset_max, read_result.offset_min)
         return self._encode_empty(context, opaque, code, bounds, status.name)
 
     def _encode_empty(
@@ -746,10 +753,18 @@ class PullHandlers(BrokerComponent):
         """
         self.missed_count += 1
         group_flag, topic_flag = context.sys_flags
-        text = _ANSWER_HEADER % (code, 0, group_flag, *bounds, topic_flag, opaque, remark.encode())
-        return _FRAME_PREFIX.pack(len(text) + 4, len(text)) + text
+        header = _ANSWER_HEADER % (
+            code,
+            0,
+            group_flag,
+            *bounds,
+            topic_flag,
+            opaque,
+            remark.encode(),
+        )
+        return _FRAME_PREFIX.pack(len(header) + 4, len(header)) + header
 
-    def _suggested_broker_id(self, context: PullContext) -> int:
+    def _choose_suggested_broker(self, context: PullContext) -> int:
         """Return the id of the broker that the client should ask next (spec/ha.md §4).
 
         If the messages at the requested offset are probably no longer in memory, it is the group's
@@ -763,6 +778,22 @@ class PullHandlers(BrokerComponent):
         return group.broker_id if is_near else group.broker_id_when_slow
 
 
-def _is_out_of_reach(context: PullContext, result: ReadResult) -> bool:
+def _split_answer_header(group_flag: int, topic_flag: int) -> tuple[bytes, ...]:
+    """Return an answer's header, split at the numbers that differ from pull to pull."""
+    header = _ANSWER_HEADER % (
+        0,
+        0,
+        group_flag,
+        *_PLACEHOLDERS[:3],
+        topic_flag,
+        _PLACEHOLDERS[3],
+        b"FOUND",
+    )
+    for placeholder in _PLACEHOLDERS:
+        header = header.replace(b"%d" % placeholder, b"\0")
+    return tuple(header.split(b"\0"))
+
+
+def _is_out_of_reach(context: PullContext, read_result: ReadResult) -> bool:
     """Return whether the read made no progress because its first match is out of reach."""
-    return result.is_out_of_reach and result.next_offset == context.offset
+    return read_result.is_out_of_reach and read_result.next_offset == context.offset

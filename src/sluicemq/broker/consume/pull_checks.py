@@ -166,10 +166,12 @@ class PullChecks:
             self._raise_refusal(context, group, topic)
         assert group is not None
         assert topic is not None
+
+        # In most cases the group's filter by tags applies. `_find_group_filter` handles the others.
         members = self.consumers.groups.get(context.group)
         compiled = None if members is None else members.subscriptions.get(context.topic)
         if context.sys_flag & FLAG_SUBSCRIPTION:
-            context.filter = self._request_filter(context)
+            context.filter = self._find_request_filter(context)
         elif (
             members is None
             or compiled is None
@@ -179,13 +181,13 @@ class PullChecks:
             or context.group in self._lanes
             or compiled.subscription.version < int(context.fields["subVersion"])
         ):
-            context.filter = self._group_filter(context, group, members)
+            context.filter = self._find_group_filter(context, group, members)
         else:
             context.filter = compiled.filter
         context.sys_flags = (group.sys_flag, topic.config.sys_flag)
-        context.bytes_max = (
-            self._reserve_bulk_bytes(context) if "sluiceBulk" in context.fields else None
-        )
+        context.bytes_max = None
+        if "sluiceBulk" in context.fields:
+            context.bytes_max = self._reserve_bulk_bytes(context)
         context.delivery = self.deliveries[context.topic, context.group]
 
     def _raise_refusal(
@@ -197,24 +199,24 @@ class PullChecks:
         None as `group` or `topic` means that it does not exist.
         """
         config = self.settings.broker
-        name = context.group
+        group_name = context.group
         if not config.broker_permission & PERM_READ:
-            what = f"the broker[{config.broker_name}] pulling message is forbidden"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
+            remark = f"the broker[{config.broker_name}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 1)
         if group is None:
-            what = f"subscription group [{name}] does not exist, {FAQ}"
-            raise PullRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+            remark = f"subscription group [{group_name}] does not exist, {FAQ}"
+            raise PullRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         if not group.consume_enable:
-            what = f"subscription group no permission, {name}"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
+            remark = f"subscription group no permission, {group_name}"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 2)
         if topic is None:
             raise PullRefusedError.from_error(make_no_topic_error(context.topic))
         if not topic.is_readable:
-            what = f"the topic[{context.topic}] pulling message is forbidden"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
-        if not self.groups.can_read(name, context.topic):
-            what = f"the consumer group[{name}] is forbidden for topic[{context.topic}]"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
+            remark = f"the topic[{context.topic}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 3)
+        if not self.groups.can_read(group_name, context.topic):
+            remark = f"the consumer group[{group_name}] is forbidden for topic[{context.topic}]"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 5)
         if not 0 <= context.queue_id < topic.config.read_queues:
             remote = context.peer.remote
             code = ResponseCode.INVALID_PARAMETER
@@ -222,21 +224,21 @@ class PullChecks:
                 make_no_queue_error(topic, context.queue_id, remote, code)
             )
 
-    def _request_filter(self, context: PullContext) -> MessageFilter | None:
+    def _find_request_filter(self, context: PullContext) -> MessageFilter | None:
         """Return the filter of the expression in the request; None if every message matches.
 
         Raises PullRefusedError if the expression is invalid or SQL92 is disabled, and
         PostponedError if it takes long to compile.
         """
-        kind = context.fields.get("expressionType")
-        if not is_tag_kind(kind) and not self.settings.broker.enable_property_filter:
+        expression_kind = context.fields.get("expressionType")
+        if not is_tag_kind(expression_kind) and not self.settings.broker.enable_property_filter:
             raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_DISABLED)
         try:
-            return self.filters.get_filter(kind, context.fields.get("subscription"))
+            return self.filters.get_filter(expression_kind, context.fields.get("subscription"))
         except RequestError as error:
             raise PullRefusedError.from_error(error) from error
 
-    def _group_filter(
+    def _find_group_filter(
         self, context: PullContext, config: GroupConfig, group: ConsumerGroup | None
     ) -> MessageFilter | None:
         """Return the filter that the heartbeats of the group declared; None if all messages match.
@@ -250,17 +252,17 @@ class PullChecks:
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
             )
         if context.group in self._lanes or config.attributes.get(CONTRACT) == STRICT:
-            compiled = self._member_subscription(context, group)
+            compiled = self._find_member_subscription(context, group)
             if compiled is not None:
                 return compiled.filter
         if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
-            what = f"the consumer group[{context.group}] can not consume by broadcast way"
-            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 4)
+            remark = f"the consumer group[{context.group}] can not consume by broadcast way"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 4)
         compiled = group.subscriptions.get(context.topic)
         if compiled is None:
-            raise _subscription_not_exist_error()
+            raise _make_not_exist_error()
         if compiled.subscription.version < int(context.fields["subVersion"]):
-            raise _subscription_not_latest_error()
+            raise _make_not_latest_error()
         if not compiled.is_tag_type:
             if not self.settings.broker.enable_property_filter:
                 raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_DISABLED)
@@ -272,7 +274,7 @@ class PullChecks:
                 )
         return compiled.filter
 
-    def _member_subscription(
+    def _find_member_subscription(
         self, context: PullContext, group: ConsumerGroup
     ) -> CompiledSubscription | None:
         """Return the group's subscription for a member with a lane; None if it has no lane.
@@ -289,15 +291,15 @@ class PullChecks:
             reason = contracts.refusal_reason(context.group, context.peer, client_id)
             if not reason:
                 reason = "no heartbeat of this client has arrived yet"
-            raise _subscription_not_exist_error(f": {reason}")
+            raise _make_not_exist_error(f": {reason}")
         lanes = self._lanes.get(context.group)
         if lanes is None or member.subscription_key not in lanes.lanes:
             return None
         subscription = member.subscriptions.get(context.topic)
         if subscription is None:
-            raise _subscription_not_exist_error()
+            raise _make_not_exist_error()
         if subscription.version < int(context.fields["subVersion"]):
-            raise _subscription_not_latest_error()
+            raise _make_not_latest_error()
         return group.subscriptions.get(context.topic)
 
     def _reserve_bulk_bytes(self, context: PullContext) -> int | None:
@@ -314,22 +316,24 @@ class PullChecks:
         config = self.settings.broker
         if not self._bulk_bytes_reserved:
             self.call_soon(self._bulk_bytes_reserved.clear)
-        reserved = self._bulk_bytes_reserved.get(context.peer, 0)
-        room = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - reserved
-        limit = min(header.message_bytes_max or room, room, config.bulk_pull_bytes_max)
-        limit = max(limit, BULK_BYTES_MIN)
-        self._bulk_bytes_reserved[context.peer] = reserved + limit
-        return limit
+        reserved_bytes = self._bulk_bytes_reserved.get(context.peer, 0)
+        bytes_left = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - reserved_bytes
+        limit_bytes = min(
+            header.message_bytes_max or bytes_left, bytes_left, config.bulk_pull_bytes_max
+        )
+        limit_bytes = max(limit_bytes, BULK_BYTES_MIN)
+        self._bulk_bytes_reserved[context.peer] = reserved_bytes + limit_bytes
+        return limit_bytes
 
 
-def _subscription_not_exist_error(why: str = "") -> PullRefusedError:
+def _make_not_exist_error(why: str = "") -> PullRefusedError:
     """Return the error for a client whose subscription the broker does not know."""
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{why}\n{FAQ}"
     )
 
 
-def _subscription_not_latest_error() -> PullRefusedError:
+def _make_not_latest_error() -> PullRefusedError:
     """Return the error for a client whose subscription is newer than the one the broker knows."""
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"

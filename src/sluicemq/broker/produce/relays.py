@@ -29,9 +29,10 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from sluicemq.broker.consume.clients import Consumers, Member, Producers
+from sluicemq.broker.consume.clients import Consumers, Member
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock

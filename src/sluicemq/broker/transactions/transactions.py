@@ -38,9 +38,10 @@ from itertools import count, islice, takewhile
 from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Progress, TimeSlice
-from sluicemq.broker.consume.clients import Member, Producers
+from sluicemq.broker.consume.clients import Member
 from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore, Record
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import SYSTEM_FILES, Files, clone, link, load_text, overwrite_text
+from sluicemq.files import SYSTEM_FILES, File, Files, clone, link, load_text, overwrite_text
 from sluicemq.files.identity import read_identity
 from sluicemq.store.directory import RESTORING_FILE, detect_file_sizes, read_checkpoint, write_abort
 from sluicemq.store.dispatch import sweep_records
@@ -118,15 +118,17 @@ class Manifest(NamedTuple):
         fields = json.loads(text)
         if fields["version"] != VERSION:
             raise ValueError(f"version {fields['version']}, not {VERSION}")
+        moments = [Moment(moment["end"], moment["timeMs"]) for moment in fields["moments"]]
+        units = [
+            (topic, queue_id, offset, bytes.fromhex(unit_hex))
+            for topic, queue_id, offset, unit_hex in fields["units"]
+        ]
         return cls(
             log_file_bytes=fields["logFileBytes"],
             queue_file_bytes=fields["queueFileBytes"],
             index_file_bytes=fields["indexFileBytes"],
-            moments=[Moment(moment["end"], moment["timeMs"]) for moment in fields["moments"]],
-            units=[
-                (topic, queue_id, offset, bytes.fromhex(unit))
-                for topic, queue_id, offset, unit in fields["units"]
-            ],
+            moments=moments,
+            units=units,
             timer_log_file_bytes=fields.get("timerLogFileBytes", 0),
             timer_precision_ms=fields.get("timerPrecisionMs", 0),
         )
@@ -213,66 +215,117 @@ def back_up(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
     config = detect_file_sizes(config, files, "--commit-log")
-    manifest = _read_manifest(files, target) if files.exists(target) else None
-    if manifest is None and files.names(target):
-        raise StoreError(
-            f"{target} is not empty, and is not a backup.", fix="Specify another directory."
-        )
+    manifest = _read_manifest_to_extend(files, target)
+
+    # Before the end of the log is searched, so that no document is newer than the log.
     state = _read_state(files, f"{root}/config")
-    log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
-    log.segments.load(removes=False)
+    log = _load_log(files, config.commit_log_path, config.commit_log_file_bytes)
     begin = log.start
     if manifest is not None:
         begin = manifest.moments[-1].end
         _check_same_store(log, f"{target}/commitlog", begin, manifest)
     end = _find_backup_end(log, begin, config, progress)
+
+    # Copy the log and the documents.
+    log_directory = f"{target}/commitlog"
     copied_bytes = 0
     for segment in log.segments:
         if segment.end > begin and segment.base < end:
-            copied_bytes += _copy_segment(files, segment, f"{target}/commitlog", begin, end, shares)
-    files.make_directory(f"{target}/commitlog")
-    state_directory = f"{target}/state/{end:0{NAME_DIGITS}d}"
+            copied_bytes += _copy_segment(files, segment, log_directory, begin, end, shares)
+    files.make_directory(log_directory)
+    state_directory = _make_state_path(target, end)
     remove_tree(files, state_directory)
     _write_state(files, state_directory, state)
-    moments = [] if manifest is None else [one for one in manifest.moments if one.end < end]
-    moments.append(Moment(end, clock.now_ms()))
-    new_manifest = _make_manifest(files, config, log.start, moments[-MOMENTS_MAX:])
+
+    # Write the manifest last, because it makes the new moment a part of the backup.
+    moments = _add_moment(manifest, Moment(end, clock.now_ms()))
+    new_manifest = _make_manifest(files, config, log.start, moments)
     overwrite_text(files, f"{target}/{MANIFEST}", new_manifest.to_text())
-    for name in files.names(f"{target}/state"):
-        if int(name) not in [moment.end for moment in new_manifest.moments]:
-            remove_tree(files, f"{target}/state/{name}")
+    _remove_old_states(files, f"{target}/state", moments)
     log.close()
-    start = int(files.names(f"{target}/commitlog")[0]) if end > log.start else end
+
+    start = end
+    if end > log.start:
+        start = int(files.names(log_directory)[0])
     return BackupReport(
         start=start,
         end=end,
         new_bytes=end - begin,
         copied_bytes=copied_bytes,
-        moments=len(new_manifest.moments),
+        moments=len(moments),
     )
+
+
+def _read_manifest_to_extend(files: Files, target: str) -> Manifest | None:
+    """Return the manifest of the backup in a directory, or None if the directory is empty.
+
+    It need not exist. Raises StoreError if it is not empty and not a backup.
+    """
+    manifest = _read_manifest(files, target) if files.exists(target) else None
+    if manifest is None and files.names(target):
+        raise StoreError(
+            f"{target} is not empty, and is not a backup.", fix="Specify another directory."
+        )
+    return manifest
+
+
+def _load_log(files: Files, directory: str, file_bytes: int) -> CommitLog:
+    """Return the commit log in a directory. Its files are not changed."""
+    log = CommitLog(files, directory, file_bytes)
+    log.segments.load(removes=False)
+    return log
+
+
+def _make_state_path(backup: str, end: int) -> str:
+    """Return the directory in a backup with the documents of the moment that ends at `end`."""
+    return f"{backup}/state/{end:0{NAME_DIGITS}d}"
+
+
+def _add_moment(manifest: Manifest | None, moment: Moment) -> list[Moment]:
+    """Return the moments of a manifest and a new one, but at most the last MOMENTS_MAX.
+
+    An earlier moment with the same end is replaced. `manifest` is None for a new backup.
+    """
+    earlier_moments = manifest.moments if manifest is not None else []
+    moments = [earlier for earlier in earlier_moments if earlier.end < moment.end]
+    moments.append(moment)
+    return moments[-MOMENTS_MAX:]
+
+
+def _remove_old_states(files: Files, directory: str, moments: list[Moment]) -> None:
+    """Remove the documents in `directory` that are of none of these moments."""
+    moment_ends = {moment.end for moment in moments}
+    for name in files.names(directory):
+        if int(name) not in moment_ends:
+            remove_tree(files, f"{directory}/{name}")
 
 
 def _make_manifest(
     files: Files, config: StoreConfig, log_start: int, moments: list[Moment]
 ) -> Manifest:
     """Return the manifest of a backup of the store of `config`, whose log begins at `log_start`."""
-    root = config.root
     queue_file_bytes = config.consume_queue_file_bytes
     units = expired_units(files, config.consume_queue_path, queue_file_bytes, log_start)
-    index_file_bytes = 0
-    for name in filter(is_index_name, files.names(f"{root}/index")):
-        with closing(files.open(f"{root}/index/{name}")) as file:
-            index_file_bytes = index_file_bytes or file.size()
-    timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, root)
+    timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, config.root)
     return Manifest(
         log_file_bytes=config.commit_log_file_bytes,
         queue_file_bytes=queue_file_bytes,
-        index_file_bytes=index_file_bytes,
+        index_file_bytes=_read_index_file_bytes(files, f"{config.root}/index"),
         moments=moments,
         units=units,
         timer_log_file_bytes=timer_log_file_bytes,
         timer_precision_ms=timer_precision_ms,
     )
+
+
+def _read_index_file_bytes(files: Files, directory: str) -> int:
+    """Return the size of the first index file in a directory that is not empty, or 0."""
+    for name in filter(is_index_name, files.names(directory)):
+        with closing(files.open(f"{directory}/{name}")) as file:
+            file_bytes = file.size()
+        if file_bytes:
+            return file_bytes
+    return 0
 
 
 def _read_timer_settings(files: Files, root: str) -> tuple[int, int]:
@@ -300,7 +353,7 @@ def _read_state(files: Files, directory: str) -> dict[str, bytes]:
     The files are read until two successive reads give the same, so that all contents are of one
     moment. Raises StoreError if they differ each of STATE_READS_MAX times.
     """
-    before: dict[str, bytes] | None = None
+    last_contents: dict[str, bytes] | None = None
     for _ in range(STATE_READS_MAX):
         try:
             contents = {}
@@ -308,15 +361,14 @@ def _read_state(files: Files, directory: str) -> dict[str, bytes]:
                 with closing(files.open(path)) as file:
                     contents[path[len(directory) + 1 :]] = file.pread(file.size(), 0)
         except FileNotFoundError:  # the broker has replaced a file meanwhile
-            before = None
+            last_contents = None
             continue
-        if contents == before:
-            return {
-                name: data
-                for name, data in contents.items()
-                if not name.startswith(REPLICA_STATE_FILES)
-            }
-        before = contents
+        if contents == last_contents:
+            for name in list(contents):
+                if name.startswith(REPLICA_STATE_FILES):
+                    del contents[name]
+            return contents
+        last_contents = contents
     raise StoreError(
         f"The files in {directory} changed each of the {STATE_READS_MAX} times they were read.",
         fix="Try again when fewer topics and groups are being changed.",
@@ -340,23 +392,25 @@ def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manife
 
     The store must have the same file size, and the same bytes before `end`.
     """
-    backup = CommitLog(log.segments.files, directory, manifest.log_file_bytes)
-    backup.segments.load(removes=False)
-    position = max(end - COMPARED_BYTES, log.start, backup.start)
+    backup = _load_log(log.segments.files, directory, manifest.log_file_bytes)
     fact = ""
     if manifest.log_file_bytes != log.segments.file_bytes or end > log.segments.end:
         fact = f"the store in {log.segments.directory} is another one, or was truncated"
     elif end < log.start:
         fact = f"the store in {log.segments.directory} now begins at {log.start}"
+
+    # Compare the last bytes of the backup, file by file.
+    position = max(end - COMPARED_BYTES, log.start, backup.start)
     while not fact and position < end:
         backed_up = backup.segments.at(position)
         stored = log.segments.at(position)
         assert backed_up is not None
         assert stored is not None
-        stop = min(backed_up.end, end)
-        if backed_up.read(position, stop - position) != stored.read(position, stop - position):
+        compared_end = min(backed_up.end, end)
+        size = compared_end - position
+        if backed_up.read(position, size) != stored.read(position, size):
             fact = f"the store in {log.segments.directory} has other bytes from {position} on"
-        position = stop
+        position = compared_end
     backup.close()
     if fact:
         raise StoreError(
@@ -372,21 +426,23 @@ def _find_backup_end(log: CommitLog, begin: int, config: StoreConfig, progress: 
     log is durable behind that position.
     """
     files = log.segments.files
-    stop = log.segments.end
+    log_end = log.segments.end
     confirmed_position = load_text(
         files,
         f"{config.root}/config/{REPLICA_STATE_FILES[0]}",
         lambda text: int(json.loads(text)["confirmed"]),
     )
     if confirmed_position is not None:
-        stop = min(stop, max(confirmed_position, begin))
+        log_end = min(log_end, max(confirmed_position, begin))
+
     end = begin
-    for found in sweep_records(log, begin, stop):
-        end = found.end
-        progress(end - begin, stop - begin)
-    end = min(log.skip_blank(end), max(stop, end))
+    for sweep in sweep_records(log, begin, log_end):
+        end = sweep.end
+        progress(end - begin, log_end - begin)
+    end = min(log.skip_blank(end), max(log_end, end))
+
     checkpoint = read_checkpoint(files, f"{config.root}/checkpoint").latest
-    if checkpoint is not None and end < min(checkpoint.log_offset, stop):
+    if checkpoint is not None and end < min(checkpoint.log_offset, log_end):
         raise StoreDamagedError(
             f"The log in {log.segments.directory} contains no whole record at {end}, but the"
             f" checkpoint says that it is complete up to {checkpoint.log_offset}.",
@@ -414,21 +470,28 @@ def _copy_segment(
     is_new = begin <= segment.base
     if is_new and files.exists(path):  # an interrupted run has left it
         files.remove(path)
-    if is_new and segment.end <= end and any(share(segment.path, path) for share in shares):
+    is_needed_completely = is_new and segment.end <= end
+    if is_needed_completely and any(share(segment.path, path) for share in shares):
         files.sync_directory(directory)
         return 0
-    position = max(begin, segment.base)
-    stop = min(end, segment.end)
+
+    copy_start = max(begin, segment.base)
+    copy_end = min(end, segment.end)
     with closing(files.open(path, create=True)) as file:
         file.truncate(segment.size)
-        for at in range(position, stop, _CHUNK_BYTES):
-            data = segment.read(at, min(_CHUNK_BYTES, stop - at))
-            file.pwrite(data, at - segment.base)
+        _copy_bytes(segment, file, copy_start, copy_end)
         file.sync()
     # The directory is synced after each file, so that a power loss leaves no gap between files.
     files.sync_directory(directory)
     segment.release()
-    return stop - position
+    return copy_end - copy_start
+
+
+def _copy_bytes(segment: Segment, file: File, start: int, end: int) -> None:
+    """Copy the positions [start, end) of a log into a file that has the base of `segment`."""
+    for chunk_start in range(start, end, _CHUNK_BYTES):
+        chunk = segment.read(chunk_start, min(_CHUNK_BYTES, end - chunk_start))
+        file.pwrite(chunk, chunk_start - segment.base)
 
 
 def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
@@ -437,12 +500,12 @@ def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
     The directory is created even if there are no files.
     """
     files.make_directory(f"{directory}/config")
-    for name, data in state.items():
+    for name, content in state.items():
         path = f"{directory}/config/{name}"
         parent = path.rpartition("/")[0]
         files.make_directory(parent)
         with closing(files.open(path, create=True)) as file:
-            file.pwrite(data, 0)
+            file.pwrite(content, 0)
             file.sync()
         files.sync_directory(parent)
 
@@ -479,28 +542,25 @@ def restore(
     Raises StoreError if `source` is not a backup, `root` is not empty or the backup does not
     contain position `at`, and OSError.
     """
-    manifest = _read_manifest(files, source)
-    if manifest is None:
-        raise StoreError(
-            f"{source} is not a backup.",
-            fix="Specify a directory that `sluice store backup` has written.",
-        )
+    manifest = _read_manifest_to_restore(files, source)
     if files.names(root) and not files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(
             f"{root} is not empty.", fix="Specify a directory that does not exist yet."
         )
-    log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
-    log.segments.load(removes=False)
-    last = manifest.moments[-1].end
-    end = last if at is None else at
-    if not log.start <= end <= last:
+
+    log = _load_log(files, f"{source}/commitlog", manifest.log_file_bytes)
+    backup_end = manifest.moments[-1].end
+    end = backup_end if at is None else at
+    if not log.start <= end <= backup_end:
         raise StoreError(
-            f"The backup in {source} contains the log from {log.start} to {last}, not {end}.",
+            f"The backup in {source} contains the log from {log.start} to {backup_end}, not {end}.",
             fix="Specify a position in that range.",
         )
-    earlier = [moment for moment in manifest.moments if moment.end <= end]
-    moment = earlier[-1] if earlier else manifest.moments[0]
-    state = _read_state(files, f"{source}/state/{moment.end:0{NAME_DIGITS}d}/config")
+
+    moment = _choose_moment(manifest, end)
+    state = _read_state(files, f"{_make_state_path(source, moment.end)}/config")
+
+    # From here until it is removed, RESTORING_FILE prevents that a broker opens the store.
     for name in set(files.names(root)) - {RESTORING_FILE}:
         remove_tree(files, f"{root}/{name}")
     files.make_directory(root)
@@ -511,12 +571,35 @@ def restore(
             _copy_segment(files, segment, f"{root}/commitlog", 0, end, shares)
             progress(segment.end - log.start, end - log.start)
     log.close()
-    result = _build_derived_files(
-        files, clock, manifest, moment, manifest.store_config(root, delay_levels)
-    )
+
+    config = manifest.store_config(root, delay_levels)
+    report = _build_derived_files(files, clock, manifest, moment, config)
     files.remove(f"{root}/{RESTORING_FILE}")
     files.sync_directory(root)
-    return result
+    return report
+
+
+def _read_manifest_to_restore(files: Files, source: str) -> Manifest:
+    """Return the manifest of the backup in a directory. Raises StoreError if it is not a backup."""
+    manifest = _read_manifest(files, source)
+    if manifest is None:
+        raise StoreError(
+            f"{source} is not a backup.",
+            fix="Specify a directory that `sluice store backup` has written.",
+        )
+    return manifest
+
+
+def _choose_moment(manifest: Manifest, end: int) -> Moment:
+    """Return the moment whose documents a restore up to position `end` uses.
+
+    That is the newest one whose end is not behind `end`, or else the first one.
+    """
+    chosen = manifest.moments[0]
+    for moment in manifest.moments:
+        if moment.end <= end:
+            chosen = moment
+    return chosen
 
 
 def _build_derived_files(
@@ -533,18 +616,21 @@ def _build_derived_files(
         store.begin_queue(topic, queue_id, offset, unit)
     while config.index_enable and not store.keys.catch_up():
         pass
-    ranges = [store.queue_offsets(*key) for key in store.queues()]
-    messages = sum(high - low for low, high in ranges)
+
+    message_count = 0
+    for key in store.queues():
+        offset_min, offset_end = store.queue_offsets(*key)
+        message_count += offset_end - offset_min
     timers = build_timer_files(store, files, config, clock.now_ms())
-    result = RestoreReport(
+    report = RestoreReport(
         start=store.log_start,
         end=store.written_offset,
         moment=moment,
-        messages=messages,
+        messages=message_count,
         timed_messages=timers.waiting,
     )
     store.close()
     if not config.index_enable:
         # A broker with an index, also RocketMQ's, then builds one at its first start.
         write_abort(files, f"{config.root}/abort")
-    return result
+    return report

@@ -13,14 +13,14 @@ a broker does not start if a file has another size than its settings say (spec/s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.files import read_text
 from sluicemq.files.identity import is_last_text, read_identity
 from sluicemq.model.system_names import SCHEDULE_TOPIC
-from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, parse_slots
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Checkpoint, parse_slots
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import (
     FileSequence,
@@ -60,6 +60,7 @@ class Findings:
     """
 
     def __init__(self, listed_per_kind_max: int = LISTED_PER_KIND_MAX) -> None:
+        """Begin without findings."""
         self.listed: list[Finding] = []
         self.by_kind: Counter[tuple[str, str]] = Counter()
         self._listed_per_kind_max = listed_per_kind_max
@@ -70,13 +71,17 @@ class Findings:
         if self.by_kind[severity, kind] <= self._listed_per_kind_max:
             self.listed.append(Finding(severity, kind, place, text))
 
-    def count_unlisted(self, severity: str, kind: str, number: int) -> None:
-        """Count `number` findings without listing them."""
-        self.by_kind[severity, kind] += number
+    def count_unlisted(self, severity: str, kind: str, count: int) -> None:
+        """Count `count` findings without listing them."""
+        self.by_kind[severity, kind] += count
 
     def total(self, severity: str) -> int:
         """Return the number of findings of a severity, of all kinds."""
-        return sum(count for (known, _), count in self.by_kind.items() if known == severity)
+        total = 0
+        for (counted_severity, _), count in self.by_kind.items():
+            if counted_severity == severity:
+                total += count
+        return total
 
     @property
     def is_clean(self) -> bool:
@@ -86,11 +91,11 @@ class Findings:
     @property
     def unlisted_by_kind(self) -> dict[str, int]:
         """The number of findings that are counted and not listed, by kind."""
-        return {
-            kind: count - self._listed_per_kind_max
-            for (_, kind), count in self.by_kind.items()
-            if count > self._listed_per_kind_max
-        }
+        unlisted: dict[str, int] = {}
+        for (_, kind), count in self.by_kind.items():
+            if count > self._listed_per_kind_max:
+                unlisted[kind] = count - self._listed_per_kind_max
+        return unlisted
 
 
 JSON_DOCUMENTS: Final = ("transactionMetrics", "timermetrics")
@@ -135,32 +140,27 @@ def _check_sizes(
     all_sequences = list(sequences)
     usual_bytes = find_usual_file_bytes(all_sequences)
     for sequence in all_sequences:
-        end = None
+        previous_end = None
         for segment in sequence.segments:
             name = layout.shorten_path(segment.path)
             if segment.size != usual_bytes:
-                findings.add(
-                    ERROR,
-                    "file-size",
-                    name,
+                text = (
                     f"the file has {segment.size} bytes, but files of {directory_name} have"
-                    f" {usual_bytes}: no broker starts",
+                    f" {usual_bytes}: no broker starts"
                 )
+                findings.add(ERROR, "file-size", name, text)
             if segment.base % usual_bytes:
-                findings.add(
-                    ERROR,
-                    "file-name",
-                    name,
+                text = (
                     "the name of the file is not a multiple of the size of files of its kind,"
-                    f" {usual_bytes}",
+                    f" {usual_bytes}"
                 )
-            if reports_gaps and end is not None and segment.base > end:
-                findings.add(
-                    ERROR, "missing-file", name, f"the file {end:020d} before it is missing"
-                )
-            if end is not None and segment.base < end:
+                findings.add(ERROR, "file-name", name, text)
+            if reports_gaps and previous_end is not None and segment.base > previous_end:
+                text = f"the file {previous_end:020d} before it is missing"
+                findings.add(ERROR, "missing-file", name, text)
+            if previous_end is not None and segment.base < previous_end:
                 findings.add(ERROR, "file-name", name, "the file begins inside the file before it")
-            end = segment.end
+            previous_end = segment.end
 
 
 def check_checkpoint(
@@ -171,8 +171,8 @@ def check_checkpoint(
     `log_end` is the position at which the log is continued, and `last_time_ms` the latest store
     time of its records (0 if it has none).
     """
-    data = read_file(layout.files, layout.checkpoint_path)
-    if data is None:
+    content = read_file(layout.files, layout.checkpoint_path)
+    if content is None:
         findings.add(
             NOTE,
             "checkpoint",
@@ -180,17 +180,29 @@ def check_checkpoint(
             "there is no checkpoint: the next start scans more of the log",
         )
         return
-    if len(data) != CHECKPOINT_BYTES:
+    if len(content) != CHECKPOINT_BYTES:
         findings.add(
             WARNING,
             "checkpoint",
             "checkpoint",
-            f"the file has {len(data)} bytes instead of {CHECKPOINT_BYTES}",
+            f"the file has {len(content)} bytes instead of {CHECKPOINT_BYTES}",
         )
-        data = data.ljust(CHECKPOINT_BYTES, b"\0")
-    for number, name in enumerate(("log", "queue", "index")):
-        time_ms = int.from_bytes(data[number * _LONG_BYTES :][:_LONG_BYTES], "big", signed=True)
-        if time_ms < 0 or (last_time_ms and time_ms > last_time_ms):
+        content = content.ljust(CHECKPOINT_BYTES, b"\0")
+
+    _check_checkpoint_times(findings, content, last_time_ms)
+    _check_checkpoint_slots(layout, findings, content, log_end)
+
+
+def _check_checkpoint_times(findings: Findings, content: bytes, last_time_ms: int) -> None:
+    """Check the three times with which the checkpoint file begins.
+
+    They must not be later than `last_time_ms`, the latest store time of the log (0 if unknown).
+    """
+    for index, name in enumerate(("log", "queue", "index")):
+        time_bytes = content[index * _LONG_BYTES : (index + 1) * _LONG_BYTES]
+        time_ms = int.from_bytes(time_bytes, "big", signed=True)
+        is_too_late = last_time_ms != 0 and time_ms > last_time_ms
+        if time_ms < 0 or is_too_late:
             findings.add(
                 WARNING,
                 "checkpoint",
@@ -198,30 +210,22 @@ def check_checkpoint(
                 f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
                 " the next start may trust too much",
             )
-    _check_checkpoint_slots(layout, findings, data, log_end)
 
 
 def _check_checkpoint_slots(
-    layout: StoreLayout, findings: Findings, data: bytes, log_end: int
+    layout: StoreLayout, findings: Findings, content: bytes, log_end: int
 ) -> None:
-    """Check the two checkpoints that SluiceMQ writes into RocketMQ's file, whose bytes are `data`.
+    """Check the two checkpoints that SluiceMQ writes into RocketMQ's file with these bytes.
 
     They are written alternately, each into a slot with a checksum; the newest valid one counts.
     """
-    checkpoints = parse_slots(data)
-    for slot_start, checkpoint in zip(SLOTS, checkpoints, strict=True):
-        if checkpoint is None and any(data[slot_start : slot_start + _SLOT_BYTES]):
-            findings.add(
-                WARNING,
-                "checkpoint",
-                f"checkpoint byte {slot_start}",
-                "the checkpoint there is torn; the other one is used"
-                if any(checkpoints)
-                else "the checkpoints there are damaged: the next start scans more of the log",
-            )
-    newest = max((checkpoint for checkpoint in checkpoints if checkpoint is not None), default=None)
-    if newest is None:
+    checkpoints = parse_slots(content)
+    _report_torn_slots(findings, content, checkpoints)
+    valid_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+    if not valid_checkpoints:
         return
+
+    newest = max(valid_checkpoints)
     if 0 <= newest.log_start < layout.log.start:
         findings.add(
             ERROR,
@@ -240,24 +244,43 @@ def _check_checkpoint_slots(
         )
 
 
+def _report_torn_slots(
+    findings: Findings, content: bytes, checkpoints: Sequence[Checkpoint | None]
+) -> None:
+    """Add a finding for each slot that was written, but has no valid checkpoint.
+
+    `checkpoints` are those in the slots of the file with these bytes, in order.
+    """
+    if any(checkpoint is not None for checkpoint in checkpoints):
+        damage = "the checkpoint there is torn; the other one is used"
+    else:
+        damage = "the checkpoints there are damaged: the next start scans more of the log"
+    for slot_start, checkpoint in zip(SLOTS, checkpoints, strict=True):
+        is_written = any(content[slot_start : slot_start + _SLOT_BYTES])
+        if is_written and checkpoint is None:
+            findings.add(WARNING, "checkpoint", f"checkpoint byte {slot_start}", damage)
+
+
 def read_document(layout: StoreLayout, path: str) -> Any:
     """Return the value of a JSON document, or None if it does not exist or is empty.
 
     Raises ProtocolError if the file is not JSON.
     """
-    data = read_file(layout.files, path)
-    return loads(data) if data and data.strip() else None
+    content = read_file(layout.files, path)
+    if content is None or not content.strip():
+        return None
+    return loads(content)
 
 
 def read_topic_names(layout: StoreLayout) -> set[str] | None:
     """Return the topics in topics.json, or in its backup; None if neither can be read."""
     for suffix in ("", ".bak"):
         try:
-            value = read_document(layout, f"{layout.root}/config/topics.json{suffix}")
+            document = read_document(layout, f"{layout.root}/config/topics.json{suffix}")
         except ProtocolError:
             continue
-        if isinstance(value, dict) and isinstance(value.get("topicConfigTable"), dict):
-            return set(value["topicConfigTable"])
+        if isinstance(document, dict) and isinstance(document.get("topicConfigTable"), dict):
+            return set(document["topicConfigTable"])
     return None
 
 
@@ -275,19 +298,13 @@ def check_documents(
         if not name.endswith((".json", *JSON_DOCUMENTS)):
             continue
         try:
-            value = read_document(layout, path)
+            document = read_document(layout, path)
         except ProtocolError as error:
             _add_unreadable_document(layout, findings, path, error)
             continue
-        identity = read_identity(layout.files, path)
-        if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
-            # The first of these causes is common, and harmless.
-            text = (
-                "the file is not what SluiceMQ wrote last: RocketMQ has used the store since, or"
-                " this is an older copy, or the file of another store"
-            )
-            findings.add(NOTE, "document", name, text)
-        for reader, queue, offset in _iter_committed_offsets(name, value):
+
+        _check_document_identity(layout, findings, path)
+        for reader, queue, offset in _iter_committed_offsets(name, document):
             end = queue_ends.get(queue)
             if end is not None and isinstance(offset, int) and offset > end:
                 text = f"{reader} is at {offset} of {queue[0]}/{queue[1]}, which ends at {end}"
@@ -307,19 +324,33 @@ def _add_unreadable_document(
     findings.add(severity, "document", layout.shorten_path(path), f"{error.fact}; {backup}")
 
 
-def _iter_committed_offsets(name: str, value: Any) -> Iterator[tuple[str, QueueKey, Any]]:
+def _check_document_identity(layout: StoreLayout, findings: Findings, path: str) -> None:
+    """Add a note if a document has an identity, but is not the text that SluiceMQ wrote last."""
+    identity = read_identity(layout.files, path)
+    if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
+        # The first of these causes is common, and harmless.
+        text = (
+            "the file is not what SluiceMQ wrote last: RocketMQ has used the store since, or"
+            " this is an older copy, or the file of another store"
+        )
+        findings.add(NOTE, "document", layout.shorten_path(path), text)
+
+
+def _iter_committed_offsets(name: str, document: Any) -> Iterator[tuple[str, QueueKey, Any]]:
     """Yield (reader, queue, offset) of each offset in consumerOffset.json or delayOffset.json.
 
-    The reader is a text such as "group G" or "delay level 3". `name` and `value` are those of the
-    document; other documents yield nothing.
+    The reader is a text such as "group G" or "delay level 3". `document` is the value of the
+    document with the name `name`; other documents yield nothing.
     """
-    table = value.get("offsetTable") if isinstance(value, dict) else None
+    table = document.get("offsetTable") if isinstance(document, dict) else None
     if not isinstance(table, dict):
         return
     if name.endswith("/consumerOffset.json"):
         for key, offsets in table.items():
             topic, _, group = str(key).partition("@")
-            for queue_id, offset in offsets.items() if isinstance(offsets, dict) else ():
+            if not isinstance(offsets, dict):
+                continue
+            for queue_id, offset in offsets.items():
                 yield f"group {group}", (topic, int(queue_id)), offset
     elif name.endswith("/delayOffset.json"):
         for level, offset in table.items():

@@ -26,7 +26,7 @@ from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
 from sluicemq.store.tools.checks import JSON_DOCUMENTS, read_document
-from sluicemq.store.tools.index_check import HEADER, IndexHeader, load_index
+from sluicemq.store.tools.index_check import HEADER, IndexFile, IndexHeader, load_index
 from sluicemq.store.tools.layout import (
     FileSequence,
     QueueKey,
@@ -86,42 +86,54 @@ def list_queues(layout: StoreLayout, topic: str | None = None) -> Iterator[Queue
 
 
 def _summarize_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
-    units = UnitReader(sequence)
+    """Return the summary of a queue, of which the units with retained records count.
+
+    Units are the 20-byte entries of a consume queue.
+    """
+    reader = UnitReader(sequence)
     offset_min: int | None = None
-    messages = size_bytes = first_position = last_position = 0
-    for offset, part in units.iter_units():
-        is_retained = part["position"] >= layout.log.start
-        rows = np.flatnonzero(used_mask(part) & ~blank_mask(part) & is_retained)
+    message_count = size_bytes = first_position = last_position = 0
+    for first_offset, units in reader.iter_units():
+        is_retained = units["position"] >= layout.log.start
+        rows = np.flatnonzero(used_mask(units) & ~blank_mask(units) & is_retained)
         if not len(rows):
             continue
         if offset_min is None:
-            offset_min = offset + int(rows[0])
-            first_position = int(part["position"][rows[0]])
-        last_position = int(part["position"][rows[-1]])
-        messages += len(rows)
-        size_bytes += int(part["size"][rows].astype(np.int64).sum())
+            offset_min = first_offset + int(rows[0])
+            first_position = int(units["position"][rows[0]])
+        last_position = int(units["position"][rows[-1]])
+        message_count += len(rows)
+        size_bytes += int(units["size"][rows].astype(np.int64).sum())
+
+    first_time_ms = last_time_ms = 0
+    if message_count:
+        first_time_ms = read_store_time_ms(layout, first_position)
+        last_time_ms = read_store_time_ms(layout, last_position)
+    topic, queue_id = key
     return QueueInfo(
-        topic=key[0],
-        queue_id=key[1],
-        kind="light" if key[0].startswith(LMQ_PREFIX) else "plain",
-        offset_min=units.end_offset if offset_min is None else offset_min,
-        offset_max=units.end_offset,
-        messages=messages,
+        topic=topic,
+        queue_id=queue_id,
+        kind="light" if topic.startswith(LMQ_PREFIX) else "plain",
+        offset_min=reader.end_offset if offset_min is None else offset_min,
+        offset_max=reader.end_offset,
+        messages=message_count,
         size_bytes=size_bytes,
-        first_time_ms=read_store_time_ms(layout, first_position) if messages else 0,
-        last_time_ms=read_store_time_ms(layout, last_position) if messages else 0,
+        first_time_ms=first_time_ms,
+        last_time_ms=last_time_ms,
         files=len(sequence),
         file_bytes=sequence.size_bytes,
     )
 
 
 def _summarize_batch_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
+    """Return the summary of a queue of batches, of which the retained ones count."""
     reader = UnitReader(sequence, BATCH_UNIT_TYPE)
-    parts = [
-        part[used_mask(part) & (part["position"] >= layout.log.start)]
-        for _, part in reader.iter_units()
-    ]
-    units = np.concatenate(parts) if parts else np.empty(0, BATCH_UNIT_TYPE)
+    retained = [np.empty(0, BATCH_UNIT_TYPE)]
+    for _, batch_units in reader.iter_units():
+        is_retained = batch_units["position"] >= layout.log.start
+        retained.append(batch_units[used_mask(batch_units) & is_retained])
+    units = np.concatenate(retained)
+
     offset_min = offset_max = first_time_ms = last_time_ms = 0
     if len(units):
         offset_min = int(units["first"][0])
@@ -149,8 +161,9 @@ def read_store_time_ms(layout: StoreLayout, position: int) -> int:
     if len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
         return 0
     # The born host before the store time has 20 bytes instead of 8 if it is an IPv6 address.
-    at = 68 if int.from_bytes(head[36:40], "big") & BORN_HOST_IPV6 else 56
-    return int.from_bytes(head[at : at + 8], "big")
+    sys_flag = int.from_bytes(head[36:40], "big")
+    store_time_index = 68 if sys_flag & BORN_HOST_IPV6 else 56
+    return int.from_bytes(head[store_time_index : store_time_index + 8], "big")
 
 
 def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
@@ -159,26 +172,26 @@ def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
     The dict has RocketMQ's fields and, as "marks", the valid checkpoints of SluiceMQ: the one with
     the largest "sequence" is used.
     """
-    data = read_file(layout.files, layout.checkpoint_path, CHECKPOINT_BYTES)
-    if data is None:
+    content = read_file(layout.files, layout.checkpoint_path, CHECKPOINT_BYTES)
+    if content is None:
         return None
-    data = data.ljust(CHECKPOINT_BYTES, b"\0")
-    fields: dict[str, Any] = {
-        name: int.from_bytes(data[number * 8 : number * 8 + 8], "big", signed=True)
-        for number, name in enumerate(_JAVA_FIELDS)
-    }
-    fields["marks"] = [
-        checkpoint._asdict() for checkpoint in parse_slots(data) if checkpoint is not None
-    ]
+    content = content.ljust(CHECKPOINT_BYTES, b"\0")
+    fields: dict[str, Any] = {}
+    for index, name in enumerate(_JAVA_FIELDS):
+        field_bytes = content[index * 8 : (index + 1) * 8]
+        fields[name] = int.from_bytes(field_bytes, "big", signed=True)
+    checkpoints = [checkpoint for checkpoint in parse_slots(content) if checkpoint is not None]
+    fields["marks"] = [checkpoint._asdict() for checkpoint in checkpoints]
     return fields
 
 
 def iter_index_headers(layout: StoreLayout) -> Iterator[tuple[str, int, IndexHeader]]:
     """Yield (path, size in bytes, header) of each index file that is long enough for a header."""
     for path in layout.indexes:
-        data = read_file(layout.files, path, HEADER.size)
-        if data is not None and len(data) == HEADER.size:
-            yield path, file_size(layout.files, path), IndexHeader._make(HEADER.unpack(data))
+        header_bytes = read_file(layout.files, path, HEADER.size)
+        if header_bytes is not None and len(header_bytes) == HEADER.size:
+            header = IndexHeader._make(HEADER.unpack(header_bytes))
+            yield path, file_size(layout.files, path), header
 
 
 def read_documents(layout: StoreLayout) -> Iterator[tuple[str, Any, str]]:
@@ -202,9 +215,9 @@ def describe(layout: StoreLayout) -> dict[str, Any]:
     queues = list(list_queues(layout))
     last_times = [queue.last_time_ms for queue in queues]
     first_times = [queue.first_time_ms for queue in queues if queue.first_time_ms]
-    # The messages of light queues are also in plain queues.
-    counted_queues = [queue for queue in queues if queue.kind != "light"]
-    indexes = list(iter_index_headers(layout))
+    documents = []
+    for name, _, problem in read_documents(layout):
+        documents.append({"file": name, "problem": problem} if problem else {"file": name})
     return {
         "root": layout.root,
         "interrupted": layout.was_interrupted,
@@ -215,31 +228,43 @@ def describe(layout: StoreLayout) -> dict[str, Any]:
             "file_bytes": log.usual_file_bytes,
             "bytes": log.size_bytes,
         },
-        "queues": {
-            "topics": len({queue.topic for queue in queues}),
-            "queues": len(queues),
-            "messages": sum(queue.messages for queue in counted_queues),
-            "message_bytes": sum(queue.size_bytes for queue in counted_queues),
-            "files": sum(queue.files for queue in queues),
-            "file_bytes": next(
-                (sequence.usual_file_bytes for sequence in layout.queues.values() if len(sequence)),
-                0,
-            ),
-            "extensions": len(layout.extensions),
-        },
+        "queues": _describe_queues(layout, queues),
         "first_time_ms": min(first_times, default=0),
         "last_time_ms": max(last_times, default=0),
-        "index": {
-            "files": len(indexes),
-            "entries": sum(max(header.entry_limit - 1, 0) for _, _, header in indexes),
-            "bytes": sum(size for _, size, _ in indexes),
-        },
+        "index": _describe_index(layout),
         "checkpoint": read_checkpoint_file(layout),
-        "documents": [
-            {"file": name, "problem": problem} if problem else {"file": name}
-            for name, _, problem in read_documents(layout)
-        ],
+        "documents": documents,
     }
+
+
+def _describe_queues(layout: StoreLayout, queues: list[QueueInfo]) -> dict[str, Any]:
+    """Return the totals of all consume queues, whose summaries are `queues`."""
+    # The messages of light queues are also in plain queues.
+    counted_queues = [queue for queue in queues if queue.kind != "light"]
+    file_bytes = 0
+    for sequence in layout.queues.values():
+        if len(sequence):
+            file_bytes = sequence.usual_file_bytes
+            break
+    return {
+        "topics": len({queue.topic for queue in queues}),
+        "queues": len(queues),
+        "messages": sum(queue.messages for queue in counted_queues),
+        "message_bytes": sum(queue.size_bytes for queue in counted_queues),
+        "files": sum(queue.files for queue in queues),
+        "file_bytes": file_bytes,
+        "extensions": len(layout.extensions),
+    }
+
+
+def _describe_index(layout: StoreLayout) -> dict[str, int]:
+    """Return the totals of all index files."""
+    totals = {"files": 0, "entries": 0, "bytes": 0}
+    for _, file_bytes, header in iter_index_headers(layout):
+        totals["files"] += 1
+        totals["entries"] += max(header.entry_limit - 1, 0)
+        totals["bytes"] += file_bytes
+    return totals
 
 
 BODY_TEXT: Final = "text"
@@ -335,41 +360,44 @@ def dump_log(
     """
     # Invalid ranges are damage if anything valid follows, otherwise they are the tail.
     pending: list[InvalidRange] = []
-    for found in LogWalk(layout.log):
-        if isinstance(found, InvalidRange) and not found.is_record:
-            pending.append(found)
+    for log_part in LogWalk(layout.log):
+        if isinstance(log_part, InvalidRange) and not log_part.is_record:
+            pending.append(log_part)
             continue
         for invalid in pending:
-            yield {
-                "kind": "damage",
-                "position": invalid.start,
-                "end": invalid.end,
-                "reason": invalid.reason,
-            }
+            yield _describe_invalid_bytes("damage", invalid, invalid.end)
         pending.clear()
-        if isinstance(found, Blank):
+
+        if isinstance(log_part, Blank):
             if selection.is_everything:
-                yield {"kind": "blank", "position": found.start, "end": found.end}
-            continue
-        records = (
-            found.records
-            if isinstance(found, Run)
-            else read_record(layout.log, found.start, found.end - found.start)
-        )
-        assert records is not None  # the walk has just read it
-        for row in selection.select_rows(records):
-            properties = records.property_bytes(row) if selection.needs_properties else b""
-            if not selection.needs_properties or selection.includes_properties(
-                decode_properties(properties)
-            ):
-                yield message_value(bytes(records.record_bytes(row)), body)
-    if pending and (end := find_data_end(layout.log, pending[0].start)) is not None:
-        yield {
-            "kind": "tail",
-            "position": pending[0].start,
-            "end": end,
-            "reason": pending[0].reason,
-        }
+                yield {"kind": "blank", "position": log_part.start, "end": log_part.end}
+        elif isinstance(log_part, Run):
+            yield from _dump_messages(log_part.records, selection, body)
+        else:
+            # A record whose body is damaged: it is shown nevertheless.
+            records = read_record(layout.log, log_part.start, log_part.end - log_part.start)
+            assert records is not None  # the walk has just read it
+            yield from _dump_messages(records, selection, body)
+
+    if pending:
+        tail_end = find_data_end(layout.log, pending[0].start)
+        if tail_end is not None:
+            yield _describe_invalid_bytes("tail", pending[0], tail_end)
+
+
+def _describe_invalid_bytes(kind: str, invalid: InvalidRange, end: int) -> dict[str, Any]:
+    """Return a dict about the bytes from the start of `invalid` to position `end`."""
+    return {"kind": kind, "position": invalid.start, "end": end, "reason": invalid.reason}
+
+
+def _dump_messages(records: Records, selection: Selection, body: str) -> Iterator[dict[str, Any]]:
+    """Yield the selected ones of `records` as `message_value` describes them."""
+    for row in selection.select_rows(records):
+        if selection.needs_properties:
+            properties = decode_properties(records.property_bytes(row))
+            if not selection.includes_properties(properties):
+                continue
+        yield message_value(bytes(records.record_bytes(row)), body)
 
 
 def message_value(record: bytes, body: str) -> dict[str, Any]:
@@ -381,7 +409,7 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
     """
     head = parse_head(record)
     message = decode_record(record)
-    value: dict[str, Any] = {
+    message_fields: dict[str, Any] = {
         "kind": "message",
         "position": message.physical_offset,
         "size": message.size_bytes,
@@ -406,16 +434,18 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
         "body_bytes": len(message.raw_body),
     }
     if body == BODY_NONE:
-        return value
-    if (error := message.body_error) is not None:
-        value["body_problem"] = error.reason
-    data = message.body_or_raw
+        return message_fields
+
+    body_error = message.body_error
+    if body_error is not None:
+        message_fields["body_problem"] = body_error.reason
+    body_bytes = message.body_or_raw
     if body == BODY_TEXT:
         try:
-            return value | {"body": data.decode()}
+            return message_fields | {"body": body_bytes.decode()}
         except UnicodeDecodeError:
-            pass
-    return value | {"body_base64": base64.b64encode(data).decode()}
+            pass  # not a text
+    return message_fields | {"body_base64": base64.b64encode(body_bytes).decode()}
 
 
 def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
@@ -425,14 +455,14 @@ def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str,
     """
     for key, sequence in sorted(layout.queues.items()):
         if selection.includes_queue(key):
-            units = UnitReader(sequence)
-            limit = min(selection.offset_max + 1, units.end_offset)
-            for start, part in units.iter_units(selection.offset_min, limit):
-                yield from _dump_units(layout, key, start, part, selection)
+            reader = UnitReader(sequence)
+            offset_end = min(selection.offset_max + 1, reader.end_offset)
+            for start, units in reader.iter_units(selection.offset_min, offset_end):
+                yield from _dump_units(layout, key, start, units, selection)
     for key, sequence in sorted(layout.batch_queues.items()):
         if selection.includes_queue(key):
-            for start, part in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
-                yield from _dump_batch_units(key, start, part, selection)
+            for start, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
+                yield from _dump_batch_units(key, start, units, selection)
 
 
 def _dump_units(
@@ -443,7 +473,7 @@ def _dump_units(
     is_blank = blank_mask(units)
     for row in range(len(units)):
         position, size, code = units[row].tolist()
-        value: dict[str, Any] = {
+        unit_fields: dict[str, Any] = {
             "kind": "unit",
             "topic": key[0],
             "queue_id": key[1],
@@ -453,31 +483,51 @@ def _dump_units(
         }
         if is_blank[row] or not is_used[row]:
             if not selection.needs_properties and not selection.has_times:
-                yield {**value, "blank" if is_blank[row] else "unused": True}
+                yield {**unit_fields, "blank" if is_blank[row] else "unused": True}
             continue
-        if is_extension_address(code):
-            extension = read_extension(layout.extensions.get(key), code)
-            value |= {} if extension is None else {"tag_code": extension.tag_code}
-            value["extension_address"] = code
-            value["extension"] = extension and extension._asdict() | {
-                "bitmap": extension.bitmap.hex()
-            }
-        else:
-            is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
-            value["due_time_ms" if is_time else "tag_code"] = code
-        if selection.tag_codes is not None and value.get("tag_code") not in selection.tag_codes:
-            continue
-        if selection.has_times and not selection.includes_time(
-            read_store_time_ms(layout, position)
-        ):
-            continue
-        if selection.needs_properties:
-            record = read_record(layout.log, position)
-            if record is None or record.sizes[0] != size:
-                continue
-            if not selection.includes_properties(decode_properties(record.property_bytes(0))):
-                continue
-        yield value
+
+        unit_fields |= _describe_code(layout, key, code)
+        has_tag_code = selection.tag_codes is None or (
+            unit_fields.get("tag_code") in selection.tag_codes
+        )
+        if has_tag_code and _is_record_selected(layout, selection, position, size):
+            yield unit_fields
+
+
+def _describe_code(layout: StoreLayout, key: QueueKey, code: int) -> dict[str, Any]:
+    """Return what the code of a unit of the queue `key` says, as fields of a dict.
+
+    It is a hash of the tag, the due time of a delayed message, or the address of an extension,
+    which has the hash of the tag.
+    """
+    if not is_extension_address(code):
+        is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
+        return {"due_time_ms": code} if is_time else {"tag_code": code}
+    extension = read_extension(layout.extensions.get(key), code)
+    if extension is None:
+        return {"extension_address": code, "extension": None}
+    return {
+        "tag_code": extension.tag_code,
+        "extension_address": code,
+        "extension": extension._asdict() | {"bitmap": extension.bitmap.hex()},
+    }
+
+
+def _is_record_selected(
+    layout: StoreLayout, selection: Selection, position: int, size: int
+) -> bool:
+    """Return whether the record of a unit has a selected time and selected properties.
+
+    The record is read only if the selection asks for one of them.
+    """
+    if selection.has_times and not selection.includes_time(read_store_time_ms(layout, position)):
+        return False
+    if not selection.needs_properties:
+        return True
+    record = read_record(layout.log, position)
+    if record is None or record.sizes[0] != size:
+        return False
+    return selection.includes_properties(decode_properties(record.property_bytes(0)))
 
 
 def _dump_batch_units(
@@ -485,22 +535,24 @@ def _dump_batch_units(
 ) -> Iterator[dict[str, Any]]:
     """Yield the selected ones of `units`, whose numbers begin with `start`."""
     for row in np.flatnonzero(used_mask(units)).tolist():
-        fields = dict(zip(units.dtype.names or (), units[row].tolist(), strict=True))
-        first = fields["first"]
-        count = fields["count"]
-        is_outside = first > selection.offset_max or first + count <= selection.offset_min
-        if not is_outside and selection.includes_time(fields["store_time"]):
+        unit = dict(zip(units.dtype.names or (), units[row].tolist(), strict=True))
+        first_offset = unit["first"]
+        count = unit["count"]
+        is_behind = first_offset > selection.offset_max
+        is_before = first_offset + count <= selection.offset_min
+        is_outside = is_before or is_behind
+        if not is_outside and selection.includes_time(unit["store_time"]):
             yield {
                 "kind": "batch_unit",
                 "topic": key[0],
                 "queue_id": key[1],
                 "number": start + row,
-                "offset": first,
+                "offset": first_offset,
                 "count": count,
-                "position": fields["position"],
-                "size": fields["size"],
-                "tag_code": fields["code"],
-                "store_time_ms": fields["store_time"],
+                "position": unit["position"],
+                "size": unit["size"],
+                "tag_code": unit["code"],
+                "store_time_ms": unit["store_time"],
             }
 
 
@@ -509,47 +561,68 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
 
     A key selects entries by its hash, so entries of other keys may be among them. Raises OSError.
     """
-    wanted_hashes: set[int] | None = None
-    if selection.key is not None:
-        topics = {topic for topic, _ in layout.queues}
-        topics = topics if selection.topic is None else {selection.topic}
-        wanted_hashes = {hash_key(topic, selection.key) for topic in topics}
-    for path, size, header in iter_index_headers(layout):
+    wanted_hashes = _find_wanted_hashes(layout, selection)
+    for path, file_bytes, header in iter_index_headers(layout):
         name = layout.shorten_path(path)
-        file = load_index(layout.files, path)
+        index_file = load_index(layout.files, path)
         yield {
             "kind": "index_file",
             "file": name,
-            "bytes": size,
+            "bytes": file_bytes,
             **header._asdict(),
-            "slots": None if file is None else len(file.slots),
+            "slots": None if index_file is None else len(index_file.slots),
         }
-        if file is None:
+        if index_file is None:
             continue
-        is_selected = np.ones(len(file.hashes), np.bool_)
-        if wanted_hashes is not None:
-            is_selected = np.isin(file.hashes, list(wanted_hashes))
-        # The time of an entry is in seconds: its message may have been stored up to 999 ms later.
-        times = file.header.begin_time_ms + file.times * 1000
-        is_selected &= times + 999 >= selection.time_min_ms
-        is_selected &= times <= selection.time_max_ms
-        for row in np.flatnonzero(is_selected).tolist():
-            position = int(file.positions[row])
-            if selection.topic is not None:
-                record = read_record(layout.log, position)
-                if record is None or record.topics[0][0] != selection.topic.encode():
-                    continue
-            yield {
-                "kind": "entry",
-                "file": name,
-                "number": row + 1,
-                "slot": int(file.hashes[row] % len(file.slots)),
-                "hash": int(file.hashes[row]),
-                "position": position,
-                "seconds": int(file.times[row]),
-                "time_ms": int(times[row]),
-                "previous": int(file.previous[row]),
-            }
+        for row in _select_entries(index_file, selection, wanted_hashes):
+            if _has_topic(layout, int(index_file.positions[row]), selection.topic):
+                yield {"kind": "entry", "file": name, **_describe_entry(index_file, row)}
+
+
+def _find_wanted_hashes(layout: StoreLayout, selection: Selection) -> set[int] | None:
+    """Return the hashes of the selected key for the topics of the store; None selects all keys."""
+    if selection.key is None:
+        return None
+    if selection.topic is not None:
+        return {hash_key(selection.topic, selection.key)}
+    return {hash_key(topic, selection.key) for topic, _ in layout.queues}
+
+
+def _select_entries(
+    index_file: IndexFile, selection: Selection, wanted_hashes: set[int] | None
+) -> list[int]:
+    """Return the rows of an index file with a wanted hash and a selected time."""
+    is_selected = np.ones(len(index_file.hashes), np.bool_)
+    if wanted_hashes is not None:
+        is_selected = np.isin(index_file.hashes, list(wanted_hashes))
+    # The time of an entry is in seconds: its message may have been stored up to 999 ms later.
+    times_ms = index_file.header.begin_time_ms + index_file.times * 1000
+    is_selected &= times_ms + 999 >= selection.time_min_ms
+    is_selected &= times_ms <= selection.time_max_ms
+    rows: list[int] = np.flatnonzero(is_selected).tolist()
+    return rows
+
+
+def _has_topic(layout: StoreLayout, position: int, topic: str | None) -> bool:
+    """Return whether the record at `position` has a topic; True for all records if it is None."""
+    if topic is None:
+        return True
+    record = read_record(layout.log, position)
+    return record is not None and record.topics[0][0] == topic.encode()
+
+
+def _describe_entry(index_file: IndexFile, row: int) -> dict[str, int]:
+    """Return the fields of the entry in a row of an index file."""
+    seconds = int(index_file.times[row])
+    return {
+        "number": row + 1,
+        "slot": int(index_file.hashes[row] % len(index_file.slots)),
+        "hash": int(index_file.hashes[row]),
+        "position": int(index_file.positions[row]),
+        "seconds": seconds,
+        "time_ms": index_file.header.begin_time_ms + seconds * 1000,
+        "previous": int(index_file.previous[row]),
+    }
 
 
 def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:
@@ -565,20 +638,25 @@ def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
     RocketMQ writes objects with numbers as keys; here all keys are strings. A document that cannot
     be read has a "problem" instead of a "value".
     """
-    for name, value, problem in read_documents(layout):
-        content = {"problem": problem} if problem else {"value": _with_text_keys(value)}
-        yield {"kind": "document", "file": name, **content}
-    data = read_file(layout.files, f"{layout.root}/config/timercheck", 8 * len(_TIMER_FIELDS))
-    if data is not None and len(data) == 8 * len(_TIMER_FIELDS):
-        numbers = np.frombuffer(data, ">i8").tolist()
+    for name, document, problem in read_documents(layout):
+        if problem:
+            yield {"kind": "document", "file": name, "problem": problem}
+        else:
+            yield {"kind": "document", "file": name, "value": _convert_keys_to_text(document)}
+
+    timer_path = f"{layout.root}/config/timercheck"
+    timer_bytes = 8 * len(_TIMER_FIELDS)
+    timer_checkpoint = read_file(layout.files, timer_path, timer_bytes)
+    if timer_checkpoint is not None and len(timer_checkpoint) == timer_bytes:
+        numbers = np.frombuffer(timer_checkpoint, ">i8").tolist()
         fields = dict(zip(_TIMER_FIELDS, numbers, strict=True))
         yield {"kind": "document", "file": "config/timercheck", "value": fields}
 
 
-def _with_text_keys(value: Any) -> Any:
+def _convert_keys_to_text(value: Any) -> Any:
     """Return a JSON value with all keys of objects converted to strings."""
     if isinstance(value, dict):
-        return {str(key): _with_text_keys(item) for key, item in value.items()}
+        return {str(key): _convert_keys_to_text(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_with_text_keys(item) for item in value]
+        return [_convert_keys_to_text(element) for element in value]
     return value

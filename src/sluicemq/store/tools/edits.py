@@ -88,10 +88,11 @@ class RepairWriter:
             if size_before == size and not is_new:
                 return
             if size_before > size:
-                self._save(path, size, _read(file, size_before - size, size))
-            self._add_to_manifest(
-                {"created": True} if is_new else {"size_before": size_before}, path
-            )
+                self._save_overwritten(path, size, _read(file, size_before - size, size))
+            if is_new:
+                self._add_to_manifest({"created": True}, path)
+            else:
+                self._add_to_manifest({"size_before": size_before}, path)
             self._sync_backup()
             file.truncate(size)
         self._written_paths.add(path)
@@ -105,11 +106,16 @@ class RepairWriter:
         self.flush()
         with closing(self._files.open(path)) as file:
             position = 0
-            while position < size and (found := file.data_start(position)) is not None:
-                data = _read(file, min(_PIECE_BYTES, size - found), found)
-                if any(data):
-                    self._save(path, found, data)
-                position = found + max(len(data), 1)
+            while position < size:
+                piece_start = file.data_start(position)
+                if piece_start is None:
+                    break  # only holes follow
+                piece = _read(file, min(_PIECE_BYTES, size - piece_start), piece_start)
+                if any(piece):
+                    self._save_overwritten(path, piece_start, piece)
+                position = piece_start + max(len(piece), 1)
+
+        # The backup is durable before the file is removed.
         self._add_to_manifest({"removed": True}, path)
         self._sync_backup()
         self._files.remove(path)
@@ -121,16 +127,19 @@ class RepairWriter:
         waiting = self._waiting
         self._waiting = []
         self._waiting_bytes = 0
+
+        # Save what is overwritten. Changes that change nothing are dropped.
         changes = []
         for path, offset, data in waiting:
             with closing(self._files.open(path)) as file:
-                old = _read(file, len(data), offset)
-            if old != data:
-                self._save(path, offset, old)
+                overwritten = _read(file, len(data), offset)
+            if overwritten != data:
+                self._save_overwritten(path, offset, overwritten)
                 changes.append((path, offset, data))
         if not changes:
             return
         self._sync_backup()
+
         for path, offset, data in changes:
             with closing(self._files.open(path)) as file:
                 file.pwrite(data, offset)
@@ -151,15 +160,19 @@ class RepairWriter:
 
     # --- the backup
 
-    def _save(self, path: str, offset: int, old: bytes) -> None:
+    def _save_overwritten(self, path: str, offset: int, overwritten: bytes) -> None:
         """Append bytes that are about to be overwritten, and a line about them, to the backup.
 
-        `old` are the bytes at `offset` of the file at `path`. Nothing is synced.
+        `overwritten` are the bytes at `offset` of the file at `path`. Nothing is synced.
         """
-        saved, _ = self._open_backup()
-        saved.pwrite(old, self._saved_bytes)
-        fields = {"offset": offset, "size_bytes": len(old), "backup_offset": self._saved_bytes}
-        self._saved_bytes += len(old)
+        backup_file, _ = self._open_backup()
+        backup_file.pwrite(overwritten, self._saved_bytes)
+        fields = {
+            "offset": offset,
+            "size_bytes": len(overwritten),
+            "backup_offset": self._saved_bytes,
+        }
+        self._saved_bytes += len(overwritten)
         self._add_to_manifest(fields, path)
 
     def _add_to_manifest(self, fields: dict[str, Any], path: str) -> None:

@@ -17,6 +17,7 @@ maps. After a crash it does not trust the last file, so findings about that file
 
 import struct
 from collections import Counter
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -91,12 +92,14 @@ class IndexFile:
         self.positions: Positions = entries["position"].astype(np.int64)
         self.times: Positions = entries["seconds"].astype(np.int64)
         self.previous: Positions = entries["previous"].astype(np.int64)
-        count = len(self.positions)
-        self.position_max = int(self.positions.max()) if count else -1
+
         # The median decides when the next file is loaded: the maximum may be a damaged entry.
-        self.position_median = (
-            int(np.partition(self.positions, count // 2)[count // 2]) if count else -1
-        )
+        self.position_max = -1
+        self.position_median = -1
+        if len(self.positions):
+            middle = len(self.positions) // 2
+            self.position_max = int(self.positions.max())
+            self.position_median = int(np.partition(self.positions, middle)[middle])
 
     def expected_times(self, store_times_ms: Positions) -> Positions:
         """Return the times that entries must have for messages with these store times."""
@@ -130,31 +133,46 @@ class IndexFile:
                 return ["the file has no entries, but slots that are in use"]
             return []
 
+        if self.is_cut:  # header and slots know entries that were not loaded
+            return self._find_order_problems() + self._find_chain_problems()
+        return [
+            *self._find_header_problems(),
+            *self._find_order_problems(),
+            *self._find_chain_problems(),
+        ]
+
+    def _find_order_problems(self) -> list[str]:
+        """Return descriptions of entries that are for an earlier position than the one before."""
         backward_rows = np.flatnonzero(np.diff(self.positions) < 0)[:_PROBLEMS_MAX]
-        order_problems = [
+        return [
             f"entry {row + 2} is for an earlier position of the log than entry {row + 1}"
             for row in backward_rows
         ]
 
-        # Every entry leads to the previous entry of its slot, and the slot leads to the newest.
+    def _find_chain_problems(self) -> list[str]:
+        """Return descriptions of entries and slots that lead to another entry than they should.
+
+        Every entry leads to the previous entry of its slot, and the slot leads to the newest. Slots
+        are not checked if the file is cut.
+        """
         expected_links = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
         wrong_rows = np.flatnonzero(expected_links.previous != self.previous)[:_PROBLEMS_MAX]
-        chain_problems = [
+        problems = [
             f"entry {row + 1} leads to entry {self.previous[row]}, but the previous entry of its"
             f" slot is {expected_links.previous[row]}"
             for row in wrong_rows.tolist()
         ]
         if self.is_cut:
-            return order_problems + chain_problems
+            return problems
 
         newest_entries = np.zeros(len(self.slots), np.int64)
         newest_entries[expected_links.slots] = expected_links.newest
         wrong_slots = np.flatnonzero(newest_entries != self.slots)[:_PROBLEMS_MAX]
-        chain_problems += [
+        problems += [
             f"slot {slot} leads to entry {self.slots[slot]} instead of {newest_entries[slot]}"
             for slot in wrong_slots.tolist()
         ]
-        return [*self._find_header_problems(), *order_problems, *chain_problems]
+        return problems
 
     def _find_header_problems(self) -> list[str]:
         """Return descriptions of what the header says otherwise than slots and entries."""
@@ -192,10 +210,8 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
 
     Returns None if its size or header is not that of an index file. Raises OSError.
     """
-    file = files.open(path)
-    try:
-        file_bytes = file.size()
-        if file_bytes < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
+    with closing(files.open(path)) as file:
+        if file.size() < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
             return None
         header = IndexHeader._make(HEADER.unpack(file.pread(HEADER.size, 0)))
         header = header._replace(entry_limit=max(header.entry_limit, 1))
@@ -208,19 +224,22 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
         is_cut = entry_limit is not None
         if entry_limit is not None:
             header = header._replace(entry_limit=max(entry_limit, 1))
-
-        slots_end = HEADER.size + SLOT_BYTES * slot_count
-        entries_max = (file_bytes - slots_end) // ENTRY.itemsize
-        if header.entry_limit > entries_max:
-            return None
         slots = np.frombuffer(file.pread(SLOT_BYTES * slot_count, HEADER.size), ">i4")
-        # Entry 0 is never used, so the entries begin one entry behind the slots.
-        entry_data = file.pread(
-            ENTRY.itemsize * (header.entry_limit - 1), slots_end + ENTRY.itemsize
-        )
-        return IndexFile(path, header, slots, np.frombuffer(entry_data, ENTRY), is_cut=is_cut)
-    finally:
-        file.close()
+        entries = _read_entries(file, header, HEADER.size + SLOT_BYTES * slot_count)
+        if entries is None:
+            return None
+        return IndexFile(path, header, slots, entries, is_cut=is_cut)
+
+
+def _read_entries(file: File, header: IndexHeader, start: int) -> NDArray[Any] | None:
+    """Return the entries of an index file that begin at byte `start`, or None if it has fewer.
+
+    Their number is that of `header`. Entry 0, which is never used, is left out.
+    """
+    if header.entry_limit > (file.size() - start) // ENTRY.itemsize:
+        return None
+    entries_bytes = file.pread(ENTRY.itemsize * (header.entry_limit - 1), start + ENTRY.itemsize)
+    return np.frombuffer(entries_bytes, ENTRY)
 
 
 def find_slot_count(file: File, header: IndexHeader) -> int | None:
@@ -253,14 +272,14 @@ def _search_slot_count(file: File, header: IndexHeader) -> int | None:
     follows a number of slots, which is right if the first and the last entry fit it. The file must
     have an entry.
     """
-    data = file.pread(file.size(), 0)
-    bytes_after_header = len(data) - HEADER.size
+    content = file.pread(file.size(), 0)
+    bytes_after_header = len(content) - HEADER.size
     packed_position = struct.pack(">q", header.end_position)
     # The distance from the end of the slots to the position in the last entry, which follows the
     # entry's hash of 4 bytes.
     last_position_offset = (header.entry_limit - 1) * ENTRY.itemsize + 4
 
-    match_index = data.find(packed_position, HEADER.size)
+    match_index = content.find(packed_position, HEADER.size)
     while match_index >= 0:
         slot_bytes = match_index - last_position_offset - HEADER.size
         slot_count, slot_remainder = divmod(slot_bytes, SLOT_BYTES)
@@ -269,7 +288,7 @@ def _search_slot_count(file: File, header: IndexHeader) -> int | None:
         has_whole_entries = entry_bytes % ENTRY.itemsize == 0
         if has_whole_slots and has_whole_entries and _fits_entries(file, header, slot_count):
             return slot_count
-        match_index = data.find(packed_position, match_index + 1)
+        match_index = content.find(packed_position, match_index + 1)
     return None
 
 
@@ -284,10 +303,10 @@ def _fits_entries(file: File, header: IndexHeader, slot_count: int) -> bool:
         (header.entry_limit - 1, header.end_position),
     )
     for entry_number, position in first_and_last:
-        data = file.pread(ENTRY.itemsize, entries_start + entry_number * ENTRY.itemsize)
-        if len(data) < ENTRY.itemsize:
+        entry_bytes = file.pread(ENTRY.itemsize, entries_start + entry_number * ENTRY.itemsize)
+        if len(entry_bytes) < ENTRY.itemsize:
             return False
-        if np.frombuffer(data, ENTRY)["position"][0] != position:
+        if np.frombuffer(entry_bytes, ENTRY)["position"][0] != position:
             return False
     return True
 
@@ -341,7 +360,9 @@ class IndexCheck:
         They are newer than the last file for which `checkpoint` vouches.
         """
         paths = self._unread_paths
-        self._unread_paths = [path for path in paths if _file_number(path) <= checkpoint.index_file]
+        self._unread_paths = [
+            path for path in paths if _parse_file_number(path) <= checkpoint.index_file
+        ]
         for path in paths[len(self._unread_paths) :]:
             self._findings.add(
                 NOTE,
@@ -351,7 +372,7 @@ class IndexCheck:
                 " builds it again",
             )
 
-    def _severity_of(self, path: str) -> str:
+    def _choose_severity(self, path: str) -> str:
         """Return the severity of findings about a file: a warning if the next start replaces it."""
         return WARNING if path == self._unsettled_path else ERROR
 
@@ -360,7 +381,7 @@ class IndexCheck:
         place = self._layout.shorten_path(file.path)
         if entry_number is not None:
             place += f" entry {entry_number}"
-        self._findings.add(self._severity_of(file.path), "index", place, text)
+        self._findings.add(self._choose_severity(file.path), "index", place, text)
 
     # --- while the log is walked
 
@@ -421,17 +442,20 @@ class IndexCheck:
                     )
                     continue
 
-                time_ms = np.array([times_ms[position]])
-                self._check_header_times(file, np.array([row]), time_ms)
-                if file.times[row] != file.expected_times(time_ms)[0]:
-                    self._add_wrong_time(file, row + 1)
-
+                self._check_entry_time(file, row, times_ms[position])
                 # An entry may be repeated more often than expected, which does no harm.
                 if missing_counts[position, key_hash] > 0:
                     missing_counts[position, key_hash] -= 1
                 self._last_indexed_position = max(self._last_indexed_position, position)
         missing_positions = [position for position, _ in missing_counts.elements()]
         self._count_missing(np.array(missing_positions, np.int64))
+
+    def _check_entry_time(self, file: IndexFile, row: int, stored_ms: int) -> None:
+        """Compare the time of one entry, and of the header, with the store time of its record."""
+        time_ms = np.array([stored_ms])
+        self._check_header_times(file, np.array([row]), time_ms)
+        if file.times[row] != file.expected_times(time_ms)[0]:
+            self._add_wrong_time(file, row + 1)
 
     def add_invalid_range(self, invalid: InvalidRange) -> None:
         """Add one note if entries lead to the bytes of an invalid range."""
@@ -481,23 +505,14 @@ class IndexCheck:
 
         A file that is unreadable or no index file is not loaded, but gets a finding too.
         """
-        # After an interruption, the checkpoint vouches only for the first entries of its file.
-        checkpoint = self._checkpoint
-        entry_limit = None
-        if (
-            self._was_interrupted
-            and checkpoint is not None
-            and _file_number(path) == checkpoint.index_file
-        ):
-            entry_limit = checkpoint.index_count
         try:
-            file = load_index(self._layout.files, path, entry_limit)
+            file = load_index(self._layout.files, path, self._find_entry_limit(path))
         except OSError as error:
             self._findings.add(ERROR, "unreadable", self._layout.shorten_path(path), str(error))
             return
         if file is None:
             self._findings.add(
-                self._severity_of(path),
+                self._choose_severity(path),
                 "index",
                 self._layout.shorten_path(path),
                 "its size or header is not that of an index file",
@@ -506,10 +521,23 @@ class IndexCheck:
 
         self.entry_count += len(file.positions)
         # Before the problems are searched, because a first time that is not 0 would be one.
-        file.normalize_first_time(self._loaded_files[-1] if self._loaded_files else None)
+        previous_file = self._loaded_files[-1] if self._loaded_files else None
+        file.normalize_first_time(previous_file)
         self._loaded_files.append(file)
         for problem in file.find_problems():
             self._add_finding(file, problem)
+
+    def _find_entry_limit(self, path: str) -> int | None:
+        """Return the number of the first entry of a file that is not loaded; None loads all.
+
+        After an interruption, the checkpoint vouches only for the first entries of its file.
+        """
+        checkpoint = self._checkpoint
+        if not self._was_interrupted or checkpoint is None:
+            return None
+        if _parse_file_number(path) != checkpoint.index_file:
+            return None
+        return checkpoint.index_count
 
     def _check_header_times(self, file: IndexFile, rows: Positions, times_ms: Positions) -> None:
         """Check that the header has the times of the first and the last message.
@@ -606,19 +634,19 @@ class IndexCheck:
 
     def _check_positions(self, files: list[IndexFile], log_end: int) -> None:
         """Report the entries whose positions are not in the log, which ends at `log_end`."""
+        severity = WARNING if self._was_interrupted else ERROR
         for file in files:
             is_outside_log = (file.positions >= log_end) | (file.positions < 0)
             for row in np.flatnonzero(is_outside_log).tolist():
-                self._findings.add(
-                    WARNING if self._was_interrupted else ERROR,
-                    "index",
-                    f"{self._layout.shorten_path(file.path)} entry {row + 1}",
+                place = f"{self._layout.shorten_path(file.path)} entry {row + 1}"
+                text = (
                     f"the entry is for position {file.positions[row]}, but the log ends at"
-                    f" {log_end}",
+                    f" {log_end}"
                 )
+                self._findings.add(severity, "index", place, text)
 
 
-def _file_number(path: str) -> int:
+def _parse_file_number(path: str) -> int:
     """Return the name of an index file, a time, as a number."""
     return int(path.rpartition("/")[2])
 

@@ -74,15 +74,15 @@ class FileSequence:
         Files whose names are not positions are ignored. So are empty files, which a crash leaves
         while a file is being created.
         """
-        found = []
+        segments = []
         for directory in directories:
             for name in files.names(directory):
                 if is_segment_name(name):
                     path = f"{directory}/{name}"
                     size = file_size(files, path)
                     if size:
-                        found.append(SegmentFile(path, int(name), size))
-        return cls(files, found)
+                        segments.append(SegmentFile(path, int(name), size))
+        return cls(files, segments)
 
     def __len__(self) -> int:
         """Return the number of files."""
@@ -119,16 +119,22 @@ class FileSequence:
         Raises OSError if the disk cannot read them.
         """
         pieces = []
-        while size > 0 and (index := self.find_segment_index(position)) is not None:
-            segment = self.segments[index]
-            count = min(size, segment.end - position)
-            data = self._open_file(segment.path).pread(count, position - segment.base)
-            if not data:
+        bytes_left = size
+        while bytes_left > 0:
+            index = self.find_segment_index(position)
+            if index is None:
                 break
-            pieces.append(data)
-            position += len(data)
-            size -= len(data)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            segment = self.segments[index]
+            piece_bytes = min(bytes_left, segment.end - position)
+            piece = self._open_file(segment.path).pread(piece_bytes, position - segment.base)
+            if not piece:
+                break
+            pieces.append(piece)
+            position += len(piece)
+            bytes_left -= len(piece)
+        if len(pieces) == 1:
+            return pieces[0]  # without a copy
+        return b"".join(pieces)
 
     def data_start(self, position: int) -> int | None:
         """Return the first position at or after `position` whose byte may not be zero.
@@ -140,8 +146,10 @@ class FileSequence:
         if index is None:
             return None
         segment = self.segments[index]
-        found = self._open_file(segment.path).data_start(position - segment.base)
-        return segment.base + found if found is not None and found < segment.size else None
+        offset_in_file = self._open_file(segment.path).data_start(position - segment.base)
+        if offset_in_file is None or offset_in_file >= segment.size:
+            return None
+        return segment.base + offset_in_file
 
     def iter_data(
         self, start: int = 0, end: int | None = None, align: int = 1
@@ -154,14 +162,13 @@ class FileSequence:
         """
         for segment in self.segments:
             position = max(segment.base, start)
-            stop = segment.end if end is None else min(segment.end, end)
-            while (
-                position < stop
-                and (found := self.data_start(position)) is not None
-                and found < stop
-            ):
-                position = max(position, found - found % align)
-                piece = self.read(position, min(READ_BYTES, stop - position))
+            range_end = segment.end if end is None else min(segment.end, end)
+            while position < range_end:
+                data_start = self.data_start(position)
+                if data_start is None or data_start >= range_end:
+                    break  # only holes follow in this file
+                position = max(position, data_start - data_start % align)
+                piece = self.read(position, min(READ_BYTES, range_end - position))
                 if len(piece) < align:
                     break
                 whole_bytes = len(piece) // align * align
@@ -210,11 +217,11 @@ class StoreLayout:
         self.queues = dict(_iter_queues(files, queue_path))
         self.extensions = dict(_iter_queues(files, f"{root}/{EXTENSIONS}"))
         self.batch_queues = dict(_iter_queues(files, f"{root}/{BATCH_QUEUES}"))
-        self.indexes = [
-            f"{root}/{INDEX}/{name}"
-            for name in files.names(f"{root}/{INDEX}")
-            if len(name) == _INDEX_NAME_DIGITS and name.isascii() and name.isdigit()
-        ]
+        self.indexes = []
+        for name in files.names(f"{root}/{INDEX}"):
+            is_index_name = len(name) == _INDEX_NAME_DIGITS and name.isascii() and name.isdigit()
+            if is_index_name:
+                self.indexes.append(f"{root}/{INDEX}/{name}")
 
     @classmethod
     def find(
@@ -280,7 +287,9 @@ def find_usual_file_bytes(sequences: Iterable[FileSequence]) -> int:
 
     If several sizes are equally frequent, the largest of them is returned.
     """
-    counts = Counter(segment.size for sequence in sequences for segment in sequence.segments)
+    counts: Counter[int] = Counter()
+    for sequence in sequences:
+        counts.update(segment.size for segment in sequence.segments)
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
@@ -307,9 +316,9 @@ def read_or_zeros(read: Callable[[int, int], bytes], position: int, size: int) -
     except OSError:
         if size <= _BLOCK_BYTES:
             return bytes(size)
-        half = max(_BLOCK_BYTES, size // 2 // _BLOCK_BYTES * _BLOCK_BYTES)
-        rest = read_or_zeros(read, position + half, size - half)
-        return read_or_zeros(read, position, half).ljust(half, b"\0") + rest
+        half_bytes = max(_BLOCK_BYTES, size // 2 // _BLOCK_BYTES * _BLOCK_BYTES)
+        second_half = read_or_zeros(read, position + half_bytes, size - half_bytes)
+        return read_or_zeros(read, position, half_bytes).ljust(half_bytes, b"\0") + second_half
 
 
 def file_size(files: Files, path: str) -> int:
@@ -329,6 +338,8 @@ def read_file(files: Files, path: str, size_max: int | None = None) -> bytes | N
     try:
         with closing(files.open(path)) as file:
             size = file.size()
-            return file.pread(size if size_max is None else min(size, size_max), 0)
+            if size_max is not None:
+                size = min(size, size_max)
+            return file.pread(size, 0)
     except (FileNotFoundError, IsADirectoryError):
         return None

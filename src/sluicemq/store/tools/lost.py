@@ -113,7 +113,7 @@ class _QueueState:
         return gap.first <= offset < gap.end and position < gap.before
 
 
-def _queue_record(group: QueueUnits, row: int) -> _QueueRecord:
+def _make_queue_record(group: QueueUnits, row: int) -> _QueueRecord:
     """Return the record of one unit."""
     position, size, code = group.units[row].tolist()
     is_placeholder = code == PLACEHOLDER_CODE
@@ -151,11 +151,12 @@ class LostMessageFinder:
             key = (group.topic.decode(errors="replace"), group.queue_id)
             # Two consecutive records confirm each other, and all consecutive ones that follow.
             is_consecutive = group.is_consecutive and len(group.offsets) > 1
-            for row in range(2 if is_consecutive else len(group.offsets)):
-                self._add_record(key, _queue_record(group, row))
+            checked_count = 2 if is_consecutive else len(group.offsets)
+            for row in range(checked_count):
+                self._add_record(key, _make_queue_record(group, row))
             state = self._states.get(key)
             if is_consecutive and state is not None and state.suspect is None:
-                state.last = _queue_record(group, -1)
+                state.last = _make_queue_record(group, -1)
 
     def _add_record(self, key: QueueKey, record: _QueueRecord) -> None:
         """Check the offset of a record against those of the earlier records of its queue.
@@ -164,7 +165,7 @@ class LostMessageFinder:
         becomes the suspect, after the former suspect is judged. An impossible one is contradicted.
         """
         if not is_valid_key(key) or not 0 <= record.offset <= OFFSET_MAX:
-            self._contradict(key, record)
+            self._contradict_record(key, record)
             return
         state = self._states.get(key)
         if state is None:
@@ -172,7 +173,7 @@ class LostMessageFinder:
             if has_room or self._log_start or record.is_placeholder:
                 self._states[key] = _QueueState(record, record)
             else:  # the log has no room for the messages before this one
-                self._contradict(key, record)
+                self._contradict_record(key, record)
             return
         if state.suspect is not None:
             self._judge_suspect(key, state, state.suspect, record)
@@ -197,13 +198,13 @@ class LostMessageFinder:
             # The topic was created again, or the queue continues at this offset.
             if suspect.offset and state.first == state.last:
                 # The queue has a single record before these two: that one is wrong.
-                self._contradict(key, state.first)
+                self._contradict_record(key, state.first)
                 state.first = suspect
             state.last = suspect
         else:
-            self._contradict(key, suspect)
+            self._contradict_record(key, suspect)
 
-    def _contradict(self, key: QueueKey, record: _QueueRecord) -> None:
+    def _contradict_record(self, key: QueueKey, record: _QueueRecord) -> None:
         """Add a record to `contradicted`, because it cannot be this message of the queue."""
         reason = (
             f"the record says that it is message {record.offset} of queue {key[0]}/{key[1]}, which"
@@ -223,23 +224,29 @@ class LostMessageFinder:
             sequence = queues.get(key)
             if suspect is None:
                 self._judge_only_record(key, state, sequence)
-                continue
-            unit_position = _read_unit_position(sequence, suspect.offset)
-            has_single_record = state.first == state.last
-            if unit_position == suspect.position:
-                if has_single_record and suspect.offset:
-                    self._contradict(key, state.first)
-                    state.first = suspect
-                state.last = suspect
-            elif suspect.offset == 0 and not unit_position:
-                state.last = suspect  # the topic was created again, and has one message
-            elif unit_position is not None and unit_position in (
-                state.first.position,
-                state.last.position,
-            ):
-                self._contradict(key, suspect)
             else:
-                self.doubtful_positions.add(suspect.position)
+                unit_position = _read_unit_position(sequence, suspect.offset)
+                self._judge_by_unit(key, state, suspect, unit_position)
+
+    def _judge_by_unit(
+        self, key: QueueKey, state: _QueueState, suspect: _QueueRecord, unit_position: int | None
+    ) -> None:
+        """Judge the last record of a queue by the position in the unit at its offset.
+
+        `unit_position` is None if there is no such unit.
+        """
+        if unit_position == suspect.position:
+            has_single_record = state.first == state.last
+            if has_single_record and suspect.offset:
+                self._contradict_record(key, state.first)
+                state.first = suspect
+            state.last = suspect
+        elif suspect.offset == 0 and not unit_position:
+            state.last = suspect  # the topic was created again, and has one message
+        elif unit_position in (state.first.position, state.last.position):
+            self._contradict_record(key, suspect)  # another record has its offset
+        else:
+            self.doubtful_positions.add(suspect.position)
 
     def _judge_only_record(
         self, key: QueueKey, state: _QueueState, sequence: FileSequence | None
@@ -250,13 +257,13 @@ class LostMessageFinder:
             return
         if _read_unit_position(sequence, record.offset) == record.position:
             return
-        size = record.end - record.position
-        if any(
-            ((units["position"] == record.position) & (units["size"] == size)).any()
-            for _, units in _iter_units(sequence)
-        ):
-            self._contradict(key, record)
-            del self._states[key]
+        record_bytes = record.end - record.position
+        for _, units in _iter_units(sequence):
+            has_position = units["position"] == record.position
+            if (has_position & (units["size"] == record_bytes)).any():
+                self._contradict_record(key, record)
+                del self._states[key]
+                return
 
     def find_lost(
         self, invalid_ranges: list[InvalidRange], queues: dict[QueueKey, FileSequence]
@@ -266,28 +273,37 @@ class LostMessageFinder:
         That is an order in which placeholders for them can be written. `queues` are the queues'
         files. Call it after `finish`.
         """
-        starts = [invalid.start for invalid in invalid_ranges]
         lost: list[LostMessage] = []
         for key in sorted(self._states.keys() | queues.keys()):
-            sequence = queues.get(key)
-            position_by_offset = (
-                self._find_units_in(key, sequence, invalid_ranges)
-                if sequence is not None and invalid_ranges
-                else {}
-            )
-            for gap in self._list_gaps(key, sequence):
-                index = bisect_left(starts, gap.after)
-                if index == len(invalid_ranges) or invalid_ranges[index].start >= gap.before:
-                    continue  # nothing is damaged between the two: the gap was there before
-                position = invalid_ranges[index].start
-                for offset in range(gap.first, gap.end):
-                    position = position_by_offset.pop(offset, position)
-                    lost.append(LostMessage(position, key, offset))
-            lost += [
-                LostMessage(position, key, offset)
-                for offset, position in position_by_offset.items()
-            ]
+            lost += self._find_lost_of_queue(key, queues.get(key), invalid_ranges)
         return sorted(lost)
+
+    def _find_lost_of_queue(
+        self, key: QueueKey, sequence: FileSequence | None, invalid_ranges: list[InvalidRange]
+    ) -> list[LostMessage]:
+        """Return the messages of one queue that were in `invalid_ranges`.
+
+        These are the messages of gaps between its records, if something is damaged there, and those
+        whose units lead into the ranges. `sequence` is None if the queue has no files.
+        """
+        position_by_offset: dict[int, int] = {}
+        if sequence is not None and invalid_ranges:
+            position_by_offset = self._find_units_in(key, sequence, invalid_ranges)
+
+        lost: list[LostMessage] = []
+        for gap in self._list_gaps(key, sequence):
+            index = bisect_left(invalid_ranges, gap.after, key=lambda invalid: invalid.start)
+            if index == len(invalid_ranges) or invalid_ranges[index].start >= gap.before:
+                continue  # nothing is damaged between the two: the gap was there before
+            # A message without a unit gets the position of the message before it.
+            position = invalid_ranges[index].start
+            for offset in range(gap.first, gap.end):
+                position = position_by_offset.pop(offset, position)
+                lost.append(LostMessage(position, key, offset))
+
+        for offset, position in position_by_offset.items():
+            lost.append(LostMessage(position, key, offset))
+        return lost
 
     def _list_gaps(self, key: QueueKey, sequence: FileSequence | None) -> list[_OffsetGap]:
         """Return the gaps between the offsets of a queue, and the one before its first record.
@@ -300,11 +316,11 @@ class LostMessageFinder:
             return []
         if self._log_start:
             return state.gaps
-        first = state.first
-        has_unit = _read_unit_position(sequence, first.offset) == first.position
-        has_room = 0 < first.offset * RECORD_BYTES_MIN <= first.position
-        if has_room and (has_unit or state.last != first):
-            return [_OffsetGap(0, first.offset, -1, first.position), *state.gaps]
+        first_record = state.first
+        has_unit = _read_unit_position(sequence, first_record.offset) == first_record.position
+        has_room = 0 < first_record.offset * RECORD_BYTES_MIN <= first_record.position
+        if has_room and (has_unit or state.last != first_record):
+            return [_OffsetGap(0, first_record.offset, -1, first_record.position), *state.gaps]
         return state.gaps
 
     def _find_units_in(
@@ -318,32 +334,42 @@ class LostMessageFinder:
         state = self._states.get(key)
         position_by_offset: dict[int, int] = {}
         last_position = -1
-        starts, ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
         for first_offset, units in _iter_units(sequence):
-            positions = units["position"].astype(np.int64)
-            range_indexes = np.searchsorted(starts, positions, side="right") - 1
-            is_inside = (range_indexes >= 0) & (units["size"] >= RECORD_BYTES_MIN)
-            is_inside &= positions + units["size"] <= ends[np.maximum(range_indexes, 0)]
+            is_inside = _lead_into_ranges(units, invalid_ranges)
             if self._log_start == 0:  # the log must have room for the messages before
                 offsets = first_offset + np.arange(len(units))
-                is_inside &= offsets * RECORD_BYTES_MIN <= positions
+                is_inside &= offsets * RECORD_BYTES_MIN <= units["position"]
             for row in np.flatnonzero(is_inside).tolist():
                 offset = first_offset + row
-                position = int(positions[row])
-                if position > last_position and (state is None or state.may_lack(offset, position)):
-                    position_by_offset[offset] = last_position = position
+                position = int(units["position"][row])
+                agrees_with_records = state is None or state.may_lack(offset, position)
+                if position > last_position and agrees_with_records:
+                    position_by_offset[offset] = position
+                    last_position = position
         return position_by_offset
+
+
+def _lead_into_ranges(units: NDArray[Any], invalid_ranges: list[InvalidRange]) -> NDArray[Any]:
+    """Return which units lead to a record that would be within one of the ranges."""
+    range_starts, range_ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
+    positions = units["position"].astype(np.int64)
+    range_indexes = np.searchsorted(range_starts, positions, side="right") - 1
+    begins_in_range = (range_indexes >= 0) & (units["size"] >= RECORD_BYTES_MIN)
+    ends_in_range = positions + units["size"] <= range_ends[np.maximum(range_indexes, 0)]
+    is_inside: NDArray[Any] = begins_in_range & ends_in_range
+    return is_inside
 
 
 def _read_unit_position(sequence: FileSequence | None, offset: int) -> int | None:
     """Return the position in the unit at `offset`, or None if the queue's files have no unit."""
-    data = b""
-    if sequence is not None:
-        data = sequence.read(offset * UNIT_BYTES, UNIT_BYTES)
-    return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
+    if sequence is None:
+        return None
+    unit = sequence.read(offset * UNIT_BYTES, UNIT_BYTES)
+    has_size = len(unit) == UNIT_BYTES and any(unit[8:12])
+    return int.from_bytes(unit[:8]) if has_size else None
 
 
 def _iter_units(sequence: FileSequence) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield (offset of the first unit, units) of all parts of a queue that may not be zeros."""
-    for position, data in sequence.iter_data(align=UNIT_BYTES):
-        yield position // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS)
+    for position, unit_bytes in sequence.iter_data(align=UNIT_BYTES):
+        yield position // UNIT_BYTES, np.frombuffer(unit_bytes, UNIT_COLUMNS)

@@ -72,9 +72,9 @@ class QueueRepair:
         # The offset behind the last record of each queue that has records.
         self._end_offsets: dict[QueueKey, int] = {}
         # The bytes at which the files of each queue begin.
-        self._file_bases: dict[QueueKey, set[int]] = {
-            key: {segment.base for segment in sequence.segments} for key, sequence in queues.items()
-        }
+        self._file_bases: dict[QueueKey, set[int]] = {}
+        for key, sequence in queues.items():
+            self._file_bases[key] = {segment.base for segment in sequence.segments}
         # The units that are wrong unless the topic turns out to have been created again.
         self._later_unit_counts: dict[QueueKey, int] = {}
         self.skipped_positions: set[int] = set()
@@ -149,10 +149,11 @@ class QueueRepair:
         if not len(wrong_rows):
             return
         if self._writer is not None:
-            first_row = int(wrong_rows[0])
-            last_row = int(wrong_rows[-1])
-            wrong_part = expected[first_row * UNIT_BYTES : (last_row + 1) * UNIT_BYTES]
-            self._write_units(key, (offset + first_row) * UNIT_BYTES, wrong_part, self._writer)
+            # Overwrite everything from the first wrong unit to the last one.
+            wrong_start = int(wrong_rows[0]) * UNIT_BYTES
+            wrong_end = (int(wrong_rows[-1]) + 1) * UNIT_BYTES
+            position = offset * UNIT_BYTES + wrong_start
+            self._write_units(key, position, expected[wrong_start:wrong_end], self._writer)
         elif self._must_have_unit(UNIT.unpack_from(expected)[0]):
             self.wrong_unit_count += len(wrong_rows) - later_count
             # These are wrong unless a later record shows that the topic was created again.
@@ -194,18 +195,20 @@ class QueueRepair:
         units[leads_too_far | is_unused] = _BLANK
         return units.tobytes()
 
-    def _write_units(self, key: QueueKey, position: int, data: bytes, writer: RepairWriter) -> None:
+    def _write_units(
+        self, key: QueueKey, position: int, unit_bytes: bytes, writer: RepairWriter
+    ) -> None:
         """Write units at byte `position` of a queue, and create the files that they need."""
         file_bytes = self._file_bytes
         written_bytes = 0
-        while written_bytes < len(data):
+        while written_bytes < len(unit_bytes):
             piece_start = position + written_bytes
             base = piece_start - piece_start % file_bytes
             if base not in self._file_bases.get(key, ()):
                 self._create_files(key, piece_start, writer)
             bytes_left_in_file = base + file_bytes - piece_start
-            piece = data[written_bytes : written_bytes + bytes_left_in_file]
-            writer.write(self._file_path(key, base), piece_start - base, piece)
+            piece = unit_bytes[written_bytes : written_bytes + bytes_left_in_file]
+            writer.write(self._find_file_path(key, base), piece_start - base, piece)
             written_bytes += len(piece)
 
     def _create_files(self, key: QueueKey, position: int, writer: RepairWriter) -> None:
@@ -217,19 +220,19 @@ class QueueRepair:
         bases = self._file_bases.setdefault(key, set())
         base = position - position % file_bytes
         # Queues have no missing files: create those between the last one and this one.
-        earlier_bases = [file_base for file_base in bases if file_base < base]
-        last_base = max(earlier_bases, default=base - file_bytes)
+        previous_base = base - file_bytes
+        last_base = max((known for known in bases if known < base), default=previous_base)
         if base - last_base > NEW_FILES_MAX * file_bytes:
             # The earlier file is a leftover of a deleted topic.
-            last_base = base - file_bytes
+            last_base = previous_base
         for new_base in range(last_base + file_bytes, base + 1, file_bytes):
-            path = self._file_path(key, new_base)
+            path = self._find_file_path(key, new_base)
             writer.resize_file(path, file_bytes)
             blank_count = min(position - new_base, file_bytes) // UNIT_BYTES
             writer.write(path, 0, BLANK_UNIT * blank_count)
             bases.add(new_base)
 
-    def _file_path(self, key: QueueKey, base: int) -> str:
+    def _find_file_path(self, key: QueueKey, base: int) -> str:
         """Return the path of the file of a queue that begins at byte `base`."""
         if key in self._queues:
             for segment in self._queues[key].segments:
@@ -284,8 +287,8 @@ class QueueRepair:
         """
         if self._durable_end is not None:
             return
-        for _, data in sequence.iter_data(start, end, UNIT_BYTES):
-            unit_rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
+        for _, unit_bytes in sequence.iter_data(start, end, UNIT_BYTES):
+            unit_rows = np.frombuffer(unit_bytes, np.uint8).reshape(-1, UNIT_BYTES)
             self.wrong_unit_count += int(np.count_nonzero(unit_rows.any(axis=1)))
 
 
@@ -294,12 +297,26 @@ def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator
 
     Only the first such unit of each piece that is read is yielded.
     """
-    for position, data in sequence.iter_data(align=UNIT_BYTES):
-        units = np.frombuffer(data, UNIT_COLUMNS)
+    for position, unit_bytes in sequence.iter_data(align=UNIT_BYTES):
+        units = np.frombuffer(unit_bytes, UNIT_COLUMNS)
         leads_behind_log = (units["position"] >= log_end) & (units["size"] > 0)
         rows = np.flatnonzero(leads_behind_log)
         if len(rows):
             yield position + int(rows[0]) * UNIT_BYTES
+
+
+def _may_differ(stored_codes: NDArray[Any], expected_codes: NDArray[Any]) -> NDArray[Any]:
+    """Return where another code than the expected one is right too.
+
+    That is the address of an extension unit, or another due time of a delayed message.
+    """
+    is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
+    # Codes that are greater than any hash of a tag are due times.
+    has_due_time = expected_codes > _CODE_MAX
+    is_other_due_time = has_due_time & (abs(expected_codes - stored_codes) <= DELAY_MAX_MS)
+    is_placeholder = expected_codes == PLACEHOLDER_CODE
+    may_differ: NDArray[Any] = (is_extension_address | is_other_due_time) & ~is_placeholder
+    return may_differ
 
 
 def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]:
@@ -323,16 +340,7 @@ def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]
 
     stored_codes = stored_units["code"].astype(np.int64)
     expected_codes = expected_units["code"].astype(np.int64)
-    is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
-    # Codes that are no hash, because they are greater than any, are the due times of delayed
-    # messages.
-    is_other_due_time = (expected_codes > _CODE_MAX) & (
-        abs(expected_codes - stored_codes) <= DELAY_MAX_MS
-    )
-    may_have_other_code = (is_extension_address | is_other_due_time) & (
-        expected_codes != PLACEHOLDER_CODE
-    )
-    has_right_code = (stored_codes == expected_codes) | may_have_other_code
+    has_right_code = (stored_codes == expected_codes) | _may_differ(stored_codes, expected_codes)
 
     is_wrong = ~(has_same_position & has_same_size & has_right_code)
     is_later = (

@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from itertools import compress, groupby
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -114,8 +114,9 @@ class RepairReport:
     @property
     def is_sound(self) -> bool:
         """Whether nothing has to be repaired. A torn tail does not count."""
-        found = (self.damaged, self.bad_files, self.mended, self.wrong_units, self.missing_queues)
-        return not any(found)
+        return not (
+            self.damaged or self.bad_files or self.mended or self.wrong_units or self.missing_queues
+        )
 
     @property
     def messages_lost(self) -> int:
@@ -126,7 +127,7 @@ class RepairReport:
         """Return the report as a value for JSON, including `is_sound` and `messages_lost`."""
         fields = asdict(self)
         for name in ("damaged", "lost", "not_placed"):
-            fields[name] = [item._asdict() for item in getattr(self, name)]
+            fields[name] = [log_range._asdict() for log_range in getattr(self, name)]
         return fields | {"is_sound": self.is_sound, "messages_lost": self.messages_lost}
 
 
@@ -200,18 +201,18 @@ def repair(
                 files=files,
             )
 
-        run = _Repair(
+        store_repair = _Repair(
             find_layout,
             log_file_bytes,
             queue_file_bytes,
             delay_levels_ms,
             progress or (lambda *_: None),
         )
-        stack.callback(run.close)
-        run.find_damage()
-        if write and not run.report.is_sound:
-            run.write(f"{run.layout.root}/repair-{stamp or 'backup'}")
-        return run.report
+        stack.callback(store_repair.close)
+        store_repair.find_damage()
+        if write and not store_repair.report.is_sound:
+            store_repair.write(f"{store_repair.layout.root}/repair-{stamp or 'backup'}")
+        return store_repair.report
 
 
 class _Repair:
@@ -233,7 +234,8 @@ class _Repair:
         self._delays_ms = delays_ms
         self._find_layout = find_layout
         self._progress = progress
-        self.layout = layout = find_layout()
+        layout = find_layout()
+        self.layout = layout
         if len(layout.log_paths) > 1:
             raise StoreError(
                 f"The commit log is in {len(layout.log_paths)} directories.",
@@ -246,7 +248,13 @@ class _Repair:
         )
         self._checkpoint = _read_checkpoint(layout)
         self._log = layout.log
-        for segment in layout.log.segments:
+        self._require_fitting_log_files()
+        self._plan = _RepairPlan([], [], [], 0, [], 0)
+        self.report = RepairReport(layout.root)
+
+    def _require_fitting_log_files(self) -> None:
+        """Raise StoreError if a file of the log does not fit the size of its files."""
+        for segment in self._log.segments:
             if segment.base % self._log_file_bytes or segment.size > self._log_file_bytes:
                 raise StoreError(
                     f"{segment.path} has {segment.size} bytes, files of this log should have"
@@ -254,8 +262,6 @@ class _Repair:
                     fix="Specify the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
                     " the file away if it does not belong here.",
                 )
-        self._plan = _RepairPlan([], [], [], 0, [], 0)
-        self.report = RepairReport(layout.root)
 
     def close(self) -> None:
         """Close the files of the store."""
@@ -279,31 +285,32 @@ class _Repair:
         layout = self.layout
         self._check_file_sizes()
         finder = LostMessageFinder(self._log.start, layout.queues)
+        # After a crash, units behind the durable end may be missing.
+        durable_end = self._durable_end if layout.was_interrupted else None
         comparison = QueueRepair(
             queues=layout.queues,
             directory=layout.queue_path,
             file_bytes=self._queue_file_bytes,
             topics=read_topic_names(layout),
             writer=None,
-            durable_end=self._durable_end if layout.was_interrupted else None,
+            durable_end=durable_end,
         )
+
+        # The invalid ranges, and the store time of the last record before each of them.
         invalid_ranges: list[InvalidRange] = []
         times_ms: list[int] = []
-        time_ms = 0
+        last_time_ms = 0
         walk = self._start_walk()
-        for found in self._iter_with_progress(walk):
-            if isinstance(found, InvalidRange):
-                is_start_of_file = found.start % self._log_file_bytes == 0
-                is_adjacent = bool(invalid_ranges) and invalid_ranges[-1].end == found.start
-                if is_adjacent and not is_start_of_file:
-                    invalid_ranges[-1] = invalid_ranges[-1]._replace(end=found.end)
-                else:
-                    invalid_ranges.append(found)
-                    times_ms.append(time_ms)
+        for log_part in self._iter_with_progress(walk):
+            if isinstance(log_part, Run):
+                finder.add_run(log_part)
+                comparison.add_run(log_part)
+                last_time_ms = log_part.store_time_ms
+            elif invalid_ranges and self._continues_range(invalid_ranges[-1], log_part):
+                invalid_ranges[-1] = invalid_ranges[-1]._replace(end=log_part.end)
             else:
-                finder.add_run(found)
-                comparison.add_run(found)
-                time_ms = found.store_time_ms
+                invalid_ranges.append(log_part)
+                times_ms.append(last_time_ms)
         comparison.finish(walk.valid_end)
         finder.finish(layout.queues)
 
@@ -311,11 +318,18 @@ class _Repair:
         for invalid in finder.contradicted:
             index = bisect_left(invalid_ranges, invalid)
             invalid_ranges.insert(index, invalid)
-            times_ms.insert(index, times_ms[index - 1] if index else time_ms)
-        self._make_plan(walk.valid_end, invalid_ranges, times_ms, time_ms, finder)
+            previous_time_ms = times_ms[index - 1] if index else last_time_ms
+            times_ms.insert(index, previous_time_ms)
+
+        self._make_plan(walk.valid_end, invalid_ranges, times_ms, last_time_ms, finder)
         report.log_end = walk.valid_end
         report.wrong_units = comparison.wrong_unit_count
         report.missing_queues = len(comparison.missing_queues)
+
+    def _continues_range(self, previous: InvalidRange, invalid: InvalidRange) -> bool:
+        """Return whether an invalid range follows the previous one in the same file."""
+        is_start_of_file = invalid.start % self._log_file_bytes == 0
+        return previous.end == invalid.start and not is_start_of_file
 
     def _start_walk(self) -> LogWalk:
         """Return a walk over the log up to its last file or its durable end."""
@@ -328,17 +342,18 @@ class _Repair:
 
     def _iter_with_progress(self, walk: LogWalk) -> Iterator[Run | InvalidRange]:
         """Yield what the walk finds, except blank ends of files, and report its progress."""
-        last_reported = start = walk.position
+        start = walk.position
+        last_reported = start
         # Where the log ends is not known: of the last file, the part up to the durable end counts.
         end = max(self._log.segments[-1].base, self._durable_end)
-        total = max(end - start, 1)
-        for found in walk:
-            if not isinstance(found, Blank):
-                yield found
+        total_bytes = max(end - start, 1)
+        for log_part in walk:
+            if not isinstance(log_part, Blank):
+                yield log_part
             if walk.position - last_reported > _PROGRESS_BYTES:
                 last_reported = walk.position
-                self._progress(min(last_reported - start, total), total)
-        self._progress(total, total)
+                self._progress(min(last_reported - start, total_bytes), total_bytes)
+        self._progress(total_bytes, total_bytes)
 
     def _check_file_sizes(self) -> None:
         """Add files to the report that are missing or have another size than they should."""
@@ -350,6 +365,8 @@ class _Repair:
                 f"{self._log_file_path(newest.log_start)} and the files behind it, up to"
                 f" {segments[0].base:020d}, are missing"
             )
+
+        # Files of the log.
         expected_base = segments[0].base
         for segment in segments:
             while expected_base < segment.base:
@@ -360,12 +377,14 @@ class _Repair:
                     f"{segment.path} has {segment.size} of {self._log_file_bytes} bytes"
                 )
             expected_base += self._log_file_bytes
+
+        # Files of consume queues.
         for sequence in self.layout.queues.values():
-            bad_files += [
-                f"{segment.path} has {segment.size} of {self._queue_file_bytes} bytes"
-                for segment in sequence.segments
-                if segment.size != self._queue_file_bytes
-            ]
+            for segment in sequence.segments:
+                if segment.size != self._queue_file_bytes:
+                    bad_files.append(
+                        f"{segment.path} has {segment.size} of {self._queue_file_bytes} bytes"
+                    )
 
     def _make_plan(
         self,
@@ -393,12 +412,7 @@ class _Repair:
 
         # Records that are valid except for their offset get the right one if a unit has it.
         lost = finder.find_lost(ranges, self.layout.queues)
-        contradicted = {invalid.start: key for invalid, key in finder.contradicted.items()}
-        offset_fixes = {
-            message.position: message.offset
-            for message in lost
-            if contradicted.get(message.position) == message.key
-        }
+        offset_fixes = _find_offset_fixes(finder, lost)
         lost = [message for message in lost if message.position not in offset_fixes]
         is_unfixed = [invalid.start not in offset_fixes for invalid in ranges]
         ranges = list(compress(ranges, is_unfixed))
@@ -410,14 +424,7 @@ class _Repair:
         if ranges and ranges[-1].start >= log_end:
             # At the end of the log, only messages count that were durable.
             lost = [message for message in lost if message.position < damage_end]
-        lost_by_range = [
-            [message for message in lost if invalid.start <= message.position < invalid.end]
-            for invalid in ranges
-        ]
-        end_indexes = [index for index, invalid in enumerate(ranges) if invalid.start >= log_end]
-        for index in end_indexes[1:]:  # the log continues in the first of these ranges
-            lost_by_range[end_indexes[0]] += lost_by_range[index]
-            lost_by_range[index] = []
+        lost_by_range = _assign_to_ranges(lost, ranges, log_end)
 
         self._plan = _RepairPlan(
             damaged_ranges=ranges,
@@ -429,17 +436,17 @@ class _Repair:
             offset_fixes=offset_fixes,
             doubtful_positions=finder.doubtful_positions,
         )
-        self.report.damaged = [
-            DamagedRange(
-                self._log_file_path(invalid.start - invalid.start % self._log_file_bytes),
-                invalid.start,
-                min(invalid.end, damage_end),
-                invalid.reason,
-                len(messages),
-            )
-            for invalid, messages in zip(ranges, lost_by_range, strict=True)
-        ]
+        self._report_damaged_ranges(damage_end)
         self.report.lost = _group_into_ranges(lost)
+
+    def _report_damaged_ranges(self, damage_end: int) -> None:
+        """Add the damaged ranges of the plan to the report, up to position `damage_end`."""
+        plan = self._plan
+        for invalid, messages in zip(plan.damaged_ranges, plan.lost_messages, strict=True):
+            path = self._log_file_path(invalid.start - invalid.start % self._log_file_bytes)
+            shown_end = min(invalid.end, damage_end)
+            damaged = DamagedRange(path, invalid.start, shown_end, invalid.reason, len(messages))
+            self.report.damaged.append(damaged)
 
     def _log_file_path(self, base: int) -> str:
         """Return the path of the file of the log that begins at position `base`."""
@@ -459,24 +466,32 @@ class _Repair:
         if report.damaged or report.mended or report.bad_files:
             self._move_replica_files(backup)
         writer = RepairWriter(self._files, self.layout.root, backup)
-        without_room, log_end, time_ms = self._write_replacements(writer)
+        without_room, log_end, last_time_ms = self._write_replacements(writer)
+
+        # List the files again, because files of the log were created.
         self._log.close()
         self.layout.close()
         self.layout = self._find_layout()
         self._log = self.layout.log
         self._repair_queues(writer, log_end)
         writer.close()
-        self._write_checkpoint(log_end, time_ms)
+        # After everything else, because the checkpoint says that the queues are complete.
+        self._write_checkpoint(log_end, last_time_ms)
+
         report.not_placed = _group_into_ranges(without_room)
         report.log_end = log_end
         report.is_written = True
         report.backup = backup
         report.bytes_changed = writer.changed_bytes
+        self._write_report(backup)
+
+    def _write_report(self, backup: str) -> None:
+        """Write the report into the directory `backup`, durably."""
+        report_json = orjson.dumps(self.report.to_json(), option=orjson.OPT_INDENT_2)
         self._files.make_directory(backup)
         with closing(self._files.open(f"{backup}/report.json", create=True)) as file:
-            data = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            file.truncate(len(data))
-            file.pwrite(data, 0)
+            file.truncate(len(report_json))
+            file.pwrite(report_json, 0)
             file.sync()
         self._files.sync_directory(backup)
 
@@ -487,13 +502,13 @@ class _Repair:
         """
         queues = ConsumeQueues(self._files, self.layout.queue_path, self._queue_file_bytes)
         queues.load(after_crash=False, removes=False)
-        old = self._checkpoint.latest or Checkpoint(
+        previous = self._checkpoint.latest or Checkpoint(
             sequence=0, log_offset=0, queues=0, units=0, store_time_ms=0
         )
         queue_count, unit_sum = queues.digest()
         queues.close()
-        checkpoint = old._replace(
-            sequence=old.sequence + 1,
+        checkpoint = previous._replace(
+            sequence=previous.sequence + 1,
             log_offset=log_end,
             queues=queue_count,
             units=unit_sum,
@@ -530,28 +545,7 @@ class _Repair:
         """
         plan = self._plan
         self._complete_log_files(writer)
-
-        # Fill the damaged ranges.
-        log_end = plan.log_end
-        time_ms = plan.last_time_ms
-        without_room: list[LostMessage] = []
-        for invalid, lost, previous_time_ms in zip(
-            plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True
-        ):
-            is_last = invalid.start >= plan.log_end
-            base = invalid.start - invalid.start % self._log_file_bytes
-            replacement = build_replacement(
-                invalid,
-                base + self._log_file_bytes,
-                lost,
-                # The first record of the log has none before it, and a log may have no record.
-                previous_time_ms or time_ms or 1,
-                is_last=is_last,
-            )
-            without_room += replacement.without_room
-            self._write_pieces(writer, invalid, replacement.pieces)
-            if replacement.placed or not is_last:
-                log_end = max(log_end, replacement.end)
+        without_room, log_end = self._fill_damaged_ranges(writer)
 
         # Fix queue offsets.
         for position, offset in plan.offset_fixes.items():
@@ -563,7 +557,30 @@ class _Repair:
         for invalid in plan.tail:
             self._write_pieces(writer, invalid, [])
         writer.flush()
-        return without_room, log_end, time_ms
+        return without_room, log_end, plan.last_time_ms
+
+    def _fill_damaged_ranges(self, writer: RepairWriter) -> tuple[list[LostMessage], int]:
+        """Write placeholders for the lost messages, and other fillers, into the damaged ranges.
+
+        Returns (lost messages for whose placeholders there is no room, end of the log).
+        """
+        plan = self._plan
+        log_end = plan.log_end
+        without_room: list[LostMessage] = []
+        ranges = zip(plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True)
+        for invalid, lost, previous_time_ms in ranges:
+            is_last = invalid.start >= plan.log_end
+            base = invalid.start - invalid.start % self._log_file_bytes
+            # The first record of the log has none before it, and a log may have no record.
+            time_ms = previous_time_ms or plan.last_time_ms or 1
+            replacement = build_replacement(
+                invalid, base + self._log_file_bytes, lost, time_ms, is_last=is_last
+            )
+            without_room += replacement.without_room
+            self._write_pieces(writer, invalid, replacement.pieces)
+            if replacement.placed or not is_last:
+                log_end = max(log_end, replacement.end)
+        return without_room, log_end
 
     def _complete_log_files(self, writer: RepairWriter) -> None:
         """Create the missing files of the log, and extend those that are too short."""
@@ -580,10 +597,10 @@ class _Repair:
         base = invalid.start - invalid.start % self._log_file_bytes
         path = self._log_file_path(base)
         written_end = invalid.start
-        for position, data in pieces:
+        for position, record in pieces:
             writer.write_zeros(path, written_end - base, position - base)
-            writer.write(path, position - base, data)
-            written_end = position + len(data)
+            writer.write(path, position - base, record)
+            written_end = position + len(record)
         writer.write_zeros(path, written_end - base, invalid.end - base)
 
     def _repair_queues(self, writer: RepairWriter, log_end: int) -> None:
@@ -596,8 +613,11 @@ class _Repair:
             for segment in sequence.segments:
                 if segment.size != self._queue_file_bytes:
                     writer.resize_file(segment.path, self._queue_file_bytes)
+
+        # List the files again, because their sizes have changed.
         layout.close()
-        self.layout = layout = self._find_layout()
+        layout = self._find_layout()
+        self.layout = layout
         self._log = layout.log
         queue_repair = QueueRepair(
             queues=layout.queues,
@@ -608,17 +628,17 @@ class _Repair:
         )
         queue_repair.skipped_positions = self._plan.doubtful_positions
         walk = self._start_walk()
-        for found in self._iter_with_progress(walk):
-            if isinstance(found, InvalidRange):
-                if found.start < log_end:
+        for log_part in self._iter_with_progress(walk):
+            if isinstance(log_part, InvalidRange):
+                if log_part.start < log_end:
                     raise StoreError(
-                        f"The log is still damaged at {found.start} after its repair:"
-                        f" {found.reason}.",
+                        f"The log is still damaged at {log_part.start} after its repair:"
+                        f" {log_part.reason}.",
                         fix="The disk may be failing: copy the store to another one and repair"
                         " it there.",
                     )
                 continue
-            queue_repair.add_run(found)
+            queue_repair.add_run(log_part)
         queue_repair.finish(log_end)
 
 
@@ -632,13 +652,48 @@ def _read_checkpoint(layout: StoreLayout) -> CheckpointContent:
 
 def _group_into_ranges(lost: list[LostMessage]) -> list[LostRange]:
     """Return the lost messages as ranges of consecutive offsets, sorted by topic and queue."""
-    ranges = []
-    sorted_messages = sorted((message.key, message.offset) for message in lost)
-    # In a range of consecutive offsets, the offset minus the index is the same for all messages.
-    for _, group in groupby(
-        enumerate(sorted_messages), lambda pair: (pair[1][0], pair[1][1] - pair[0])
-    ):
-        messages = [message for _, message in group]
-        (topic, queue_id), first = messages[0]
-        ranges.append(LostRange(topic, queue_id, first, messages[-1][1]))
+    ranges: list[LostRange] = []
+    for (topic, queue_id), offset in sorted((message.key, message.offset) for message in lost):
+        previous = ranges[-1] if ranges else None
+        is_next = previous is not None and (
+            (previous.topic, previous.queue_id, previous.last) == (topic, queue_id, offset - 1)
+        )
+        if previous is not None and is_next:
+            ranges[-1] = previous._replace(last=offset)
+        else:
+            ranges.append(LostRange(topic, queue_id, offset, offset))
     return ranges
+
+
+def _find_offset_fixes(finder: LostMessageFinder, lost: list[LostMessage]) -> dict[int, int]:
+    """Return position -> offset of the contradicted records whose right offset is known.
+
+    It is known if one of the lost messages, found by its unit, was in the place of the record.
+    """
+    contradicted_keys = {invalid.start: key for invalid, key in finder.contradicted.items()}
+    offset_fixes: dict[int, int] = {}
+    for message in lost:
+        if contradicted_keys.get(message.position) == message.key:
+            offset_fixes[message.position] = message.offset
+    return offset_fixes
+
+
+def _assign_to_ranges(
+    lost: list[LostMessage], ranges: list[InvalidRange], log_end: int
+) -> list[list[LostMessage]]:
+    """Return, for each of `ranges`, the lost messages for which it gets placeholders.
+
+    These are the messages in the range. The first range at or behind `log_end`, in which the log
+    continues, also gets those of the ranges behind it.
+    """
+    lost_by_range: list[list[LostMessage]] = []
+    for invalid in ranges:
+        lost_in_range = [
+            message for message in lost if invalid.start <= message.position < invalid.end
+        ]
+        lost_by_range.append(lost_in_range)
+    end_indexes = [index for index, invalid in enumerate(ranges) if invalid.start >= log_end]
+    for index in end_indexes[1:]:
+        lost_by_range[end_indexes[0]] += lost_by_range[index]
+        lost_by_range[index] = []
+    return lost_by_range

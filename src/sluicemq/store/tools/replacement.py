@@ -64,42 +64,58 @@ def build_replacement(
     is at the end of the log; otherwise valid records follow.
     """
     is_end_of_file = invalid.end == file_end
-    # The end of a file is kept free for the blank record.
-    placeholders_end = invalid.end - BLANK.size if is_end_of_file else invalid.end
-    bytes_with_properties = sum(_placeholder_size(message, has_properties=True) for message in lost)
+    placeholders_end = invalid.end
+    if is_end_of_file:
+        placeholders_end -= BLANK.size  # kept free for the blank record
+    bytes_with_properties = sum(
+        _compute_placeholder_size(message, has_properties=True) for message in lost
+    )
     has_properties = bytes_with_properties <= placeholders_end - invalid.start
+    replacement = _place_messages(
+        lost, invalid.start, placeholders_end, time_ms, has_properties=has_properties
+    )
+    if is_last:
+        return replacement
 
-    # One placeholder for each lost message, as long as there is room.
+    # The rest of the range must not stay empty, because valid records follow.
+    pieces = replacement.pieces
+    bytes_left = invalid.end - replacement.end
+    if is_end_of_file:
+        pieces += _encode_end_of_file(replacement.end, file_end, time_ms)
+    elif 0 < bytes_left < FILLER_BYTES_MIN and pieces:
+        # The rest is too small for a filler: extend the last placeholder by a body of zeros.
+        last_position, _ = pieces.pop()
+        last_message = replacement.placed[-1]
+        record = _encode_placeholder(
+            last_message, last_position, time_ms, bytes(bytes_left), has_properties=has_properties
+        )
+        pieces.append((last_position, record))
+    else:
+        pieces += _encode_fillers(replacement.end, invalid.end, time_ms)
+    return replacement._replace(end=invalid.end)
+
+
+def _place_messages(
+    lost: list[LostMessage], start: int, end: int, time_ms: int, *, has_properties: bool
+) -> Replacement:
+    """Return placeholders for the lost messages, as many as there is room for in [start, end).
+
+    The placeholders follow each other. The end of the result is behind the last one.
+    """
     pieces: list[Piece] = []
     placed: list[LostMessage] = []
     without_room: list[LostMessage] = []
-    position = invalid.start
+    position = start
     for message in lost:
-        size = _placeholder_size(message, has_properties=has_properties)
-        if position + size > placeholders_end:
+        placeholder_bytes = _compute_placeholder_size(message, has_properties=has_properties)
+        if position + placeholder_bytes > end:
             without_room.append(message)
             continue
         record = _encode_placeholder(message, position, time_ms, has_properties=has_properties)
         pieces.append((position, record))
         placed.append(message)
-        position += size
-    if is_last:
-        return Replacement(pieces, position, placed, without_room)
-
-    # The rest of the range must not stay empty, because valid records follow.
-    bytes_left = invalid.end - position
-    if is_end_of_file:
-        pieces += _encode_end_of_file(position, file_end, time_ms)
-    elif 0 < bytes_left < FILLER_BYTES_MIN and placed:
-        # The rest is too small for a filler: extend the last placeholder by a body of zeros.
-        last_position, _ = pieces.pop()
-        record = _encode_placeholder(
-            placed[-1], last_position, time_ms, bytes(bytes_left), has_properties=has_properties
-        )
-        pieces.append((last_position, record))
-    else:
-        pieces += _encode_fillers(position, invalid.end, time_ms)
-    return Replacement(pieces, invalid.end, placed, without_room)
+        position += placeholder_bytes
+    return Replacement(pieces, position, placed, without_room)
 
 
 def _encode_end_of_file(start: int, file_end: int, time_ms: int) -> list[Piece]:
@@ -132,7 +148,7 @@ def _encode_fillers(start: int, end: int, time_ms: int) -> list[Piece]:
     return pieces
 
 
-def _placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
+def _encode_placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
     """Return the encoded properties of a placeholder, or nothing without `has_properties`."""
     if not has_properties:
         return b""
@@ -140,12 +156,12 @@ def _placeholder_properties(message: LostMessage, *, has_properties: bool) -> by
     return _PROPERTIES + _DELAYED_PROPERTIES if is_delayed else _PROPERTIES
 
 
-def _placeholder_size(message: LostMessage, *, has_properties: bool) -> int:
+def _compute_placeholder_size(message: LostMessage, *, has_properties: bool) -> int:
     """Return the size of a placeholder with an empty body, in bytes."""
     topic = message.key[0].encode()
     # A record with a longer topic is a V2 record, whose topic length has two bytes.
     extra_bytes = 1 if len(topic) > TOPIC_LENGTH_MAX else 0
-    properties = _placeholder_properties(message, has_properties=has_properties)
+    properties = _encode_placeholder_properties(message, has_properties=has_properties)
     return RECORD_BYTES_MIN + extra_bytes + len(topic) + len(properties)
 
 
@@ -160,7 +176,7 @@ def _encode_placeholder(
         offset=message.offset,
         position=position,
         body=body,
-        properties=_placeholder_properties(message, has_properties=has_properties),
+        properties=_encode_placeholder_properties(message, has_properties=has_properties),
         sys_flag=0,
         time_ms=time_ms,
         prepared_offset=PLACEHOLDER_PREPARED_OFFSET,

@@ -88,12 +88,12 @@ class TimerCheck:
         Messages whose delivery or next roll the run contains are removed again.
         """
         records = run.records
-        data = records.raw.tobytes()
-        if _TIMER_OUT_START not in data:
+        record_bytes = records.raw.tobytes()
+        if _TIMER_OUT_START not in record_bytes:
             return
-        for row in _iter_rows_with_due_time(data, records.starts, records.ends):
+        for row in _iter_rows_with_due_time(record_bytes, records.starts, records.ends):
             start = int(records.starts[row])
-            record = parse_record(data[start : int(records.ends[row])])
+            record = parse_record(record_bytes[start : int(records.ends[row])])
             if record is None:
                 continue
             out_digits = find_property(record.properties, TIMER_OUT_KEY)
@@ -146,17 +146,7 @@ class TimerCheck:
             return  # the next start builds the files, and delivers the messages that wait
 
         if timer_files.distrust_reason:
-            # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
-            # trusts its own files, and each message that they lack is a finding of its own.
-            severity = WARNING if timer_files.checkpoint.incarnation else NOTE
-            self._findings.add(
-                severity,
-                "timer-files",
-                "timerwheel",
-                f"timer wheel and timer log cannot be trusted: {timer_files.distrust_reason}; a"
-                " start of SluiceMQ builds them again, RocketMQ may lose timed messages",
-            )
-
+            self._report_distrust(timer_files)
         wheel_positions = timer_files.list_positions()
         for message in sorted(chain.from_iterable(self._waiting.values())):
             self._check_waiting(message, timer_files, wheel_positions)
@@ -170,6 +160,19 @@ class TimerCheck:
                 f" log begins at {layout.log.start}. Set fileReservedTime to more than the longest"
                 " delay.",
             )
+
+    def _report_distrust(self, timer_files: "_TimerFilesOnDisk") -> None:
+        """Add the finding that the timer wheel and the timer log cannot be trusted."""
+        # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
+        # trusts its own files, and each message that they lack is a finding of its own.
+        severity = WARNING if timer_files.checkpoint.incarnation else NOTE
+        self._findings.add(
+            severity,
+            "timer-files",
+            "timerwheel",
+            f"timer wheel and timer log cannot be trusted: {timer_files.distrust_reason}; a"
+            " start of SluiceMQ builds them again, RocketMQ may lose timed messages",
+        )
 
     def _check_waiting(
         self,
@@ -201,13 +204,14 @@ class TimerCheck:
         if not timer_files.is_live(message) or self._is_recalled(message):
             return
         will_be_rebuilt = bool(timer_files.distrust_reason)
-        consequence = (
-            "; a start of SluiceMQ delivers it"
-            if will_be_rebuilt
-            else ": it is lost. Send it again"
-        )
+        if will_be_rebuilt:
+            severity = WARNING
+            consequence = "; a start of SluiceMQ delivers it"
+        else:
+            severity = ERROR
+            consequence = ": it is lost. Send it again"
         self._findings.add(
-            WARNING if will_be_rebuilt else ERROR,
+            severity,
             "timer-missing",
             f"{TIMER_TOPIC}/0 offset {message.offset}",
             f"the timed message at commit log position {message.position}, due at"
@@ -261,14 +265,10 @@ class _TimerFilesOnDisk:
         self._incarnation = read_incarnation(files, root)
         self._identity = IdentityFile(files, f"{root}/timerwheel", self._incarnation)
 
-        # All files of the timer log have the size of the first one. Empty files do not count.
-        log_names = files.names(f"{root}/timerlog")
-        file_sizes = [_file_size(layout, f"{root}/timerlog/{name}") for name in log_names]
-        used_sizes = [size for size in file_sizes if size]
-        log_file_bytes = used_sizes[0] if used_sizes else UNIT_BYTES * 100
-        self.exists = bool(used_sizes) or files.exists(f"{root}/timerwheel")
+        log_file_bytes = _find_log_file_bytes(layout)
+        self.exists = log_file_bytes > 0 or files.exists(f"{root}/timerwheel")
         self.wheel = TimerWheel(files, f"{root}/timerwheel", PRECISION_MS)
-        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
+        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes or UNIT_BYTES * 100)
 
         self.precision_ms = PRECISION_MS
         self.queue_offset = self.checkpoint.queue_offset
@@ -381,15 +381,7 @@ class _TimerFilesOnDisk:
 
         messages: list[tuple[int, int]] = []
         for _, units in iter_unit_arrays(self.log, self.log.start, self.log.end):
-            due_times_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
-            is_in_future = (due_times_ms >= first_ms) & (due_times_ms < end_ms)
-            is_whole_unit = units["unit_bytes"] == UNIT_BYTES
-            is_recall = (units["magic"] & MAGIC_DELETE) != 0
-
-            rows = np.flatnonzero(is_in_future & is_whole_unit & ~is_recall)
-            due_list = due_times_ms[rows].tolist()
-            position_list = units["position"][rows].tolist()
-            for due_ms, position in zip(due_list, position_list, strict=True):
+            for due_ms, position in _iter_due_messages(units, first_ms, end_ms):
                 if due_ms in occupied_ms:
                     messages.append((due_ms, position))
         return messages
@@ -399,7 +391,34 @@ class _TimerFilesOnDisk:
         return self._deleted_topics.is_live(message.topic, message.position)
 
 
-def _file_size(layout: StoreLayout, path: str) -> int:
+def _iter_due_messages(units: np.ndarray, first_ms: int, end_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield (due time in ms, position in the commit log) of messages due in [first_ms, end_ms).
+
+    `units` are entries of the timer log, each of which locates one message or recall. Recalls and
+    incomplete units are left out.
+    """
+    due_times_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
+    is_due = (due_times_ms >= first_ms) & (due_times_ms < end_ms)
+    is_whole_unit = units["unit_bytes"] == UNIT_BYTES
+    is_recall = (units["magic"] & MAGIC_DELETE) != 0
+    rows = np.flatnonzero(is_due & is_whole_unit & ~is_recall)
+    yield from zip(due_times_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
+
+
+def _find_log_file_bytes(layout: StoreLayout) -> int:
+    """Return the size of the files of the timer log, or 0 if it has no file.
+
+    All of them have the size of the first one. Empty files do not count.
+    """
+    directory = f"{layout.root}/timerlog"
+    for name in layout.files.names(directory):
+        file_bytes = _read_file_size(layout, f"{directory}/{name}")
+        if file_bytes:
+            return file_bytes
+    return 0
+
+
+def _read_file_size(layout: StoreLayout, path: str) -> int:
     """Return the size of a file in bytes."""
     file = layout.files.open(path)
     try:

@@ -67,8 +67,8 @@ class UnitReader:
         self.first_offset = sequence.start // self.unit_bytes
         self.end_offset = self.first_offset
         for segment in reversed(sequence.segments):
-            for position, data in sequence.iter_data(segment.base, segment.end, self.unit_bytes):
-                used_rows = np.flatnonzero(used_mask(np.frombuffer(data, unit_type)))
+            for position, piece in sequence.iter_data(segment.base, segment.end, self.unit_bytes):
+                used_rows = np.flatnonzero(used_mask(np.frombuffer(piece, unit_type)))
                 if len(used_rows):
                     self.end_offset = position // self.unit_bytes + int(used_rows[-1]) + 1
             if self.end_offset > self.first_offset:
@@ -81,31 +81,32 @@ class UnitReader:
 
         None means the start or the end of the queue. Offsets in missing files are left out.
         """
-        stop = self.end_offset if end is None else min(end, self.end_offset)
+        offset_end = self.end_offset if end is None else min(end, self.end_offset)
         offset = max(self.first_offset, start or 0)
-        while offset < stop:
-            units = self.read(offset, min(READ_UNITS, stop - offset))
-            if not len(units):
-                position = offset * self.unit_bytes
-                next_base = next(
-                    (
-                        segment.base
-                        for segment in self.sequence.segments
-                        if segment.base >= position
-                    ),
-                    None,
-                )
-                if next_base is None:
-                    return
-                offset = max(offset + 1, next_base // self.unit_bytes)
+        while offset < offset_end:
+            units = self.read(offset, min(READ_UNITS, offset_end - offset))
+            if len(units):
+                yield offset, units
+                offset += len(units)
                 continue
-            yield offset, units
-            offset += len(units)
+
+            # A file is missing: continue with the next one.
+            next_base = self._find_next_base(offset * self.unit_bytes)
+            if next_base is None:
+                return
+            offset = max(offset + 1, next_base // self.unit_bytes)
+
+    def _find_next_base(self, position: int) -> int | None:
+        """Return where the first file begins that begins at or behind `position`, or None."""
+        for segment in self.sequence.segments:
+            if segment.base >= position:
+                return segment.base
+        return None
 
     def read(self, offset: int, count: int) -> UnitArray:
         """Return `count` units from `offset` on, or fewer before a missing file or the end."""
-        data = self.sequence.read(offset * self.unit_bytes, count * self.unit_bytes)
-        return np.frombuffer(data, self.unit_type, len(data) // self.unit_bytes)
+        piece = self.sequence.read(offset * self.unit_bytes, count * self.unit_bytes)
+        return np.frombuffer(piece, self.unit_type, len(piece) // self.unit_bytes)
 
     def read_at(self, offsets: Positions) -> tuple[UnitArray, Mask]:
         """Return (units, mask): the unit at each of `offsets`, and whether the queue has it.
@@ -114,21 +115,23 @@ class UnitReader:
         """
         units = np.zeros(len(offsets), self.unit_type)
         exists = (offsets >= self.first_offset) & (offsets < self.end_offset)
-        inside = offsets[exists]
-        if not len(inside):
+        existing_offsets = offsets[exists]
+        if not len(existing_offsets):
             return units, exists
-        low = int(inside.min())
-        high = int(inside.max())
-        if high - low > len(inside) * _UNITS_READ_PER_OFFSET_MAX + 4096:
+        offset_min = int(existing_offsets.min())
+        offset_max = int(existing_offsets.max())
+        if offset_max - offset_min > len(existing_offsets) * _UNITS_READ_PER_OFFSET_MAX + 4096:
             # A record with a damaged offset is among the others: do not read the whole range.
             for row in np.flatnonzero(exists).tolist():
                 unit = self.read(int(offsets[row]), 1)
                 exists[row] = len(unit) == 1
                 units[row : row + 1] = unit
             return units, exists
-        read_units = self.read(low, high - low + 1)
-        exists[exists] = inside - low < len(read_units)
-        units[exists] = read_units[offsets[exists] - low]
+
+        # Read all units from the first to the last offset, and select those at `offsets`.
+        read_units = self.read(offset_min, offset_max - offset_min + 1)
+        exists[exists] = existing_offsets - offset_min < len(read_units)
+        units[exists] = read_units[offsets[exists] - offset_min]
         return units, exists
 
     def find_data_behind_end(self) -> int | None:
@@ -136,10 +139,10 @@ class UnitReader:
 
         The position is a byte offset in the sequence of the queue's files.
         """
-        for position, data in self.sequence.iter_data(self.end_offset * self.unit_bytes):
-            zeros = len(data) - len(data.lstrip(b"\0"))
-            if zeros < len(data):
-                return position + zeros
+        for position, piece in self.sequence.iter_data(self.end_offset * self.unit_bytes):
+            zero_bytes = len(piece) - len(piece.lstrip(b"\0"))
+            if zero_bytes < len(piece):
+                return position + zero_bytes
         return None
 
 

@@ -37,7 +37,7 @@ from sluicemq.record.codec import (
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.table import Mask, Positions, Records, rows_at, rows_begin_with
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
+from sluicemq.store.log import SEARCH_BYTES_MAX, LogRecord, parse_log_record
 from sluicemq.store.recover import may_be_lost_write
 from sluicemq.store.tools.checks import (
     ERROR,
@@ -55,6 +55,7 @@ from sluicemq.store.tools.layout import QueueKey, StoreLayout
 from sluicemq.store.tools.timers import TimerCheck
 from sluicemq.store.tools.units import (
     BATCH_UNIT_TYPE,
+    Extension,
     UnitArray,
     UnitReader,
     blank_mask,
@@ -101,13 +102,15 @@ class _Verification:
     """One run of verify: the walk over the log, and the checks that follow it."""
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
+        """Prepare the checks of the store in `layout`, which add to `findings`."""
         self._layout = layout
         self._findings = findings
         self._was_interrupted = layout.was_interrupted
         checkpoint = read_checkpoint(layout.files, layout.checkpoint_path).latest
-        self._durable_end = (
-            1 << 63 if checkpoint is None or not self._was_interrupted else checkpoint.log_offset
-        )
+        # Behind this position, a crash may have lost writes. After an orderly stop, none are lost.
+        self._durable_end = 1 << 63
+        if checkpoint is not None and self._was_interrupted:
+            self._durable_end = checkpoint.log_offset
         self._queues = QueueCheck(layout, findings, read_topic_names(layout))
         self._index = IndexCheck(layout, findings, checkpoint)
         self._timers = TimerCheck(layout, findings)
@@ -120,6 +123,8 @@ class _Verification:
         layout = self._layout
         findings = self._findings
         check_files(layout, findings)
+
+        # The walk hands each record to the checks, which finish when the end of the log is known.
         walk = LogWalk(layout.log)
         tail = self._walk_log(walk, progress)
         log_end = walk.plausible_end
@@ -131,8 +136,9 @@ class _Verification:
         self._index.finish(log_end)
         self._timers.finish()
         self._check_batch_queues(log_end)
-        continued_at = tail[0].start if tail else walk.position
-        check_checkpoint(layout, findings, continued_at, self._last_time_ms)
+
+        continuation = tail[0].start if tail else walk.position
+        check_checkpoint(layout, findings, continuation, self._last_time_ms)
         check_documents(layout, findings, self._queues.end_offsets())
         return VerifyReport(
             findings=findings,
@@ -146,28 +152,29 @@ class _Verification:
     def _walk_log(self, walk: LogWalk, progress: Progress) -> list[InvalidRange]:
         """Hand each part of the log to the checks. Return the invalid ranges at its end."""
         log_start = self._layout.log.start
-        total = max(self._queues.last_position - log_start, 1)
+        expected_bytes = max(self._queues.last_position - log_start, 1)
         pending: list[InvalidRange] = []  # damage if anything follows, otherwise the tail
-        for found in walk:
-            done = walk.position - log_start
-            progress(done, max(total, done))
-            if isinstance(found, InvalidRange) and not found.is_record:
-                pending.append(found)
+        for log_part in walk:
+            walked_bytes = walk.position - log_start
+            progress(walked_bytes, max(expected_bytes, walked_bytes))
+            if isinstance(log_part, InvalidRange) and not log_part.is_record:
+                pending.append(log_part)
                 continue
             for invalid in pending:
                 self._add_damage(invalid)
             pending.clear()
-            if isinstance(found, InvalidRange):
-                self._damaged_ranges.append(found)
-                self._index.add_invalid_range(found)
-            elif isinstance(found, Run):
-                self._records += len(found)
-                last_time_ms = int(found.records.field("store_time").max())
+
+            if isinstance(log_part, InvalidRange):
+                self._damaged_ranges.append(log_part)
+                self._index.add_invalid_range(log_part)
+            elif isinstance(log_part, Run):
+                self._records += len(log_part)
+                last_time_ms = int(log_part.records.field("store_time").max())
                 self._last_time_ms = max(self._last_time_ms, last_time_ms)
-                self._check_checksums(found.records)
-                self._queues.add_run(found)
-                self._index.add_run(found)
-                self._timers.add_run(found)
+                self._check_checksums(log_part.records)
+                self._queues.add_run(log_part)
+                self._index.add_run(log_part)
+                self._timers.add_run(log_part)
         return pending
 
     def _add_damage(self, invalid: InvalidRange) -> None:
@@ -189,13 +196,12 @@ class _Verification:
 
         That is only possible behind the durable end of the log (`recover.may_be_lost_write`).
         """
-        start = invalid.start
-        end = invalid.end
-        if start < self._durable_end:
+        if invalid.start < self._durable_end:
             return False
-        data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
-        ends_file = any(segment.base == end for segment in self._layout.log.segments)
-        return may_be_lost_write(data, start, ends_file=ends_file)
+        size = min(invalid.end - invalid.start, SEARCH_BYTES_MAX)
+        content = self._layout.log.read(invalid.start, size)
+        ends_file = any(segment.base == invalid.end for segment in self._layout.log.segments)
+        return may_be_lost_write(content, invalid.start, ends_file=ends_file)
 
     def _check_checksums(self, records: Records) -> None:
         """Check the CRC of each whole record that has the CRC property (spec/store.md §2.4)."""
@@ -255,25 +261,28 @@ class _Verification:
 
     def _check_batch_queues(self, log_end: int) -> None:
         """Check that each unit of a batch queue leads to a record of its size."""
-        log = self._layout.log
+        log_start = self._layout.log.start
         for (topic, queue_id), sequence in sorted(self._layout.batch_queues.items()):
-            for number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
-                is_retained = used_mask(units) & (units["position"] >= log.start)
+            for first_number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
+                is_retained = used_mask(units) & (units["position"] >= log_start)
                 for row in np.flatnonzero(is_retained).tolist():
                     position = int(units["position"][row])
                     size = int(units["size"][row])
-                    head = log.read(position, _SIZE_AND_POSITION.size)
-                    has_record = len(head) == _SIZE_AND_POSITION.size and (
-                        _SIZE_AND_POSITION.unpack(head) == (size, position)
-                    )
-                    if position + size > log_end or not has_record:
+                    if position + size > log_end or not self._has_record(position, size):
                         self._findings.add(
                             ERROR,
                             "unit",
-                            f"{topic}/{queue_id} batch {number + row}",
+                            f"{topic}/{queue_id} batch {first_number + row}",
                             f"there is no record of {size} bytes at {position}, to which its unit"
                             " leads",
                         )
+
+    def _has_record(self, position: int, size: int) -> bool:
+        """Return whether the log has the size and the position of such a record at `position`."""
+        head = self._layout.log.read(position, _SIZE_AND_POSITION.size)
+        if len(head) < _SIZE_AND_POSITION.size:
+            return False
+        return _SIZE_AND_POSITION.unpack(head) == (size, position)
 
 
 UNMATCHED_RECORDS_MAX: Final = 100_000
@@ -300,6 +309,7 @@ class CheckedQueue:
     """
 
     def __init__(self, units: UnitReader) -> None:
+        """Begin without confirmed units, and read the last one."""
         self.units = units
         self.is_confirmed = np.zeros(max(units.end_offset - units.first_offset, 0), np.bool_)
         self.last_position = -1
@@ -348,21 +358,25 @@ class QueueCheck:
         for group in run.groups:
             key = (group.topic.decode("utf-8", "replace"), group.queue_id)
             queue = self.queues.get(key)
-            wanted = group.units
+            expected_units = group.units
             offsets = group.offsets
-            positions = wanted["position"].astype(np.int64)
+            positions = expected_units["position"].astype(np.int64)
             if queue is None:
                 self._add_unmatched(key, offsets, positions, None)
                 continue
+
             units, exists = queue.units.read_at(offsets)
-            agrees = exists & (units["position"] == positions) & (units["size"] == wanted["size"])
+            has_same_position = exists & (units["position"] == positions)
+            agrees = has_same_position & (units["size"] == expected_units["size"])
             queue.is_confirmed[offsets[agrees] - queue.units.first_offset] = True
-            has_other_code = agrees & (units["code"] != wanted["code"])
             if not agrees.all():
                 unit_positions = np.where(exists, units["position"], -1)[~agrees]
                 self._add_unmatched(key, offsets[~agrees], positions[~agrees], unit_positions)
+
+            has_other_code = agrees & (units["code"] != expected_units["code"])
             for row in np.flatnonzero(has_other_code).tolist():
-                self._check_code(key, int(offsets[row]), int(units["code"][row]), wanted[row])
+                code = int(units["code"][row])
+                self._check_code(key, int(offsets[row]), code, expected_units[row])
 
     def _add_unmatched(
         self,
@@ -376,27 +390,28 @@ class QueueCheck:
         `unit_positions` are the positions in the units at `offsets`, -1 without a unit; None if the
         queue has no files.
         """
-        room = UNMATCHED_RECORDS_MAX - len(self._unmatched_records)
-        for row in range(min(len(offsets), room)):
-            has_unit = unit_positions is not None and unit_positions[row] >= 0
-            unit_position = (
-                int(unit_positions[row]) if unit_positions is not None and has_unit else None
-            )
+        records_left = UNMATCHED_RECORDS_MAX - len(self._unmatched_records)
+        noted_count = min(len(offsets), max(records_left, 0))
+        for row in range(noted_count):
+            unit_position = None
+            if unit_positions is not None and unit_positions[row] >= 0:
+                unit_position = int(unit_positions[row])
             self._unmatched_records.append(
                 UnmatchedRecord(key, int(offsets[row]), int(positions[row]), unit_position)
             )
-        if len(offsets) > room:
-            self._findings.count_unlisted(ERROR, "record-without-unit", len(offsets) - max(room, 0))
+        if noted_count < len(offsets):
+            unlisted_count = len(offsets) - noted_count
+            self._findings.count_unlisted(ERROR, "record-without-unit", unlisted_count)
 
-    def _check_code(self, key: QueueKey, offset: int, code: int, wanted: Any) -> None:
-        """Check the tag code of a unit that is not the one which `wanted`, the right unit, has.
+    def _check_code(self, key: QueueKey, offset: int, code: int, expected_unit: Any) -> None:
+        """Check the tag code of a unit that differs from that of `expected_unit`, the right unit.
 
         It may be the address of an extension unit that contains the right code, or the due time of
         a delayed message; `finish` checks the latter.
         """
-        position, size, expected_code = wanted.tolist()
-        data = memoryview(self._layout.log.read(position, size))
-        record = parse_log_record(data, 0, position, check_crc=False)
+        position, size, expected_code = expected_unit.tolist()
+        record_bytes = memoryview(self._layout.log.read(position, size))
+        record = parse_log_record(record_bytes, 0, position, check_crc=False)
         assert record is not None  # the walk has just read it
         place = f"{key[0]}/{key[1]} offset {offset}"
         if is_extension_address(code):
@@ -405,15 +420,12 @@ class QueueCheck:
                 text = f"its unit's address {code} does not lead to an extension unit"
                 self._findings.add(ERROR, "extension", place, text)
                 return
-            if extension.store_time_ms != record.store_time_ms:
-                text = (
-                    f"its extension unit has store time {extension.store_time_ms}, its record"
-                    f" {record.store_time_ms}"
-                )
-                self._findings.add(ERROR, "extension", place, text)
+            self._check_extension_time(place, extension, record)
             code = extension.tag_code
         if code == expected_code:
             return
+
+        # A delayed message has its due time instead. All those of a level are checked together.
         properties = decode_properties(record.properties)
         level = properties.get(DELAY, "")
         if key[0] == SCHEDULE_TOPIC and level.isdecimal() and int(level):
@@ -427,6 +439,15 @@ class QueueCheck:
             f" {properties.get(TAGS, '')!r} (code {expected_code})",
         )
 
+    def _check_extension_time(self, place: str, extension: Extension, record: LogRecord) -> None:
+        """Add a finding if an extension unit has another store time than the record of its unit."""
+        if extension.store_time_ms != record.store_time_ms:
+            text = (
+                f"its extension unit has store time {extension.store_time_ms}, its record"
+                f" {record.store_time_ms}"
+            )
+            self._findings.add(ERROR, "extension", place, text)
+
     # --- at the end
 
     def end_offsets(self) -> dict[QueueKey, int]:
@@ -434,10 +455,10 @@ class QueueCheck:
 
         Call it after `finish`.
         """
-        found = {key: queue.units.end_offset for key, queue in self.queues.items()}
+        end_offsets = {key: queue.units.end_offset for key, queue in self.queues.items()}
         for key, end in self._pending_ends.items():
-            found[key] = max(found.get(key, 0), end)
-        return found
+            end_offsets[key] = max(end_offsets.get(key, 0), end)
+        return end_offsets
 
     def finish(self, log_start: int, log_end: int, damaged_ranges: list[InvalidRange]) -> None:
         """Explain each unit that no record has confirmed, and each record without a unit.
@@ -457,10 +478,10 @@ class QueueCheck:
         (at least two) have the same delay, in whole seconds.
         """
         for level, delays in self._delays.items():
-            times = {delay_ms for delay_ms, _ in delays}
-            if len(times) == 1 and len(delays) > 1:
-                delay_ms = times.pop()
-                if delay_ms > 0 and not delay_ms % 1000:
+            different_ms = {delay_ms for delay_ms, _ in delays}
+            if len(different_ms) == 1 and len(delays) > 1:
+                common_ms = different_ms.pop()
+                if common_ms > 0 and common_ms % 1000 == 0:
                     continue
             for delay_ms, place in delays:
                 self._findings.add(
@@ -474,52 +495,55 @@ class QueueCheck:
         """Add a finding that says why a record has no matching unit."""
         queue = self.queues.get(record.key)
         topic, queue_id = record.key
-        severity = ERROR
-        kind = "record-without-unit"
+        place = f"{topic}/{queue_id} offset {record.offset}"
         subject = f"the record at {record.position}"
+
+        # A record of a deleted topic is not missing in a queue.
+        deletion = self._describe_deletion(record, queue)
+        if deletion:
+            self._findings.add(NOTE, "deleted-topic", place, f"{subject} {deletion}")
+            return
+
         if queue is None:
-            text = f"{subject} is in no queue: {topic}/{queue_id} has no files"
-            if self._topics is not None and topic not in self._topics and LMQ_PREFIX not in topic:
-                severity = NOTE
-                kind = "deleted-topic"
-                text = f"{subject} belongs to a topic that does not exist (any more)"
+            reason = f"{topic}/{queue_id} has no files"
         elif record.offset >= queue.units.end_offset:
-            if record.position < queue.last_position:
-                severity = NOTE
-                kind = "deleted-topic"
-                text = (
-                    f"{subject} was stored before its topic was deleted and created again:"
-                    " the queue ends before it"
-                )
-            else:
-                text = (
-                    f"{subject} is in no queue: {topic}/{queue_id} ends at {queue.units.end_offset}"
-                )
-        elif (
-            record.offset >= queue.units.first_offset
-            and queue.is_confirmed[record.offset - queue.units.first_offset]
-        ):
-            severity = NOTE
-            kind = "deleted-topic"
-            text = (
-                f"{subject} was stored before its topic was deleted and created again:"
-                " another record has its offset now"
-            )
+            reason = f"{topic}/{queue_id} ends at {queue.units.end_offset}"
         elif record.unit_position is None:
-            text = f"{subject} is in no queue: there is no unit at its offset"
+            reason = "there is no unit at its offset"
         else:
-            text = (
-                f"{subject} is in no queue: the unit at its offset leads to {record.unit_position}"
-            )
+            reason = f"the unit at its offset leads to {record.unit_position}"
+        text = f"{subject} is in no queue: {reason}"
+
         is_behind_end = queue is None or record.offset >= queue.units.end_offset
-        if severity == ERROR and self._was_interrupted and is_behind_end:
-            severity = NOTE
-            kind = "not-queued-yet"
+        if self._was_interrupted and is_behind_end:
             pending_end = self._pending_ends.get(record.key, 0)
             self._pending_ends[record.key] = max(pending_end, record.offset + 1)
             text += "; a broker adds it when it starts"
-        place = f"{topic}/{queue_id} offset {record.offset}"
-        self._findings.add(severity, kind, place, text)
+            self._findings.add(NOTE, "not-queued-yet", place, text)
+        else:
+            self._findings.add(ERROR, "record-without-unit", place, text)
+
+    def _describe_deletion(self, record: UnmatchedRecord, queue: CheckedQueue | None) -> str:
+        """Return what shows that the topic of a record was deleted, as a predicate of the record.
+
+        Return "" if nothing does. The topic may have been created again since.
+        """
+        if queue is None:
+            topic = record.key[0]
+            is_deleted = self._topics is not None and topic not in self._topics
+            if is_deleted and LMQ_PREFIX not in topic:
+                return "belongs to a topic that does not exist (any more)"
+            return ""
+
+        stored_before = "was stored before its topic was deleted and created again:"
+        if record.offset >= queue.units.end_offset:
+            if record.position < queue.last_position:
+                return f"{stored_before} the queue ends before it"
+            return ""
+        row = record.offset - queue.units.first_offset
+        if row >= 0 and queue.is_confirmed[row]:
+            return f"{stored_before} another record has its offset now"
+        return ""
 
     def _check_queue(
         self,
@@ -537,8 +561,8 @@ class QueueCheck:
         is_front = True
         last_position = -1
         for offset, units in queue.units.iter_units():
-            first = offset - queue.units.first_offset
-            is_confirmed = queue.is_confirmed[first : first + len(units)]
+            first_row = offset - queue.units.first_offset
+            is_confirmed = queue.is_confirmed[first_row : first_row + len(units)]
             if is_front:
                 is_unexplained, is_front = self._find_unexplained_front_units(
                     units, is_confirmed, log_start
@@ -548,17 +572,33 @@ class QueueCheck:
             for row in np.flatnonzero(is_unexplained).tolist():
                 place = f"{name} offset {offset + row}"
                 self._explain_unit(place, units[row], log_end, damaged_ranges)
+
+            # The records of confirmed units must ascend.
             rows = np.flatnonzero(is_confirmed)
-            positions = units["position"][rows].astype(np.int64)
-            is_backward = np.diff(positions, prepend=last_position) <= 0
-            for index in np.flatnonzero(is_backward).tolist():
-                self._findings.add(
-                    ERROR,
-                    "unit-order",
-                    f"{name} offset {offset + int(rows[index])}",
-                    f"its record at {positions[index]} lies before that of the previous unit",
-                )
-            last_position = int(positions[-1]) if len(rows) else last_position
+            if len(rows):
+                positions = units["position"][rows].astype(np.int64)
+                self._check_unit_order(name, offset + rows, positions, last_position)
+                last_position = int(positions[-1])
+        self._check_behind_end(name, queue)
+
+    def _check_unit_order(
+        self, name: str, offsets: Positions, positions: Positions, last_position: int
+    ) -> None:
+        """Add a finding for each of the units at `offsets` whose record is before the previous one.
+
+        `positions` are those of the records, and `last_position` that of the record before them.
+        """
+        is_backward = np.diff(positions, prepend=last_position) <= 0
+        for index in np.flatnonzero(is_backward).tolist():
+            self._findings.add(
+                ERROR,
+                "unit-order",
+                f"{name} offset {offsets[index]}",
+                f"its record at {positions[index]} lies before that of the previous unit",
+            )
+
+    def _check_behind_end(self, name: str, queue: CheckedQueue) -> None:
+        """Add a finding if a queue has bytes other than zeros behind its last unit."""
         stale_position = queue.units.find_data_behind_end()
         if stale_position is not None:
             self._findings.add(
@@ -582,12 +622,12 @@ class QueueCheck:
         is_live = is_used & ~blank_mask(units)
         is_expired = is_live & ~is_confirmed & (units["position"] < log_start)
         later_rows = np.flatnonzero(is_live & ~is_expired)
-        front = int(later_rows[0]) if len(later_rows) else len(units)
-        is_expired[front:] = False
+        front_count = int(later_rows[0]) if len(later_rows) else len(units)
+        is_expired[front_count:] = False
         is_unexplained = ~is_confirmed & ~is_expired
-        is_unexplained[:front] &= is_live[:front]
-        is_unexplained[:front] |= ~is_used[:front]
-        return is_unexplained, front == len(units)
+        is_unexplained[:front_count] &= is_live[:front_count]
+        is_unexplained[:front_count] |= ~is_used[:front_count]
+        return is_unexplained, front_count == len(units)
 
     def _explain_unit(
         self, place: str, unit: Any, log_end: int, damaged_ranges: list[InvalidRange]
@@ -608,13 +648,11 @@ class QueueCheck:
                 f" {log_end}"
             )
             self._findings.add(severity, "unit-behind-log", place, text)
+        elif position in [invalid.start for invalid in damaged_ranges if invalid.is_record]:
+            return  # the damaged record has a finding of its own already
         elif any(invalid.start <= position < invalid.end for invalid in damaged_ranges):
-            # A damaged record at this position has a finding of its own already.
-            if not any(
-                invalid.is_record and invalid.start == position for invalid in damaged_ranges
-            ):
-                text = f"its record at {position} lies in damaged bytes: the message is lost"
-                self._findings.add(ERROR, "lost-message", place, text)
+            text = f"its record at {position} lies in damaged bytes: the message is lost"
+            self._findings.add(ERROR, "lost-message", place, text)
         else:
             self._findings.add(ERROR, "unit", place, self._describe_mismatch(position, size))
 

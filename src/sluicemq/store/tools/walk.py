@@ -54,6 +54,7 @@ class Run:
     def __init__(
         self, swept: Sweep | LogRecord, records: Records, groups: list[QueueUnits]
     ) -> None:
+        """Create a run of `records`. `swept` has their end and their last store time."""
         self.records = records
         self.groups = groups
         self.end = swept.end
@@ -167,10 +168,12 @@ class LogWalk:
             window = memoryview(self.read(start, claimed_size))
         return window
 
-    def _pass_invalid_range(self, view: memoryview, base: int, file_end: int) -> InvalidRange:
+    def _pass_invalid_range(
+        self, window: memoryview, window_start: int, file_end: int
+    ) -> InvalidRange:
         """Return the invalid range that begins at `position`, and set `position` to its end.
 
-        `view` contains the bytes of the log from position `base` on.
+        `window` contains the bytes of the log from position `window_start` on.
         """
         start = self.position
         if self._log.find_segment_index(start) is None:
@@ -178,11 +181,11 @@ class LogWalk:
             return InvalidRange(start, file_end, "the file is too short")
 
         # If the head is plausible, the record is damaged behind it, and its end is known.
-        index = start - base
-        reason = explain_bad_record(view, index, base, file_end - start)
+        index = start - window_start
+        reason = explain_bad_record(window, index, window_start, file_end - start)
         head = None
         with suppress(ProtocolError):
-            head = parse_head(view, index)
+            head = parse_head(window, index)
         if head is not None and head.physical_offset == start and head.store_time_ms > 0:
             self.position = self.plausible_end = start + head.size_bytes
             return InvalidRange(start, self.position, reason, is_record=True)
@@ -281,7 +284,8 @@ def read_record(
 def find_data_end(log: FileSequence, start: int) -> int | None:
     """Return the position behind the last byte at or after `start` that is not zero, or None."""
     end = None
-    for position, data in log.iter_data(start):
-        used_bytes = len(data.rstrip(b"\0"))
-        end = position + used_bytes if used_bytes else end
+    for position, piece in log.iter_data(start):
+        used_bytes = len(piece.rstrip(b"\0"))
+        if used_bytes:
+            end = position + used_bytes
     return end
