@@ -46,6 +46,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
+    from sluicemq.broker.epochs.columns import StagedColumns
     from sluicemq.record.batch_columns import BatchColumns, Spans
 
 log = logging.getLogger(__name__)
@@ -236,20 +237,12 @@ class StagedReader:
                 staged_range.offset + skipped,
             )
             for entry in islice(entries, staged_range.count - skipped):
-                record = entry.record
-                if record is None:
+                if entry.record is None:
                     continue
-                parsed = _parse_stage_property(record.properties)
-                if parsed is None or parsed[0].owner != expected_owner:
-                    continue
-
-                # Restore the properties to publish.
-                stage, stage_property = parsed
-                properties = record.properties[len(stage_property) :]
-                if properties.startswith(_STAGED_ID):
-                    properties = _ID + properties[len(_STAGED_ID) :]
                 ordinal = range_ordinal + entry.offset - staged_range.offset
-                yield StagedMessage(ordinal, record, stage, properties)
+                staged = _parse_staged_message(entry.record, ordinal)
+                if staged is not None and staged.stage.owner == expected_owner:
+                    yield staged
             range_ordinal += staged_range.count
 
     def iter_checked(
@@ -364,40 +357,15 @@ class StagedReader:
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
-        # NumPy is imported only if a sink is used.
-        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
-
-        # Select the records that have `bytes_max` bytes together.
-        fitting_units, record_ends = columns.select_fitting_units(units, bytes_max)
-        if len(fitting_units) < COLUMNS_MIN:
+        staged = self._copy_fitting_records(units, bytes_max)
+        if staged is None:
             return None, 0
 
-        # Of these, select the records that are in the same file of the log as the first one.
-        first_position = int(fitting_units["position"][0])
-        rest_of_file = self._store.reader.view_at(first_position)
-        if rest_of_file is None:  # the visible part of the log does not contain it
-            return None, 0
-        file_end = first_position + len(rest_of_file)
-        count_in_file = int(record_ends.searchsorted(file_end, "right"))
-        if count_in_file < COLUMNS_MIN:
-            return None, 0
-
-        # Check the first record: it decides whether there is a run, and of which stage.
-        staged = columns.StagedColumns(fitting_units[:count_in_file], rest_of_file, first_position)
-        first_properties = staged.first_properties()
-        first_head = staged.heads[0]
-        parsed = _parse_stage_property(first_properties)
-        if parsed is None:
+        # The first record decides whether there is a run, and of which stage.
+        parsed = _parse_start_of_run(staged)
+        if parsed is None or parsed[0].owner != owner:
             return None, 0
         stage, stage_property = parsed
-        if (
-            stage.owner != owner
-            or stage.delay is not None
-            or not first_properties.startswith(_STAGED_ID, len(stage_property))
-            or int(first_head["magic"]) != MAGIC_V1
-            or int(first_head["sys_flag"]) & _IPV6
-        ):
-            return None, 0
 
         # The run ends before the first record that differs.
         common_start = stage_property + _STAGED_ID
@@ -406,7 +374,31 @@ class StagedReader:
             return None, 0
         # In the published messages, the name of the message id replaces the common start.
         run = ColumnRun(stage, staged.to_columns(run_count, len(common_start), _ID))
-        return run, int(record_ends[run_count - 1]) - first_position
+        return run, staged.size_of_first(run_count)
+
+    def _copy_fitting_records(self, units: Buffer, bytes_max: int) -> "StagedColumns | None":
+        """Return the first records of `units` that fit into `bytes_max` and are in one file.
+
+        Return None if these are fewer than COLUMNS_MIN records.
+        """
+        # NumPy is imported only if a sink is used.
+        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
+
+        fitting_units, record_ends = columns.select_fitting_units(units, bytes_max)
+        if len(fitting_units) < COLUMNS_MIN:
+            return None
+
+        # Of these, select the records that are in the same file of the log as the first one.
+        first_position = int(fitting_units["position"][0])
+        rest_of_file = self._store.reader.view_at(first_position)
+        if rest_of_file is None:  # the visible part of the log does not contain it
+            return None
+        file_end = first_position + len(rest_of_file)
+        count_in_file = int(record_ends.searchsorted(file_end, "right"))
+        if count_in_file < COLUMNS_MIN:
+            return None
+        units_in_file = fitting_units[:count_in_file]
+        return columns.StagedColumns(units_in_file, rest_of_file, first_position)
 
     def find_published_end(
         self, position: int, expected: Iterable[StagedMessage], file_bytes: int
@@ -437,6 +429,39 @@ class StagedReader:
             position += record.size_bytes
             published_end = staged.ordinal + 1
         return published_end
+
+
+def _parse_staged_message(record: Record, ordinal: int) -> StagedMessage | None:
+    """Return a staged message with the properties to publish; None if it has no valid stage."""
+    parsed = _parse_stage_property(record.properties)
+    if parsed is None:
+        return None
+    stage, stage_property = parsed
+    properties = record.properties[len(stage_property) :]
+    if properties.startswith(_STAGED_ID):
+        properties = _ID + properties[len(_STAGED_ID) :]
+    return StagedMessage(ordinal, record, stage, properties)
+
+
+def _parse_start_of_run(staged: "StagedColumns") -> tuple[Stage, bytes] | None:
+    """Return the stage of the first record, and its stage property, if a run can begin with it.
+
+    Return None if it cannot, because the record has no valid stage, a delay, no message id after
+    the stage property, an IPv6 address or another record format than MAGIC_V1.
+    """
+    first_properties = staged.first_properties()
+    first_head = staged.heads[0]
+    parsed = _parse_stage_property(first_properties)
+    if parsed is None:
+        return None
+    stage, stage_property = parsed
+    can_begin_run = (
+        stage.delay is None
+        and first_properties.startswith(_STAGED_ID, len(stage_property))
+        and int(first_head["magic"]) == MAGIC_V1
+        and not int(first_head["sys_flag"]) & _IPV6
+    )
+    return parsed if can_begin_run else None
 
 
 def _is_blank(rest_of_file: memoryview) -> bool:
@@ -547,19 +572,19 @@ class Publisher:
 
         def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
             """Return equal keys for messages of one batch, which have no gap between them."""
-            number, (ordinal, record, stage, _) = numbered
-            # Without a gap between two messages, their numbers differ as much as their ordinals.
+            index, (ordinal, record, stage, _) = numbered
+            # Without a gap between two messages, their indexes differ as much as their ordinals.
             return (
                 stage,
                 record.sys_flag,
                 record.born_time_ms,
                 record.born_host,
                 record.store_host,
-                ordinal - number,
+                ordinal - index,
             )
 
-        for _, group in groupby(enumerate(messages), key=batch_key):
-            batch = [staged for _, staged in group]
+        for _, numbered_batch in groupby(enumerate(messages), key=batch_key):
+            batch = [staged for _, staged in numbered_batch]
             stage = batch[0].stage
             topic = self._get_or_create_topic(stage.topic)
             queue_id = self._select_queue_id(topic, stage)
@@ -593,7 +618,7 @@ class Publisher:
         Return False, with nothing appended, if a message of the batch is illegal: then the caller
         must append them one by one. Raises StoreError.
         """
-        parts = [
+        batch_parts = [
             (
                 staged.record.flag,
                 staged.record.body,
@@ -603,21 +628,21 @@ class Publisher:
             for staged in batch
         ]
         # All messages of the batch have the same flags, times and hosts (`batch_key`).
-        first = batch[0].record
+        first_record = batch[0].record
         try:
             self._append_batch(
                 topic.name,
                 queue_id,
-                parts,
-                first.sys_flag,
-                first.born_time_ms,
-                first.born_host,
-                first.store_host,
+                batch_parts,
+                first_record.sys_flag,
+                first_record.born_time_ms,
+                first_record.born_host,
+                first_record.store_host,
             )
         except MessageIllegalError:
             return False
-        size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in parts])
-        _count_published(topic, len(parts), size_bytes)
+        size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in batch_parts])
+        _count_published(topic, len(batch_parts), size_bytes)
         return True
 
     def _get_or_create_topic(self, name: str) -> Topic:
