@@ -542,9 +542,9 @@ class GroupCommit:
     def _on_sync_end(self, end_or_error: int | BaseException) -> None:
         """Handle the end of an fsync, and start the next one if answers wait for it.
 
-        `end_or_error` is the synced end of the log, or the error. After a success, the answers are sent,
-        or wait for the gate. After a transient error, they wait for the next fsync, which `expire`
-        starts. After any other error, they become errors.
+        `end_or_error` is the synced end of the log, or the error. After a success, the answers are
+        sent, or wait for the gate. After a transient error, they wait for the next fsync, which
+        `expire` starts. After any other error, they become errors.
         """
         answers = self._in_sync
         self._in_sync = None
@@ -589,8 +589,8 @@ class GroupCommit:
     def _on_gate_open(self, answers: PendingAnswers, end_or_error: int | BaseException) -> None:
         """Queue `answers`, for which the gate has opened.
 
-        `end_or_error` is the position that enough replicas have, or the error why the gate will never
-        open for them. Then errors are queued instead.
+        `end_or_error` is the position that enough replicas have, or the error why the gate will
+        never open for them. Then errors are queued instead.
         """
         self._at_gate.remove(answers)  # cheap, because it is the first one
         if not isinstance(end_or_error, BaseException):

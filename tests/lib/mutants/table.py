@@ -610,8 +610,8 @@ LANES: Final = (
     _lanes(
         "unread messages of an idle lane are offered to no other lane",
         "messages that only its members wanted are lost",
-        "sluicemq.broker.lanes.group",
-        "GroupLanes._mark_idle_lanes",
+        "sluicemq.broker.lanes.idle_lanes",
+        "IdleLanes._mark_idle_lanes",
         "lane.unoffered_queues = set(lane.queues)",
         "lane.unoffered_queues = set()",
         "tests/unit/broker/test_lane_simulation.py -k joins_and_leaves",
@@ -619,8 +619,8 @@ LANES: Final = (
     _lanes(
         "a lane that takes over does not go back",
         "its reader is never told of the messages behind it, and they are lost",
-        "sluicemq.broker.lanes.group",
-        "GroupLanes._give_messages",
+        "sluicemq.broker.lanes.idle_lanes",
+        "IdleLanes._give_messages",
         "        if read_offset > giver_offset:\n",
         "        if False:\n",
         "tests/unit/broker/test_lane_simulation.py -k joins_and_leaves",
