@@ -56,9 +56,9 @@ class Family(NamedTuple):
     is_gauge: bool = False
 
 
-def _one(value: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
-    """Return a function that returns one sample without labels."""
-    return lambda b: [(value(b),)]
+def _one(measure: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
+    """Return a function that returns one sample without labels: the result of `measure`."""
+    return lambda b: [(measure(b),)]
 
 
 def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerState], Samples]:
@@ -68,8 +68,11 @@ def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerSta
     """
 
     def samples(b: BrokerState) -> Samples:
-        for key, value in table(b).copy().items():
-            yield (key, value) if isinstance(key, str) else (*key, value)
+        for label_or_labels, sample in table(b).copy().items():
+            if isinstance(label_or_labels, str):
+                yield label_or_labels, sample
+            else:
+                yield *label_or_labels, sample
 
     return samples
 
@@ -128,19 +131,27 @@ def _lag(b: BrokerState) -> Samples:
     It counts messages that are neither committed nor popped, and messages that are popped and not
     acknowledged.
     """
-    lags: dict[tuple[str, str], int] = {}
-    popped = b.checkpoints.get_uncommitted_offsets()
+    lags: Counter[tuple[str, str]] = Counter()
+    popped_ends = b.checkpoints.get_uncommitted_offsets()
+    # Copied first, because another thread changes the table meanwhile.
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
-    for key, queues in table.items():
-        topic, _, group = key.partition("@")
-        for queue_id, offset in queues.items():
-            first, end = b.store.queue_offsets(topic, queue_id)
-            start = max(offset, first, popped.get((group, topic, queue_id), 0))
-            lags[topic, group] = lags.get((topic, group), 0) + max(end - start, 0)
-    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
-        lags[topic, group] = lags.get((topic, group), 0) + count
-    for (topic, group), count in lags.items():
-        yield topic, group, *_flags(b, topic), count
+    for topic_at_group, queues in table.items():
+        topic, _, group = topic_at_group.partition("@")
+        for queue_id, committed in queues.items():
+            first_offset, end_offset = b.store.queue_offsets(topic, queue_id)
+            popped_end = popped_ends.get((group, topic, queue_id), 0)
+            done_end = max(committed, first_offset, popped_end)
+            lags[topic, group] += max(end_offset - done_end, 0)
+    _add_popped(b, lags)
+    for (topic, group), lag in lags.items():
+        yield topic, group, *_flags(b, topic), lag
+
+
+def _add_popped(b: BrokerState, counts: Counter[tuple[str, str]]) -> None:
+    """Add the messages that are popped and not acknowledged to counts by topic and group."""
+    in_flight_counts = b.checkpoints.open_checkpoints.in_flight_counts.copy()
+    for (group, topic, _), count in in_flight_counts.items():
+        counts[topic, group] += count
 
 
 def _in_flight(b: BrokerState) -> Samples:
@@ -149,13 +160,14 @@ def _in_flight(b: BrokerState) -> Samples:
     They are pulled and not committed, or popped and not acknowledged.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    for key, queues in b.offsets.pulled.copy().items():
-        topic, _, group = key.partition("@")
-        for queue_id, offset in queues.copy().items():
+    for topic_at_group, queues in b.offsets.pulled.copy().items():
+        topic, _, group = topic_at_group.partition("@")
+        for queue_id, fetched in queues.copy().items():
             committed = b.offsets.committed(group, topic, queue_id)
-            counts[topic, group] += max(offset - committed, 0) if committed >= 0 else 0
-    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
-        counts[topic, group] += count
+            has_committed = committed >= 0
+            # Also 0, so that there is a sample for each group that has fetched.
+            counts[topic, group] += max(fetched - committed, 0) if has_committed else 0
+    _add_popped(b, counts)
     for (topic, group), count in counts.items():
         yield topic, group, *_flags(b, topic), count
 
@@ -508,6 +520,53 @@ def _guard(b: BrokerState) -> Any:
     return b.guard
 
 
+_NODE_LABELS: Final = ("cluster", "node_type", "node_id")
+"""The labels that every metric has."""
+
+
+def _node_labels(b: BrokerState) -> list[str]:
+    """Return the values of `_NODE_LABELS`."""
+    config = b.settings.broker
+    return [config.cluster_name, "broker", config.broker_name]
+
+
+def _message_sizes(b: BrokerState) -> "Metric":
+    """Return the histogram of the sizes of message bodies."""
+    from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
+        HistogramMetricFamily,
+    )
+
+    counts_by_bits = b.send.body_size_counts  # by the bit length of the size
+    buckets = []
+    for bound, bits in SIZE_BUCKETS:
+        buckets.append((bound, float(sum(counts_by_bits[: bits + 1]))))
+    buckets.append(("+Inf", float(sum(counts_by_bits))))
+    stored_bytes = sum(topic.bytes_in for topic in _topics(b))
+    histogram = HistogramMetricFamily(
+        "rocketmq_message_size", "Bytes of message bodies.", labels=_NODE_LABELS
+    )
+    histogram.add_metric(_node_labels(b), buckets, stored_bytes)
+    return histogram
+
+
+def _send_latencies(b: BrokerState) -> "Metric":
+    """Return the histogram of the latencies of sends."""
+    from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
+        HistogramMetricFamily,
+    )
+
+    bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
+    cumulative_counts = map(float, accumulate(b.group_commit.latency_counts))
+    buckets = list(zip(bounds, cumulative_counts, strict=True))
+    histogram = HistogramMetricFamily(
+        "sluicemq_send_latency_seconds",
+        "Time from the first message of a group commit to its answers.",
+        labels=_NODE_LABELS,
+    )
+    histogram.add_metric(_node_labels(b), buckets, b.group_commit.latency_sum_s)
+    return histogram
+
+
 class BrokerCollector:
     """A collector for prometheus-client that reads the counters of a broker."""
 
@@ -520,39 +579,21 @@ class BrokerCollector:
         from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
             CounterMetricFamily,
             GaugeMetricFamily,
-            HistogramMetricFamily,
         )
 
         b = self._broker()
-        config = b.settings.broker
-        names = ["cluster", "node_type", "node_id"]
-        node = [config.cluster_name, "broker", config.broker_name]
         families = [*COUNTERS, *(family._replace(is_gauge=True) for family in GAUGES)]
-        for family in (*families, *(ACCESS_METRICS if b.guard is not None else ())):
-            make: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
-            metric = make(family.name, family.text, labels=[*names, *family.labels])
-            for *labels, value in family.samples(b):
-                metric.add_metric([*node, *labels], value)
+        if b.guard is not None:
+            families += ACCESS_METRICS
+        node_labels = _node_labels(b)
+        for family in families:
+            metric_class: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
+            metric = metric_class(family.name, family.text, labels=[*_NODE_LABELS, *family.labels])
+            for *labels, sample in family.samples(b):
+                metric.add_metric([*node_labels, *labels], sample)
             yield metric
-        sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Bytes of message bodies.", labels=names
-        )
-        counts = b.send.body_size_counts
-        buckets = [(bound, float(sum(counts[: bits + 1]))) for bound, bits in SIZE_BUCKETS]
-        total = sum(topic.bytes_in for topic in _topics(b))
-        sizes.add_metric(node, [*buckets, ("+Inf", float(sum(counts)))], total)
-        yield sizes
-        latency = HistogramMetricFamily(
-            "sluicemq_send_latency_seconds",
-            "Time from the first message of a group commit to its answers.",
-            labels=names,
-        )
-        bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
-        cumulative = map(float, accumulate(b.group_commit.latency_counts))
-        latency.add_metric(
-            node, list(zip(bounds, cumulative, strict=True)), b.group_commit.latency_sum_s
-        )
-        yield latency
+        yield _message_sizes(b)
+        yield _send_latencies(b)
         for collect in b.metric_collectors:
             yield from collect()
 

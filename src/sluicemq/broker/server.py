@@ -15,10 +15,11 @@ import logging
 import math
 import os
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.blocking_jobs import BlockingJobs
@@ -70,7 +71,6 @@ from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
-T = TypeVar("T")
 BackgroundJob = tuple[str, Callable[[], float], Callable[[], Awaitable[None] | None]]
 """The name of a job, a function that returns its period in seconds, and the job itself."""
 
@@ -232,11 +232,9 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        sockets = {
-            port: sock
-            for server in self._servers
-            for port, sock in server.duplicate_sockets().items()
-        }
+        sockets: dict[int, socket.socket] = {}
+        for server in self._servers:
+            sockets.update(server.duplicate_sockets())
         try:
             await self._end_role()
             self.term = term
@@ -391,8 +389,8 @@ class Broker:
         def announce(peer: Peer, answer: bytes) -> None:
             self._announcements.announce(peer, answer)
 
-        def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
-            self._announcements.look_up(topic, done)
+        def look_up(topic: str, on_answer: Callable[[Command | None], None]) -> None:
+            self._announcements.look_up(topic, on_answer)
 
         self.in_sync = None
         if not (settings.is_slave or settings.is_read_only):
@@ -456,8 +454,8 @@ class Broker:
             save_offsets=self._save_offsets,
         )
 
-    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        offload_to_executor(self._executor)(self.store.sync, done)
+    def _run_sync(self, on_end: Callable[[int | BaseException], None]) -> None:
+        offload_to_executor(self._executor)(self.store.sync, on_end)
 
     def _make_side(
         self, core: BrokerState, files: Files, state_log: StateLog | None
@@ -535,7 +533,8 @@ class Broker:
         self._servers = []
         port = next(iter(sockets), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
-        for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
+        listen_ports = [port, vip_port] if vip_port > 0 else [port]
+        for listen_port in listen_ports:
             server = self._network.listener(
                 handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
@@ -587,15 +586,16 @@ class Broker:
 
     async def _end_role(self) -> None:
         """Stop serving in the present role, and close the store. A step that fails is logged."""
-        if (jobs_task := self._jobs_task) is None:
+        jobs_task = self._jobs_task
+        if jobs_task is None:
             return
         self._jobs_task = None
         if self.in_sync is not None:
             self.in_sync.propose = None
         jobs_task.cancel()
-        (result,) = await asyncio.gather(jobs_task, return_exceptions=True)
-        if isinstance(result, Exception):
-            log.error("Background jobs ended with an error: %s", result, exc_info=result)
+        (failure,) = await asyncio.gather(jobs_task, return_exceptions=True)
+        if isinstance(failure, Exception):
+            log.error("Background jobs ended with an error: %s", failure, exc_info=failure)
         # No samples are taken from now on, and that must not look like a loop that hangs.
         self.core.last_sample_s = math.inf
         await self._jobs.wait()

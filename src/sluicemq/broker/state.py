@@ -40,7 +40,8 @@ from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
-from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
+from sluicemq.broker.produce.send import SendHandlers
+from sluicemq.broker.produce.send_back import SendBackHandlers
 from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
@@ -282,8 +283,9 @@ class BrokerState:
         self.offsets.mark_missing_as_deleted(
             lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
         )
-        for name in [name for name in self.offsets.groups_by_deleted_topic if name in self.topics]:
-            self._reset_groups_of_recreated_topic(name)
+        for name in [*self.offsets.groups_by_deleted_topic]:
+            if name in self.topics:
+                self._reset_groups_of_recreated_topic(name)
 
     def _on_topic_created(self, name: str) -> None:
         """Forget offsets that are left of a deleted topic of this name, and reset its groups."""
@@ -341,6 +343,7 @@ class BrokerState:
             raise open_error(self.settings.store.root, error) from error
 
     def _load_tables(self) -> None:
+        """Load all components in the order in which they need each other, as `load` explains."""
         store = self.store
         is_read_only = self.settings.is_read_only
         is_slave = self.settings.is_slave
@@ -348,36 +351,46 @@ class BrokerState:
             self.guard.load()
         self.topics.load()
         if not (is_read_only or is_slave):
-            self.topics.adopt_stored_topics(
-                key for key in store.queues() if store.queue_offsets(*key)[1]
-            )
-        for part in (
-            self.groups,
-            self.offsets,
-            self.order,
-            self.assignments,
-            self.lanes,
-            self.filters,
-            self.locks,
-        ):
-            part.load()
+            self.topics.adopt_stored_topics(self._list_used_queues())
+        self.groups.load()
+        self.offsets.load()
+        self.order.load()
+        self.assignments.load()
+        self.lanes.load()
+        self.filters.load()
+        self.locks.load()
 
         if is_slave:
             # The other jobs belong to the master, and only the master's files are written.
             discard_timer_files(store, self.files, self.settings.store.root)
             return
         if not is_read_only:
-            self.offsets.clamp_to_queue_ends(
-                lambda *key: store.committed_offset(*key) if store.queue_exists(*key) else None
-            )
-        for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
-            worker.load()
+            self.offsets.clamp_to_queue_ends(self._find_queue_end)
+        self.delayed.load()
+        self.checkpoints.load()
+        self.transactions.load()
+        self.epochs.load()
         if is_read_only:
             readonly.add_missing_topics_and_groups(store, self.topics, self.groups, self.offsets)
         else:
             self._follow_topics()
         for document in (self.topics.document, self.groups.document, self.checkpoints.document):
             document.save()
+
+    def _list_used_queues(self) -> list[tuple[str, int]]:
+        """Return topic and id of each stored queue that has, or had, a message."""
+        used_queues = []
+        for topic, queue_id in self.store.queues():
+            _, end_offset = self.store.queue_offsets(topic, queue_id)
+            if end_offset:
+                used_queues.append((topic, queue_id))
+        return used_queues
+
+    def _find_queue_end(self, topic: str, queue_id: int) -> int | None:
+        """Return the end offset of a queue; None if the queue does not exist."""
+        if not self.store.queue_exists(topic, queue_id):
+            return None
+        return self.store.committed_offset(topic, queue_id)
 
     @property
     def journaled_documents(self) -> tuple[Document, ...]:
@@ -502,20 +515,20 @@ class BrokerState:
         Called several times a second. A component that fails pauses; the others run.
         """
         now_s = self.clock.monotonic_s()
-        run = self.supervisor.run_unless_pausing
-        run("parked pulls", lambda: self.polls.expire(now_s))
-        run("held answers", lambda: self.group_commit.expire(now_s))
-        run("requests to clients", lambda: self.client_requests.expire(now_s))
-        run("notices of members", self.consumers.notices.send_due)
+        run_unless_pausing = self.supervisor.run_unless_pausing
+        run_unless_pausing("parked pulls", lambda: self.polls.expire(now_s))
+        run_unless_pausing("held answers", lambda: self.group_commit.expire(now_s))
+        run_unless_pausing("requests to clients", lambda: self.client_requests.expire(now_s))
+        run_unless_pausing("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.tick)
+            run_unless_pausing("in-sync set", self.in_sync.tick)
         self.delayed.run_slice()
-        run("ordered pops", self.order.wake_free_queues)
-        run("epochs", self.epochs.run_slice)
-        run("transaction checks", self.transactions.run_slice)
-        run("filter watch", self.filter_watch.survey_if_due)
+        run_unless_pausing("ordered pops", self.order.wake_free_queues)
+        run_unless_pausing("epochs", self.epochs.run_slice)
+        run_unless_pausing("transaction checks", self.transactions.run_slice)
+        run_unless_pausing("filter watch", self.filter_watch.survey_if_due)
 
     def run_every_second(self) -> None:
         """Take samples for rates, and run the lanes. Called once a second."""

@@ -119,8 +119,9 @@ def _translate_subscription(key: str) -> list[list[str]]:
         if _matches_all(atom):
             expression_lists.append([is_from_topic])
             continue
-        for expressions in _translate_to_sql92(atom):
-            expression_lists.append([is_from_topic, *expressions])
+        expression_lists += [
+            [is_from_topic, *expressions] for expressions in _translate_to_sql92(atom)
+        ]
     return expression_lists
 
 

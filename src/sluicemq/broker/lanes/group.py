@@ -95,7 +95,7 @@ class GroupLanes(IdleLanes):
         return lane
 
     def _find_queues_of_reader(self, client_id: str) -> list[tuple[QueueKey, str]]:
-        """Return the queues of which a client was the last reader, each with the key of the lane."""
+        """Return the queues of which a client was the last reader, each with the lane's key."""
         queues_read = []
         for lane in self.lanes.values():
             for queue, lane_queue in lane.queues.items():

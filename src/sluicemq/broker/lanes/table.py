@@ -330,7 +330,6 @@ class Lanes:
 
         The file of another store, or an older copy, is ignored with a warning.
         """
-
         loaded_groups = self.document.load(self._parse_file) or {}
         if self.document.is_doubtful:
             log.warning(

@@ -95,6 +95,8 @@ class TransactionRequests:
                 f"commitOrRollback must be 8 (commit), 12 (rollback) or 0 (undecided), got "
                 f"{outcome}."
             )
+
+        # Find the prepared message, and check that the request is about it.
         record = transactions.reader.find_prepared(header.physical_offset)
         if record is None:
             raise _wrong(
@@ -104,30 +106,38 @@ class TransactionRequests:
         self.access.require(record.get_text(REAL_TOPIC), PUB)
         message = parse_prepared(record, record.queue_offset)
         try:
-            self._check(header, record, message)
+            self._check_end(header, record, message)
         except RequestError as error:
             log.warning("refused the end of a transaction by %s: %s", peer.remote, error.remark)
             raise
+
+        # End the transaction, unless it has ended.
         transaction = transactions.table.find_for_message(message)
         if transaction is None or transaction.is_ending:
-            earlier_outcome = transactions.recent_outcome(message)
-            if earlier_outcome is None or earlier_outcome == outcome:
-                return _success(command, "the transaction has already ended, nothing was changed")
-            log.warning(
-                "transaction %s was %s before; ignoring that its producer now reports it as %s",
-                message.unique_id,
-                OUTCOMES[earlier_outcome],
-                OUTCOMES[outcome],
-            )
-            raise _wrong(
-                f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change."
-            )
+            self._check_same_outcome(message, outcome)
+            return _success(command, "the transaction has already ended, nothing was changed")
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
             log.warning("transaction %s: %s", message.unique_id, error.remark)
             raise
         return _success(command, _REMARKS[outcome])
+
+    def _check_same_outcome(self, message: PreparedMessage, outcome: int) -> None:
+        """Raise RequestError if the transaction of `message` has ended with another outcome.
+
+        That is logged. Do nothing if its outcome is not remembered.
+        """
+        earlier_outcome = self.transactions.recent_outcome(message)
+        if earlier_outcome is None or earlier_outcome == outcome:
+            return
+        log.warning(
+            "transaction %s was %s before; ignoring that its producer now reports it as %s",
+            message.unique_id,
+            OUTCOMES[earlier_outcome],
+            OUTCOMES[outcome],
+        )
+        raise _wrong(f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change.")
 
     def _note_answer(self, header: EndTransactionRequest, peer: Peer) -> None:
         """Record that the client at `peer` has answered the check that `header` names.
@@ -143,7 +153,7 @@ class TransactionRequests:
                 self.access.require(record.get_text(REAL_TOPIC), PUB)
         transactions.checker.note_answer(checked, peer)
 
-    def _check(
+    def _check_end(
         self, header: EndTransactionRequest, record: Record, message: PreparedMessage
     ) -> None:
         """Raise RequestError if an end does not match its prepared message, or is too late.
@@ -191,15 +201,11 @@ class TransactionRequests:
                 continue
             if examined_count == LIST_MAX or len(listed) == count_max:
                 break
-            examined_count = examined_count + 1
+            examined_count += 1
             last_offset = transaction.offset
             record = self.transactions.reader.read_record(transaction.physical_offset)
-            if record is None:
-                continue
-            group = record.get_text(PRODUCER_GROUP)
-            topic = record.get_text(REAL_TOPIC)
-            if header.group in (None, "", group) and header.topic in (None, "", topic):
-                listed.append(_describe(transaction, record))
+            if record is not None and _is_requested(header, record):
+                listed.append(_describe_transaction(transaction, record))
         else:
             last_offset = None  # The whole table was examined: there is no next page.
         fields = encode_header(ListTransactionsResponse(count=len(table), after=last_offset))
@@ -237,12 +243,23 @@ class TransactionRequests:
         return _success(command, None)
 
 
-def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
+def _is_requested(header: ListTransactionsRequest, record: Record) -> bool:
+    """Return whether `header` asks for the transaction of a prepared message.
+
+    None or "" in a field of the header means all groups, or all topics.
+    """
+    is_of_group = header.group in (None, "", record.get_text(PRODUCER_GROUP))
+    is_of_topic = header.topic in (None, "", record.get_text(REAL_TOPIC))
+    return is_of_group and is_of_topic
+
+
+def _describe_transaction(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
     """Return the element of a list that describes a transaction.
 
     `record` is the newest prepared message of the transaction.
     """
-    asked = transaction.asked_peer
+    asked_peer = transaction.asked_peer
+    asked_address = str(asked_peer.remote) if asked_peer is not None else ""
     return bodies.OpenTransaction(
         transaction.key,
         record.get_text(PRODUCER_GROUP),
@@ -253,7 +270,7 @@ def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransa
         transaction.started_ms,
         transaction.check_count,
         transaction.due_ms,
-        "" if asked is None else str(asked.remote),
+        asked_address,
         transaction.offset,
         transaction.physical_offset,
         len(record.body),
