@@ -56,12 +56,14 @@ class Family(NamedTuple):
     is_gauge: bool = False
 
 
-def _one(measure: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
+def _single_sample(measure: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
     """Return a function that returns one sample without labels: the result of `measure`."""
     return lambda b: [(measure(b),)]
 
 
-def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerState], Samples]:
+def _samples_by_label(
+    table: Callable[[BrokerState], dict[Any, Any]],
+) -> Callable[[BrokerState], Samples]:
     """Return a function that yields a sample for each item of a table.
 
     The key is the value of the label, or a tuple of the values of several labels.
@@ -189,13 +191,13 @@ COUNTERS: Final = (
         "sluicemq_background_failures",
         "Failures of background jobs, by job.",
         ("job",),
-        _each(lambda b: b.supervisor.failures),
+        _samples_by_label(lambda b: b.supervisor.failures),
     ),
     Family(
         "sluicemq_messages_refused",
         "Sends that were not stored.",
         (),
-        _one(lambda b: b.send.failure_count),
+        _single_sample(lambda b: b.send.failure_count),
     ),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
     Family("rocketmq_throughput_out", "Bytes delivered.", _OUT, _delivered("bytes_out")),
@@ -209,43 +211,43 @@ COUNTERS: Final = (
         "sluicemq_messages_retried",
         "Messages that are delivered to a group again.",
         _GROUP,
-        _each(lambda b: b.retries.retry_counts),
+        _samples_by_label(lambda b: b.retries.retry_counts),
     ),
     Family(
         "rocketmq_send_to_dlq_messages",
         "Dead letters of a group.",
         _GROUP,
-        _each(lambda b: b.retries.dead_letter_counts),
+        _samples_by_label(lambda b: b.retries.dead_letter_counts),
     ),
     Family(
         "rocketmq_commit_messages",
         "Transactions committed.",
         ("topic",),
-        _each(lambda b: b.transactions.committed),
+        _samples_by_label(lambda b: b.transactions.committed),
     ),
     Family(
         "rocketmq_rollback_messages",
         "Transactions rolled back.",
         ("topic",),
-        _each(lambda b: b.transactions.rolled_back),
+        _samples_by_label(lambda b: b.transactions.rolled_back),
     ),
     Family(
         "sluicemq_transactions_checks",
         "Transaction checks sent to producers.",
         (),
-        _one(lambda b: b.transactions.checker.sent_count),
+        _single_sample(lambda b: b.transactions.checker.sent_count),
     ),
     Family(
         "sluicemq_transactions_checks_unanswered",
         "Transaction checks without an answer before the next check.",
         (),
-        _one(lambda b: b.transactions.checker.unanswered_count),
+        _single_sample(lambda b: b.transactions.checker.unanswered_count),
     ),
     Family(
         "sluicemq_transactions_given_up",
         "Transactions that no producer decided in the maximum number of checks or time.",
         (),
-        _one(lambda b: b.transactions.abandoned_count),
+        _single_sample(lambda b: b.transactions.abandoned_count),
     ),
     Family(
         "rocketmq_pop_revive_in_message",
@@ -268,7 +270,7 @@ COUNTERS: Final = (
         "sluicemq_transactions_lost",
         "Prepared messages deleted before their transaction was decided.",
         (),
-        _one(lambda b: b.transactions.lost_count),
+        _single_sample(lambda b: b.transactions.lost_count),
     ),
     Family(
         "sluicemq_filter_errors",
@@ -284,19 +286,19 @@ COUNTERS: Final = (
         "sluicemq_messages_lost",
         "Messages that were deleted before the group read them.",
         _PAIR,
-        _each(lambda b: b.unread_monitor.deleted_unread_counts),
+        _samples_by_label(lambda b: b.unread_monitor.deleted_unread_counts),
     ),
     Family(
         "sluicemq_log_files_deleted",
         "Files of the commit log that were deleted.",
         (),
-        _one(lambda b: b.store.retention.files_deleted),
+        _single_sample(lambda b: b.store.retention.files_deleted),
     ),
     Family(
         "sluicemq_lane_messages_unmatched",
         "Messages that match the subscription of no lane.",
         _GROUP,
-        _each(
+        _samples_by_label(
             lambda b: {name: made.unmatched_count for name, made in b.lanes.table.copy().items()}
         ),
     ),
@@ -304,13 +306,13 @@ COUNTERS: Final = (
         "sluicemq_subscription_conflicts",
         "Subscriptions that differed from their group's.",
         _GROUP,
-        _each(lambda b: b.contracts.conflict_counts),
+        _samples_by_label(lambda b: b.contracts.conflict_counts),
     ),
     Family(
         "sluicemq_property_columns_messages",
         "Messages decoded into property columns: in memory, or sealed into a file.",
         ("kind",),
-        _each(
+        _samples_by_label(
             lambda b: {"memory": b.store.columns.rows_decoded, "file": b.store.columns.rows_sealed}
         ),
     ),
@@ -327,7 +329,7 @@ GAUGES: Final = (
         "rocketmq_pop_checkpoint_buffer_size",
         "Pops with messages in flight.",
         (),
-        _one(lambda b: len(b.checkpoints.open_checkpoints)),
+        _single_sample(lambda b: len(b.checkpoints.open_checkpoints)),
     ),
     Family(
         "sluicemq_consumer_lag_matching_messages",
@@ -349,7 +351,7 @@ GAUGES: Final = (
         "rocketmq_half_messages",
         "Transactions that are not decided yet.",
         (),
-        _one(lambda b: len(b.transactions.table)),
+        _single_sample(lambda b: len(b.transactions.table)),
     ),
     Family(
         "sluicemq_messages_at_risk",
@@ -373,19 +375,19 @@ GAUGES: Final = (
         "sluicemq_disk_used_percent",
         "Percent used of the fullest disk of the store.",
         (),
-        _one(lambda b: b.unread_monitor.disk_percent),
+        _single_sample(lambda b: b.unread_monitor.disk_percent),
     ),
     Family(
         "sluicemq_sends_refused_disk_full",
         "1 while sends are refused because the disk is full.",
         (),
-        _one(lambda b: int(b.store.retention.is_refusing_sends)),
+        _single_sample(lambda b: int(b.store.retention.is_refusing_sends)),
     ),
     Family(
         "sluicemq_store_failed",
         "1 after a disk error that makes the store refuse all writes until a restart.",
         (),
-        _one(lambda b: int(b.store.failure is not None)),
+        _single_sample(lambda b: int(b.store.failure is not None)),
     ),
     Family(
         "rocketmq_consumer_connections",
@@ -397,7 +399,7 @@ GAUGES: Final = (
         "rocketmq_producer_connections",
         "Connected producers.",
         (),
-        _one(
+        _single_sample(
             lambda b: len({peer for group in b.producers.groups.copy().values() for peer in group})
         ),
     ),
@@ -411,45 +413,50 @@ GAUGES: Final = (
         "sluicemq_group_refused_clients",
         "Connected clients whose subscription is refused by their strict group.",
         _GROUP,
-        _each(lambda b: Counter(group for group, _ in b.contracts.refusals.copy())),
+        _samples_by_label(lambda b: Counter(group for group, _ in b.contracts.refusals.copy())),
     ),
     Family(
         "sluicemq_property_columns_bytes",
         "Bytes of the property column files of the topics in use.",
         (),
-        _one(lambda b: b.store.columns.size_bytes),
+        _single_sample(lambda b: b.store.columns.size_bytes),
     ),
     Family(
         "rocketmq_broker_permission",
         "Permission of the broker: 4 read, 2 write, 6 both.",
         (),
-        _one(lambda b: b.settings.broker.broker_permission),
+        _single_sample(lambda b: b.settings.broker.broker_permission),
     ),
-    Family("rocketmq_topic_number", "Topics.", (), _one(lambda b: len(b.topics))),
-    Family("rocketmq_consumer_group_number", "Consumer groups.", (), _one(lambda b: len(b.groups))),
+    Family("rocketmq_topic_number", "Topics.", (), _single_sample(lambda b: len(b.topics))),
+    Family(
+        "rocketmq_consumer_group_number",
+        "Consumer groups.",
+        (),
+        _single_sample(lambda b: len(b.groups)),
+    ),
     Family(
         "rocketmq_storage_size",
         "Bytes of the commit log.",
         (),
-        _one(lambda b: b.store.written_offset - b.store.log_start),
+        _single_sample(lambda b: b.store.written_offset - b.store.log_start),
     ),
     Family(
         "rocketmq_storage_flush_behind_bytes",
         "Bytes written and not yet synced.",
         (),
-        _one(lambda b: b.store.written_offset - b.store.synced_offset),
+        _single_sample(lambda b: b.store.written_offset - b.store.synced_offset),
     ),
     Family(
         "rocketmq_storage_dispatch_behind_bytes",
         "Bytes that are not in a consume queue yet; always 0.",
         (),
-        _one(lambda b: 0),
+        _single_sample(lambda b: 0),
     ),
     Family(
         "rocketmq_storage_message_reserve_time",
         "Age of the oldest message in ms.",
         (),
-        _one(
+        _single_sample(
             lambda b: (
                 b.clock.now_ms() - time_ms
                 if (time_ms := b.store.reader.earliest_time_ms()) > 0
@@ -491,26 +498,28 @@ ACCESS_METRICS: Final = (
         "sluicemq_requests_refused",
         "Requests that access control refused. The access key ? stands for unknown keys.",
         ("access_key",),
-        _each(lambda b: _guard(b).refusal_counts),
+        _samples_by_label(lambda b: _guard(b).refusal_counts),
     ),
     Family(
         "sluicemq_access_accounts",
         "Accounts in force.",
         (),
-        _one(lambda b: len(_guard(b).accounts)),
+        _single_sample(lambda b: len(_guard(b).accounts)),
         is_gauge=True,
     ),
     Family(
         "sluicemq_access_loads",
         "Loads of the access rules, by result.",
         ("result",),
-        _each(lambda b: {"in_force": _guard(b).load_count, "refused": _guard(b).failed_load_count}),
+        _samples_by_label(
+            lambda b: {"in_force": _guard(b).load_count, "refused": _guard(b).failed_load_count}
+        ),
     ),
     Family(
         "sluicemq_access_rules_stale",
         "1 while the latest rule files are not in force.",
         (),
-        _one(lambda b: 1 if _guard(b).error else 0),
+        _single_sample(lambda b: 1 if _guard(b).error else 0),
         is_gauge=True,
     ),
 )

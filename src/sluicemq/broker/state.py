@@ -96,75 +96,84 @@ class BrokerState:
 
         `in_sync` is what a master knows about its slaves.
         """
-        files = environment.files
-        clock = environment.clock
         self.settings = settings
         self.store = store
-        self.files = files
-        self.clock = clock
+        self.files = environment.files
+        self.clock = environment.clock
         self.in_sync = in_sync
         self.offload = environment.offload
         self._announce = environment.announce
-        self.steady_clock = environment.steady_clock or SteadyClock(clock)
+        self.steady_clock = environment.steady_clock or SteadyClock(self.clock)
         """The clock for deadlines of waiting messages; it never goes back."""
-        self.supervisor = environment.supervisor or Supervisor(clock, log)
+        self.supervisor = environment.supervisor or Supervisor(self.clock, log)
         self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
         settings.set_host(environment.host)
 
-        # Topics, groups and connections.
+        # In the order in which they need each other.
+        self._make_tables()
+        self._make_loop_components(environment)
+        self._make_consumer_components(environment)
+        self._make_store_components(environment)
+        for document in self.offset_documents:
+            document.use_identity_file(store)
+        self._make_watchers()
+
+    def _make_tables(self) -> None:
+        """Create the tables of topics, groups and clients."""
+        settings = self.settings
+        files = self.files
+        clock = self.clock
         self.topics = Topics(settings, files, clock)
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock, store.columns.request_columns)
+        self.filters = ConsumerFilters(settings, files, clock, self.store.columns.request_columns)
         self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
         self.held_bytes = ClientMemory(settings)
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
+
+    def _make_loop_components(self, environment: BrokerEnvironment) -> None:
+        """Create what schedules work on the event loop, and the context of the other components."""
+        settings = self.settings
         self.scheduler = environment.scheduler or FairScheduler(
-            clock.monotonic_s, environment.call_soon
+            self.clock.monotonic_s, environment.call_soon
         )
         self.background = Background(
-            clock,
+            self.clock,
             self.scheduler,
             self.handle_outcome,
             environment.call_later,
             environment.compute,
         )
         self.group_commit = GroupCommit(
-            store,
-            clock,
+            self.store,
+            self.clock,
             call_soon=environment.call_soon,
             announce=environment.announce,
             run_sync=environment.run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
-            gate=in_sync if settings.is_gated else None,
+            gate=self.in_sync if settings.is_gated else None,
         )
         self.scheduler.before_round = self.group_commit.commit
         self.context = BrokerContext(
             settings=settings,
-            store=store,
+            store=self.store,
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
             group_commit=self.group_commit,
             background=self.background,
             scheduler=self.scheduler,
-            files=files,
-            clock=clock,
+            files=self.files,
+            clock=self.clock,
             steady_clock=self.steady_clock,
             call_soon=environment.call_soon,
             call_later=environment.call_later,
         )
-
-        self._make_consumer_components(environment)
-        self._make_store_components(environment)
-        for document in self.offset_documents:
-            document.use_identity_file(store)
-        self._make_watchers()
 
     def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that answer consumers."""

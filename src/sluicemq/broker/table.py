@@ -11,7 +11,7 @@ table is answered with REQUEST_CODE_NOT_SUPPORTED.
 
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.access import AccessHandlers
@@ -346,20 +346,21 @@ def _bind_table(core: BrokerState) -> tuple[dict[int, Handler], dict[int, FastHa
         class_name, _, _ = function.__qualname__.partition(".")
         return MethodType(function, objects_by_class[class_name])
 
-    def make_handler(row: Row) -> Handler:
-        header = row.header
-        handle = bind(row.handler)
-        if header is None:
-            return handle
-        return lambda command, peer: handle(decode_header(header, command.fields), command, peer)
-
     handlers: dict[int, Handler] = {}
     fast_paths: dict[int, FastHandler] = {}
-    for code, row in TABLE.items():
-        handlers[int(code)] = make_handler(row)
-        if row.fast_path is not None:
-            fast_paths[int(code)] = bind(row.fast_path)
+    for code, table_row in TABLE.items():
+        handle = bind(table_row.handler)
+        if table_row.header is not None:
+            handle = _decode_before(handle, table_row.header)
+        handlers[int(code)] = handle
+        if table_row.fast_path is not None:
+            fast_paths[int(code)] = bind(table_row.fast_path)
     return handlers, fast_paths
+
+
+def _decode_before(handle: Callable[..., Outcome], header_class: type[Any]) -> Handler:
+    """Return a handler that decodes the fields of a request and passes the header to `handle`."""
+    return lambda command, peer: handle(decode_header(header_class, command.fields), command, peer)
 
 
 def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:

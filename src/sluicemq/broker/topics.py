@@ -177,15 +177,14 @@ class Table(ABC, Generic[Config, Item]):
             if change.value is not None:
                 self._set(self._read(change.value, change.name))
 
-        has_added = False
-        for config in system:
-            if config.name not in self.table:
-                self._set(config)
-                has_added = True
+        # Selected before the first is added: if two have one name, the settings of the last count.
+        missing_configs = [config for config in system if config.name not in self.table]
+        for config in missing_configs:
+            self._set(config)
 
         if journal_changes:
             self.version = max(self.version, journal_changes[-1].version)
-        if has_added or journal_changes:
+        if missing_configs or journal_changes:
             self._bump()
 
     def _bump(self) -> None:
@@ -304,7 +303,7 @@ class Topic(TopicState):
         perm = "R" if config.perm & PERM_READ else "-"
         perm += "W" if config.perm & PERM_WRITE else "-"
         perm += "X" if config.perm & PERM_INHERIT else "-"
-        attributes = ", ".join(f"{key}={value}" for key, value in config.attributes.items())
+        attributes = ", ".join(f"{key}={setting}" for key, setting in config.attributes.items())
         return (
             f"TopicConfig [topicName={config.name}, readQueueNums={config.read_queues}, "
             f"writeQueueNums={config.write_queues}, perm={perm}, "

@@ -13,7 +13,7 @@ No answer contains a secret key: GET_BROKER_CLUSTER_ACL_CONFIG shows `******`.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -200,12 +200,12 @@ class AccessHandlers:
         from the result of `blocking_work`. If that raises an error, the answer has `failure_code`.
         """
 
-        def answer_and_start_next(result: Any) -> None:
+        def answer_and_start_next(result_or_error: Any) -> None:
             self.pending_jobs.popleft()
-            if isinstance(result, Exception):
-                answer: Command | Announced = Command(failure_code, remark=str(result))
+            if isinstance(result_or_error, Exception):
+                answer: Command | Announced = Command(failure_code, remark=str(result_or_error))
             else:
-                answer = make_answer(result)
+                answer = make_answer(result_or_error)
             self._send_answer(answer, command, peer)
             if self.pending_jobs:
                 start_next_job = self.pending_jobs[0]
@@ -238,25 +238,18 @@ class AccessHandlers:
         guard = self._require_guard()
         contents = guard.files.contents if guard.files is not None else ()
 
-        def parse_versions() -> dict[str, Any]:
-            version_by_path = {}
-            for path, content in contents:
-                counter, time_ms = edit.version_of(decode_text(path, content))
-                version = DataVersion(counter, time_ms or guard.loaded_ms)
-                version_by_path[path] = data_version_object(version)
-            return version_by_path
-
-        def make_answer(version_by_path: Any) -> Command:
+        def make_answer(versions: Any) -> Command:
             config = self.settings.broker
             header = AccessVersionResponse(
-                version=_json(version_by_path.get(guard.path)),
-                all_versions=_json(version_by_path),
+                version=_json(versions.get(guard.path)),
+                all_versions=_json(versions),
                 broker=config.broker_name,
                 address=str(peer.local),
                 cluster=config.cluster_name,
             )
             return Command(ResponseCode.SUCCESS, encode_header(header))
 
+        parse_versions = partial(_parse_versions, contents, guard)
         self._run_in_order(command, peer, parse_versions, make_answer, ResponseCode.SYSTEM_ERROR)
 
     def list_rules(self, command: Command, peer: Peer) -> Command:
@@ -281,6 +274,20 @@ class AccessHandlers:
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
             )
         return self.guard
+
+
+def _parse_versions(contents: Iterable[tuple[str, bytes]], guard: Guard) -> dict[str, Any]:
+    """Return the versions of files as JSON objects, by path.
+
+    `contents` has the path and the content of each file. A file without a time has the one at which
+    `guard` has loaded it.
+    """
+    versions = {}
+    for path, content in contents:
+        counter, time_ms = edit.version_of(decode_text(path, content))
+        version = DataVersion(counter, time_ms or guard.loaded_ms)
+        versions[path] = data_version_object(version)
+    return versions
 
 
 def _list_account_changes(header: UpdateAccountRequest) -> dict[str, Any]:

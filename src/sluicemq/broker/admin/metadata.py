@@ -161,10 +161,7 @@ def apply_attribute_changes(
         if is_deletion and key not in attributes:
             raise _system_error(f"attempt to delete a nonexistent key: {key}")
 
-        rule = rules.get(key)
-        if rule is None:
-            names = ", ".join(sorted(rules))
-            raise _system_error(f"unsupported key: {key}. The attributes are {names}.")
+        rule = _require_rule(rules, key)
         if not is_new and not rule.is_changeable:
             raise _system_error(f"attempt to update an unchangeable attribute. key: {key}")
 
@@ -173,6 +170,15 @@ def apply_attribute_changes(
         else:
             attributes[key] = _check_value(rule, key, value or "")
     return attributes
+
+
+def _require_rule(rules: Mapping[str, AttributeRule], key: str) -> AttributeRule:
+    """Return the rule of an attribute. Raises RequestError if there is no such attribute."""
+    rule = rules.get(key)
+    if rule is None:
+        names = ", ".join(sorted(rules))
+        raise _system_error(f"unsupported key: {key}. The attributes are {names}.")
+    return rule
 
 
 def _strip_sign(signed_key: str, earlier_keys: Container[str]) -> str:

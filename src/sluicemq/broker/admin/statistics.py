@@ -94,10 +94,7 @@ class StatisticsHandlers(BrokerComponent):
         else:
             growth_by_period = self._count_by_period(header.name, header.key)
         if growth_by_period is None:
-            remark = f"The stats <{header.name}> <{header.key}> not exist"
-            if header.name in UNMEASURED_REASONS:
-                remark += f": {UNMEASURED_REASONS[header.name]}"
-            raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
+            raise _make_unknown_counter_error(header)
 
         # A counter of bytes has a counter of the same messages, for the bytes per message.
         messages_by_period = growth_by_period
@@ -277,6 +274,10 @@ class StatisticsHandlers(BrokerComponent):
 
         # The answer is sent after the write.
         answer = _make_forbidden_answer(header, may_read=may_read)
+        return self._answer_after_write(answer)
+
+    def _answer_after_write(self, answer: Command) -> Postponed:
+        """Return an answer that is sent when the groups are on disk, and on the slaves."""
         write_groups = self.groups.document.prepare_write()
         assert write_groups is not None, "the document has just changed"
 
@@ -291,6 +292,14 @@ class StatisticsHandlers(BrokerComponent):
         """The address that the broker advertises, as host:port."""
         host = self.settings.host
         return f"{self.settings.broker.broker_ip1 or host.address}:{host.port}"
+
+
+def _make_unknown_counter_error(header: StatisticsRequest) -> RequestError:
+    """Return the error for an unknown counter. It says what to use instead, if that is known."""
+    remark = f"The stats <{header.name}> <{header.key}> not exist"
+    if header.name in UNMEASURED_REASONS:
+        remark += f": {UNMEASURED_REASONS[header.name]}"
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def _make_forbidden_answer(header: GroupForbiddenRequest, *, may_read: bool) -> Command:

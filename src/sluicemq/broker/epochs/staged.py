@@ -42,6 +42,7 @@ from sluicemq.record import codec as text
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
+from sluicemq.store.writer import BatchPart
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
@@ -200,6 +201,8 @@ class ColumnRun(NamedTuple):
 
     stage: Stage
     columns: "BatchColumns"
+    size_bytes: int
+    """The size of the staged records."""
 
     def __len__(self) -> int:
         return len(self.columns.bodies)
@@ -310,11 +313,36 @@ class StagedReader:
         Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
         one message is returned if there is any, even if it is larger.
         """
+        # First runs, as long as the next messages are alike.
+        runs = self._read_runs(owner, ranges, first, count_max, bytes_max)
+        run_count = sum(map(len, runs))
+        bytes_left = bytes_max - sum(run.size_bytes for run in runs)
+
+        # Then the messages that follow, one by one.
+        messages: list[StagedMessage] = []
+        following = self.iter_messages(owner, ranges, first + run_count)
+        for staged in islice(following, count_max - run_count):
+            bytes_left -= staged.record.size_bytes
+            if bytes_left < 0 and (runs or messages):
+                break
+            messages.append(staged)
+        return runs, messages
+
+    def _read_runs(
+        self,
+        owner: tuple[str, int],
+        ranges: Sequence[StagedRange],
+        first: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[ColumnRun]:
+        """Return the runs of messages that are alike, from ordinal `first` on, without a gap.
+
+        The arguments are those of `read_chunk`.
+        """
         next_ordinal = first
         count_left = count_max
         bytes_left = bytes_max
-
-        # First runs, as long as the next messages are alike.
         runs: list[ColumnRun] = []
         range_ordinal = 0  # the ordinal of the first message of the range
         for staged_range in ranges:
@@ -326,55 +354,45 @@ class StagedReader:
                 units = self._store.reader.units(
                     STAGING_TOPIC, staged_range.queue_id, offset, count
                 )
-                run, size_bytes = self._read_run(units, expected_owner, bytes_left)
+                run = self._read_run(units, expected_owner, bytes_left)
                 if run is None:
                     break
                 runs.append(run)
                 next_ordinal += len(run)
                 count_left -= len(run)
-                bytes_left -= size_bytes
+                bytes_left -= run.size_bytes
             range_ordinal = range_end_ordinal
-
-        # Then the messages that follow, one by one.
-        messages: list[StagedMessage] = []
-        for staged in islice(self.iter_messages(owner, ranges, next_ordinal), count_left):
-            bytes_left -= staged.record.size_bytes
-            if bytes_left < 0 and (runs or messages):
-                break
-            messages.append(staged)
-        return runs, messages
+        return runs
 
     # Hot path: it copies every message that is published as a part of a run.
-    def _read_run(
-        self, units: Buffer, owner: Owner, bytes_max: int
-    ) -> tuple[ColumnRun | None, int]:
-        """Return (run, size of its records in bytes) for the first messages of `units`.
+    def _read_run(self, units: Buffer, owner: Owner, bytes_max: int) -> ColumnRun | None:
+        """Return the run of the first messages of `units`.
 
         `units` are encoded units of a staging queue. The messages of the run belong to `owner` and
         have the same stage, without a delay. They are in one file of the log, and have up to
-        `bytes_max` bytes together. The run ends before the first message that differs. Return
-        (None, 0) if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
+        `bytes_max` bytes together. The run ends before the first message that differs. Return None
+        if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
-            return None, 0
+            return None
         staged = self._copy_fitting_records(units, bytes_max)
         if staged is None:
-            return None, 0
+            return None
 
         # The first record decides whether there is a run, and of which stage.
         parsed = _parse_start_of_run(staged)
         if parsed is None or parsed[0].owner != owner:
-            return None, 0
+            return None
         stage, stage_property = parsed
 
         # The run ends before the first record that differs.
         common_start = stage_property + _STAGED_ID
         run_count = staged.count_alike(common_start)
         if run_count < COLUMNS_MIN:
-            return None, 0
+            return None
         # In the published messages, the name of the message id replaces the common start.
-        run = ColumnRun(stage, staged.to_columns(run_count, len(common_start), _ID))
-        return run, staged.size_of_first(run_count)
+        columns = staged.to_columns(run_count, len(common_start), _ID)
+        return ColumnRun(stage, columns, staged.size_of_first(run_count))
 
     def _copy_fitting_records(self, units: Buffer, bytes_max: int) -> "StagedColumns | None":
         """Return the first records of `units` that fit into `bytes_max` and are in one file.
@@ -569,21 +587,7 @@ class Publisher:
 
         Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
-
-        def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
-            """Return equal keys for messages of one batch, which have no gap between them."""
-            index, (ordinal, record, stage, _) = numbered
-            # Without a gap between two messages, their indexes differ as much as their ordinals.
-            return (
-                stage,
-                record.sys_flag,
-                record.born_time_ms,
-                record.born_host,
-                record.store_host,
-                ordinal - index,
-            )
-
-        for _, numbered_batch in groupby(enumerate(messages), key=batch_key):
+        for _, numbered_batch in groupby(enumerate(messages), key=_batch_key):
             batch = [staged for _, staged in numbered_batch]
             stage = batch[0].stage
             topic = self._get_or_create_topic(stage.topic)
@@ -618,16 +622,8 @@ class Publisher:
         Return False, with nothing appended, if a message of the batch is illegal: then the caller
         must append them one by one. Raises StoreError.
         """
-        batch_parts = [
-            (
-                staged.record.flag,
-                staged.record.body,
-                staged.properties,
-                text.tag_code_of_properties(staged.properties),
-            )
-            for staged in batch
-        ]
-        # All messages of the batch have the same flags, times and hosts (`batch_key`).
+        batch_parts = [_to_batch_part(staged) for staged in batch]
+        # All messages of the batch have the same flags, times and hosts (`_batch_key`).
         first_record = batch[0].record
         try:
             self._append_batch(
@@ -665,6 +661,33 @@ class Publisher:
             return stage.queue_id % max(topic.queues, 1)
         self._queue_counter += 1
         return self._queue_counter % max(topic.config.write_queues, 1)
+
+
+def _batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
+    """Return equal keys for messages of one batch, which have no gap between them.
+
+    `numbered` is a message with its index in a list of messages.
+    """
+    index, (ordinal, record, stage, _) = numbered
+    # Without a gap between two messages, their indexes differ as much as their ordinals.
+    return (
+        stage,
+        record.sys_flag,
+        record.born_time_ms,
+        record.born_host,
+        record.store_host,
+        ordinal - index,
+    )
+
+
+def _to_batch_part(staged: StagedMessage) -> BatchPart:
+    """Return a message as the writer of the store takes it: flag, body, properties, tag code."""
+    return (
+        staged.record.flag,
+        staged.record.body,
+        staged.properties,
+        text.tag_code_of_properties(staged.properties),
+    )
 
 
 def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:

@@ -115,6 +115,7 @@ class EpochTable:
         an epoch is old enough to be forgotten.
         """
         self._store = store
+        self._clock = clock
         self._staged = staged
         self._broker = broker
         self._next_offset = 0
@@ -126,22 +127,22 @@ class EpochTable:
         self.unfinished: list[Epoch] = []
         """The epochs to publish, in the order of their records."""
 
-        def render() -> str:
-            """Return the document as of the last time when all epochs were complete and on disk.
+        self.document = Document(files, f"{root}/config/sluiceEpochs.json", self._render)
 
-            If that is not the case now, return the last text, and let a later save write the new
-            one. Otherwise forget epochs that are older than RETENTION_MS.
-            """
-            log_ends = [committed.log_end for committed in self.iter_epochs()]
-            if self.unfinished or max(log_ends, default=0) > self._durable_end:
-                self.document.changed = True
-                return self._text or _encode(self._next_offset, ())
-            self._forget_until(clock.now_ms() - RETENTION_MS)
-            _, self._next_offset = store.queue_offsets(EPOCH_TOPIC, 0)
-            self._text = _encode(self._next_offset, self.iter_epochs())
-            return self._text
+    def _render(self) -> str:
+        """Return the document as of the last time when all epochs were complete and on disk.
 
-        self.document = Document(files, f"{root}/config/sluiceEpochs.json", render)
+        If that is not the case now, return the last text, and let a later save write the new one.
+        Otherwise forget epochs that are older than RETENTION_MS.
+        """
+        log_ends = [committed.log_end for committed in self.iter_epochs()]
+        if self.unfinished or max(log_ends, default=0) > self._durable_end:
+            self.document.changed = True
+            return self._text or _encode(self._next_offset, ())
+        self._forget_until(self._clock.now_ms() - RETENTION_MS)
+        _, self._next_offset = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        self._text = _encode(self._next_offset, self.iter_epochs())
+        return self._text
 
     def select_local(self, ranges: Ranges) -> Ranges:
         """Return those of `ranges` that are on this broker."""

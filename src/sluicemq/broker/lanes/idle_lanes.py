@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from sluicemq.broker.lanes.group_table import GroupLaneTable
-from sluicemq.broker.lanes.lane import Lane
+from sluicemq.broker.lanes.lane import Lane, TopicRules
 from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, Span, merge_spans
 from sluicemq.broker.lanes.rules import (
     MATCH_NOTHING,
@@ -159,11 +159,10 @@ class IdleLanes(GroupLaneTable):
             return False
 
         # Find what each lane gains.
-        topic, _ = queue
-        if topic not in self._topic_rules:
-            self.reassign_rules()
-        topic_rules = self._topic_rules[topic]
-        taker_keys = topic_rules.hand_over if takers is None else takers
+        topic_rules = self._get_topic_rules(queue)
+        taker_keys: Iterable[str] = topic_rules.hand_over
+        if takers is not None:
+            taker_keys = takers
         gains = self._find_gains(lane, queue, taker_keys, topic_rules.hand_over)
 
         # All takers must be able to go back before any of them is changed.
@@ -179,6 +178,13 @@ class IdleLanes(GroupLaneTable):
         self.go_back_since_ms.pop(queue, None)
         self.storage.wake_pulls(queue)
         return True
+
+    def _get_topic_rules(self, queue: QueueKey) -> TopicRules:
+        """Return the rules of the present lanes for the topic of a queue."""
+        topic, _ = queue
+        if topic not in self._topic_rules:
+            self.reassign_rules()
+        return self._topic_rules[topic]
 
     def _find_gains(
         self,
@@ -246,13 +252,7 @@ class IdleLanes(GroupLaneTable):
         Each subscription of the lane is recorded with `reason` in `forgotten_subscriptions`, and a
         warning is logged. `reason` completes the sentence "The lane was removed, because …".
         """
-        unread_max = 0
-        for queue, lane_queue in lane.queues.items():
-            offset = lane_queue.current_offset
-            wants_nothing = lane_queue.find_rule(offset) == (MATCH_NOTHING, None)
-            if not wants_nothing:
-                unread_max += self.storage.get_end_offset(queue) - offset
-
+        unread_max = self._count_unchecked(lane)
         now_ms = self.storage.clock.now_ms()
         subscription_keys = split_key(lane.key)
         for subscription_key in subscription_keys:
@@ -278,6 +278,19 @@ class IdleLanes(GroupLaneTable):
             unread_max,
         )
         self._remove_lane_and_save(lane)
+
+    def _count_unchecked(self, lane: Lane) -> int:
+        """Return the number of messages behind the offsets of a lane, in queues where it wants any.
+
+        They were not checked for the lane, so this is the most that it may have unread.
+        """
+        unchecked_count = 0
+        for queue, lane_queue in lane.queues.items():
+            offset = lane_queue.current_offset
+            wants_nothing = lane_queue.find_rule(offset) == (MATCH_NOTHING, None)
+            if not wants_nothing:
+                unchecked_count += self.storage.get_end_offset(queue) - offset
+        return unchecked_count
 
     def _merge_idle_lanes(self) -> None:
         """Merge idle lanes while there are more than IDLE_LANES_MAX.
@@ -370,15 +383,7 @@ class IdleLanes(GroupLaneTable):
                 lane.queues[queue] = _split_lane_queue(merged_queue, atoms, end_offset)
 
         # Put both lanes into the table, the merged one under the key of what is left.
-        other_keys = [
-            subscription_key
-            for subscription_key in split_key(merged.key)
-            if subscription_key != key
-        ]
-        if len(other_keys) == 1:
-            merged.key = other_keys[0]
-        else:
-            merged.key = merge_keys(other_keys)
+        merged.key = _remove_subscription(merged.key, key)
         self.lanes[merged.key] = merged
         self.lanes[key] = lane
         log.info("group %s: lane %s has members again: %s", self.name, lane.id, key)
@@ -412,6 +417,12 @@ class IdleLanes(GroupLaneTable):
             if is_moving and lane_queue.may_have_reader(client_id):
                 return True
         return False
+
+
+def _remove_subscription(merged_key: str, key: str) -> str:
+    """Return the key of a merged lane without one of its subscriptions."""
+    other_keys = [other_key for other_key in split_key(merged_key) if other_key != key]
+    return other_keys[0] if len(other_keys) == 1 else merge_keys(other_keys)
 
 
 def _count_subscriptions(lanes: Iterable[Lane]) -> list[int]:

@@ -211,12 +211,7 @@ def _decode_clauses(group_object: Any) -> list[Clause]:
 
     Raises LookupError, TypeError or ValueError for an invalid object.
     """
-    # Each chain extends an earlier one by one atom, or has only this atom.
-    chains: list[AtomChain | None] = []
-    for parent_number, kind, expression in group_object["orders"]:
-        parent = chains[parent_number] if parent_number >= 0 else None
-        chains.append(extend_chain(parent, Atom(kind, expression)))
-
+    chains = _decode_chains(group_object["orders"])
     clauses = []
     for required_atoms, chain_numbers in group_object["clauses"]:
         required = frozenset([Atom(*encoded_atom) for encoded_atom in required_atoms])
@@ -224,6 +219,19 @@ def _decode_clauses(group_object: Any) -> list[Clause]:
         excluded = frozenset([chain for chain in excluded_or_none if chain is not None])
         clauses.append(Clause(required, excluded))
     return clauses
+
+
+def _decode_chains(encoded_chains: Any) -> list[AtomChain | None]:
+    """Return the chains of atoms of a group, by their number.
+
+    Each encoded chain has the number of an earlier chain, which it extends by one atom, or -1 if
+    it has only this atom. Raises LookupError, TypeError or ValueError.
+    """
+    chains: list[AtomChain | None] = []
+    for parent_number, atom_kind, expression in encoded_chains:
+        parent = chains[parent_number] if parent_number >= 0 else None
+        chains.append(extend_chain(parent, Atom(atom_kind, expression)))
+    return chains
 
 
 def _decode_lane(lanes: GroupLanes, lane_object: Any, clauses: list[Clause]) -> Lane:

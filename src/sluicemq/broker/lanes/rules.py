@@ -297,13 +297,14 @@ def intersect_rules(first_rule: LaneRule, second_rule: LaneRule) -> LaneRule:
 def _unite_excluded(first: frozenset[AtomChain], second: frozenset[AtomChain]) -> list[AtomChain]:
     """Return chains that contain all atoms of the chains in two sets.
 
-    Of two chains, one of which begins with the other, only the longer one is in the result.
+    Of two chains of different sets, one of which begins with the other, only the longer one is in
+    the result.
     """
-    chains = [chain for chain in first if not _is_prefix_of_any(chain, second)]
-    for chain in second - first:
-        if not _is_prefix_of_any(chain, chains):
-            chains.append(chain)
-    return chains
+    chains_of_first = [chain for chain in first if not _is_prefix_of_any(chain, second)]
+    chains_of_second = [
+        chain for chain in second - first if not _is_prefix_of_any(chain, chains_of_first)
+    ]
+    return chains_of_first + chains_of_second
 
 
 def _is_prefix_of_any(chain: AtomChain, candidates: Iterable[AtomChain]) -> bool:
@@ -518,7 +519,11 @@ def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | 
     return (extend_chain(None, *atoms),)
 
 
-def _create_retry_chains(keys: Sequence[str]) -> tuple[AtomChain | None, AtomChain | None]:
+RetryChains = tuple[AtomChain | None, AtomChain | None]
+"""The chain of the ids of some lanes, and that of their whole subscriptions."""
+
+
+def _create_retry_chains(keys: Sequence[str]) -> RetryChains:
     """Return the chain of lane ids, and that of whole subscriptions, of the lanes `keys`.
 
     A chain without atoms is None.
@@ -544,39 +549,59 @@ def _compute_retry_rules(live_keys: Sequence[str], idle_keys: Sequence[str]) -> 
     4. the first idle lane whose subscription to the topic of origin matches it;
     5. the oldest live lane, or the first idle one if no lane is live.
     """
-    live_ids, live_subscriptions = _create_retry_chains(live_keys)
-    idle_ids, idle_subscriptions = _create_retry_chains(idle_keys)
-    rules: dict[str, LaneRule] = {}
+    live_chains = _create_retry_chains(live_keys)
+    idle_chains = _create_retry_chains(idle_keys)
+    rules = _compute_live_retry_rules(live_keys, live_chains)
+    rules |= _compute_idle_retry_rules(idle_keys, idle_chains, live_chains)
 
-    # Cases 1 and 2: the live lanes.
-    earlier_subscriptions: AtomChain | None = None
+    # Case 5: what no lane asks for.
+    if rules:
+        first_key = next(iter(rules))
+        rules[first_key] |= create_rule([], *live_chains, *idle_chains)
+    return rules
+
+
+def _compute_live_retry_rules(
+    live_keys: Sequence[str], live_chains: RetryChains
+) -> dict[str, LaneRule]:
+    """Return the rules of the live lanes for the retry topic, by key: cases 1 and 2.
+
+    `live_chains` are the chains of these lanes.
+    """
+    live_ids, _ = live_chains
+    rules: dict[str, LaneRule] = {}
+    older_subscriptions: AtomChain | None = None  # those of the lanes before
     for key in live_keys:
         subscription = Atom(SUBSCRIPTION_KIND, key)
         excluded = frozenset(
-            chain for chain in (live_ids, earlier_subscriptions) if chain is not None
+            chain for chain in (live_ids, older_subscriptions) if chain is not None
         )
-        rules[key] = create_rule([_lane_atom(key)])
-        rules[key] |= {Clause(frozenset([subscription]), excluded)}
-        earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
+        by_subscription = Clause(frozenset([subscription]), excluded)
+        rules[key] = create_rule([_lane_atom(key)]) | {by_subscription}
+        older_subscriptions = extend_chain(older_subscriptions, subscription)
+    return rules
 
-    # Cases 3 and 4: the idle lanes, which may have several subscriptions.
-    earlier_subscriptions = None
+
+def _compute_idle_retry_rules(
+    idle_keys: Sequence[str], idle_chains: RetryChains, live_chains: RetryChains
+) -> dict[str, LaneRule]:
+    """Return the rules of the idle lanes for the retry topic, by key: cases 3 and 4.
+
+    `idle_chains` are the chains of these lanes, `live_chains` those of the live lanes.
+    """
+    live_ids, live_subscriptions = live_chains
+    idle_ids, _ = idle_chains
+    rules: dict[str, LaneRule] = {}
+    earlier_subscriptions: AtomChain | None = None  # those of the lanes before
     for key in idle_keys:
         rules[key] = MATCH_NOTHING
-        for subscription_key in split_key(key):
+        for subscription_key in split_key(key):  # an idle lane may have several subscriptions
             subscription = Atom(SUBSCRIPTION_KIND, subscription_key)
             rules[key] |= create_rule([_lane_atom(subscription_key)], live_subscriptions)
             rules[key] |= create_rule(
                 [subscription], live_ids, idle_ids, live_subscriptions, earlier_subscriptions
             )
             earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
-
-    # Case 5.
-    if rules:
-        first_key = next(iter(rules))
-        rules[first_key] |= create_rule(
-            [], live_ids, idle_ids, live_subscriptions, idle_subscriptions
-        )
     return rules
 
 

@@ -190,10 +190,9 @@ class LaneStorage(BrokerComponent):
         `until`; it is `offset` if nothing could be examined.
         """
         matches_nothing = not rule
-        if matches_nothing and until is None:
-            return self.get_end_offset(queue), False
-        if matches_nothing and until is not None:
-            return until, False
+        if matches_nothing:
+            scanned_offset = self.get_end_offset(queue) if until is None else until
+            return scanned_offset, False
 
         examined_max = None if until is None else until - offset
         read_result = self.store.reader.read(

@@ -210,8 +210,16 @@ class Assignments:
             if strict_reason:
                 return strict_reason
 
-        # Another member subscribes to the topic by the filter of earlier pops.
-        current_filter = contracts.pop_filters.get((group, topic))
+        return self._find_filter_conflict(group, topic, requested_filter, client_id)
+
+    def _find_filter_conflict(
+        self, group: str, topic: str, requested_filter: tuple[str, str], client_id: str
+    ) -> str:
+        """Return why a client may not pop a topic by another filter than the group did before.
+
+        Return "" if no other member subscribes to the topic by the filter of earlier pops.
+        """
+        current_filter = self._consumers.contracts.pop_filters.get((group, topic))
         if current_filter is None:
             return ""
         current_atom = normalize_atom(*current_filter)

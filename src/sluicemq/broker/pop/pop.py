@@ -186,15 +186,7 @@ class PopHandlers(BrokerComponent):
             self._check_target(header, peer)
         except RequestError as refusal:
             return encode_refusal(refusal, PopMessageResponse())
-        pop_header = PopMessageRequest(
-            group=header.group,
-            topic=header.topic,
-            queue_id=header.queue_id,
-            count_max=header.count_max,
-            invisible_ms=0,
-            poll_ms=0,
-            init_mode=INIT_MODE_MIN,
-        )
+        pop_header = _peek_to_pop_header(header)
         pop = PendingPop(pop_header, command, peer, deadline_ms=0, is_read_only=True)
         pop_result = self._take_messages(pop)
 
@@ -229,7 +221,7 @@ class PopHandlers(BrokerComponent):
 
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
         pop = PendingPop(
-            _to_pop_header(header),
+            _notification_to_pop_header(header),
             command,
             peer,
             deadline_ms,
@@ -757,7 +749,20 @@ class PopHandlers(BrokerComponent):
         return self.steady_clock.monotonic_s() < parked.deadline_s
 
 
-def _to_pop_header(header: NotificationRequest) -> PopMessageRequest:
+def _peek_to_pop_header(header: PeekMessageRequest) -> PopMessageRequest:
+    """Return the request of the pop that would take what a peek asks for."""
+    return PopMessageRequest(
+        group=header.group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        count_max=header.count_max,
+        invisible_ms=0,
+        poll_ms=0,
+        init_mode=INIT_MODE_MIN,
+    )
+
+
+def _notification_to_pop_header(header: NotificationRequest) -> PopMessageRequest:
     """Return the request of the pop that would find what a notification asks for."""
     return PopMessageRequest(
         group=header.group,

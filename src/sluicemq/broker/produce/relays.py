@@ -320,6 +320,24 @@ def _decode_client_offsets(
         return None
 
 
+def _make_reply_answer(
+    requester_answer: Command | None, client_id: str, fields: dict[str, str]
+) -> Command:
+    """Return the answer to a replier: SUCCESS if the requester accepted the reply.
+
+    `requester_answer` is the answer of the requester, whose client id is `client_id`; None if it
+    did not answer. `fields` are those of the answer.
+    """
+    if requester_answer is None:
+        reason = "no answer"
+    elif requester_answer.code == ResponseCode.SUCCESS:
+        return Command(ResponseCode.SUCCESS, fields)
+    else:
+        reason = f"{requester_answer.code} {requester_answer.remark}"
+    remark = f"push reply message to {client_id} fail: {reason}"
+    return Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
+
+
 @dataclass(slots=True, eq=False)
 class ReplyHandlers:
     """Request handlers for the replies of request-reply.
@@ -424,16 +442,10 @@ class ReplyHandlers:
                 remark=f"push reply message fail, channel of <{client_id}> not found.",
             )
 
-        def on_answer(answer: Command | None) -> None:
-            """Answer the replier: SUCCESS if the requester accepted the reply."""
-            if answer is not None and answer.code == ResponseCode.SUCCESS:
-                outcome = Command(ResponseCode.SUCCESS, fields)
-            else:
-                reason = "no answer" if answer is None else f"{answer.code} {answer.remark}"
-                remark = f"push reply message to {client_id} fail: {reason}"
-                outcome = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
+        def on_answer(requester_answer: Command | None) -> None:
             if not command.is_oneway:
-                peer.write(encode_response_to(outcome, command))
+                answer = _make_reply_answer(requester_answer, client_id, fields)
+                peer.write(encode_response_to(answer, command))
 
         push_fields = encode_header(self._make_push_header(header, peer, properties))
         request = Command(

@@ -175,8 +175,7 @@ class SendBackHandlers(BrokerComponent):
         if is_dead_letter_requested or earlier_retries >= retries_max:
             topic = self.make_dead_letter(config.name, properties)
         else:
-            sys_flag = UNIT_SYS_FLAG if header.unit_mode else 0
-            topic = self.topics.ensure(RETRY_PREFIX + config.name, config.retry_queues, sys_flag)
+            topic = self._ensure_retry_topic(config, header)
             properties[DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + earlier_retries)
         if not topic.config.perm & PERM_WRITE:
             raise RequestError(
@@ -192,6 +191,11 @@ class SendBackHandlers(BrokerComponent):
         self.delivered[properties[RETRY_TOPIC], config.name].sent_back_count += 1
         message_id = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
         self.count_stored(config.name, topic, message_id, earlier_retries)
+
+    def _ensure_retry_topic(self, config: GroupConfig, header: SendBackRequest) -> Topic:
+        """Return the retry topic of a group, which is created if it does not exist."""
+        sys_flag = UNIT_SYS_FLAG if header.unit_mode else 0
+        return self.topics.ensure(RETRY_PREFIX + config.name, config.retry_queues, sys_flag)
 
     def _copy_message(self, position: int, group: str) -> MessageToStore:
         """Return a copy of the message at `position` of the commit log.

@@ -91,7 +91,7 @@ class TransactionRequests:
         if outcome == 0:
             return None
         if outcome not in _REMARKS:
-            raise _wrong(
+            raise _make_end_error(
                 f"commitOrRollback must be 8 (commit), 12 (rollback) or 0 (undecided), got "
                 f"{outcome}."
             )
@@ -99,7 +99,7 @@ class TransactionRequests:
         # Find the prepared message, and check that the request is about it.
         record = transactions.reader.find_prepared(header.physical_offset)
         if record is None:
-            raise _wrong(
+            raise _make_end_error(
                 f"there is no half message at commitLogOffset {header.physical_offset}. It was "
                 "deleted, or never existed."
             )
@@ -115,13 +115,15 @@ class TransactionRequests:
         transaction = transactions.table.find_for_message(message)
         if transaction is None or transaction.is_ending:
             self._check_same_outcome(message, outcome)
-            return _success(command, "the transaction has already ended, nothing was changed")
+            return _encode_success(
+                command, "the transaction has already ended, nothing was changed"
+            )
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
             log.warning("transaction %s: %s", message.unique_id, error.remark)
             raise
-        return _success(command, _REMARKS[outcome])
+        return _encode_success(command, _REMARKS[outcome])
 
     def _check_same_outcome(self, message: PreparedMessage, outcome: int) -> None:
         """Raise RequestError if the transaction of `message` has ended with another outcome.
@@ -137,7 +139,9 @@ class TransactionRequests:
             OUTCOMES[earlier_outcome],
             OUTCOMES[outcome],
         )
-        raise _wrong(f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change.")
+        raise _make_end_error(
+            f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change."
+        )
 
     def _note_answer(self, header: EndTransactionRequest, peer: Peer) -> None:
         """Record that the client at `peer` has answered the check that `header` names.
@@ -163,9 +167,9 @@ class TransactionRequests:
         the time that the message demands before its first check.
         """
         if record.get_text(PRODUCER_GROUP) != header.group:
-            raise _wrong("The producer group wrong")
+            raise _make_end_error("The producer group wrong")
         if message.offset != header.half_queue_offset:
-            raise _wrong("The transaction state table offset wrong")
+            raise _make_end_error("The transaction state table offset wrong")
         if message.immunity_ms is None or header.is_from_check:
             return
         allowed_ms = max(message.immunity_ms, self.settings.broker.transaction_timeout_ms)
@@ -240,7 +244,7 @@ class TransactionRequests:
             OUTCOMES[header.outcome],
             peer.remote,
         )
-        return _success(command, None)
+        return _encode_success(command, None)
 
 
 def _is_requested(header: ListTransactionsRequest, record: Record) -> bool:
@@ -277,12 +281,12 @@ def _describe_transaction(transaction: OpenTransaction, record: Record) -> bodie
     )
 
 
-def _wrong(remark: str) -> RequestError:
+def _make_end_error(remark: str) -> RequestError:
     """Return the error with code SYSTEM_ERROR, as RocketMQ's broker uses it here."""
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _success(command: Command, remark: str | None) -> Durable:
+def _encode_success(command: Command, remark: str | None) -> Durable:
     """Return a successful answer that is sent when the records of the end are durable.
 
     A one-way request, as RocketMQ's clients send it, gets no answer (b"").
