@@ -75,30 +75,32 @@ class StagedColumns:
         common_row = np.frombuffer(common_start, np.uint8)
         return _count_leading((beginning_rows == common_row).all(axis=1))
 
-    def to_columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
+    def to_columns(self, count: int, cut_bytes: int, new_beginning: bytes) -> BatchColumns:
         """Return the first `count` records as columns that can be appended to a topic.
 
-        The first `cut` bytes of the properties of each record are replaced by `before`, which is
-        the name of the message id with its separator. The fields `reconsume_times` and
-        `prepared_offset` are set to 0.
+        The first `cut_bytes` bytes of the properties of each record are replaced by
+        `new_beginning`, which is the name of the message id with its separator. The fields
+        `reconsume_times` and `prepared_offset` are set to 0.
         """
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
-        sizes = heads["body_length"].astype(np.int64)
-        bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, sizes)
-        starts = self._property_starts[:count] + cut
-        properties = Spans(self._data, starts, self._ends[:count] - starts)
-        stored_sizes = properties.sizes + len(before)
-        columns = BatchColumns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+        body_sizes = heads["body_length"].astype(np.int64)
+        bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, body_sizes)
+        kept_starts = self._property_starts[:count] + cut_bytes
+        properties = Spans(self._data, kept_starts, self._ends[:count] - kept_starts)
+        stored_sizes = properties.sizes + len(new_beginning)
+        columns = BatchColumns(
+            heads, bodies, properties, stored_sizes, self._codes[:count], new_beginning
+        )
 
         # The property table describes the properties as they are published. The log still has the
-        # id under the name STAGED_ID, so that name is replaced by the one in `before`.
+        # id under the name STAGED_ID, so that name is replaced by the one in `new_beginning`.
         name_bytes = len(STAGED_ID) + 1
         table = make_property_table(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:
-            table.names = (before[:-1], *table.names[1:])
+            table.names = (new_beginning[:-1], *table.names[1:])
         return columns._replace(table=table)
 
 

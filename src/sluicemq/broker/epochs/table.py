@@ -299,8 +299,7 @@ class EpochTable:
         self._load_document()
 
         # An epoch record commits an epoch. Each chunk record is followed by published messages.
-        last_chunk: tuple[EpochKey, int, int] | None = None
-        """The epoch of the last chunk record, its first ordinal, and where its messages begin."""
+        last_chunk: Chunk | None = None
         begun_epochs: list[Epoch] = []
         """The epochs to publish whose records are before the last chunk record."""
         topic_start, topic_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
@@ -317,10 +316,10 @@ class EpochTable:
                 committed.log_end = committed.first_record_end = self._store.written_offset
             elif record_kind == "chunk":
                 messages_start = entry.position + entry.record.size_bytes
-                last_chunk = key, take_integer(fields, "first"), messages_start
+                last_chunk = Chunk(key, take_integer(fields, "first"), messages_start)
                 begun_epochs = self.unfinished.copy()
         if last_chunk is not None:
-            self._resume(reader, begun_epochs, *last_chunk, file_bytes)
+            self._resume(reader, begun_epochs, last_chunk, file_bytes)
 
     def _load_document(self) -> None:
         """Add the epochs of the document to the table, and set the offset from which to read.
@@ -375,29 +374,30 @@ class EpochTable:
         self,
         reader: StagedReader,
         begun_epochs: list[Epoch],
-        key: EpochKey,
-        chunk_start: int,
-        position: int,
+        last_chunk: "Chunk",
         file_bytes: int,
     ) -> None:
-        """Set how far the epochs `begun_epochs` have been published, from the last chunk record.
+        """Set how far the epochs `begun_epochs` have been published, from the last chunk.
 
-        The last chunk is of epoch `key` and begins with ordinal `chunk_start`. Its messages begin
-        at `position` of the log, where `reader` counts those that are there. The epochs before
-        `key` are complete, because epochs are published one after the other. Those after it stay as
-        they are. Do nothing if `key` is not in `begun_epochs`.
+        `reader` counts the messages of the chunk that are in the log. The epochs before that of the
+        chunk are complete, because epochs are published one after the other. Those after it stay as
+        they are. Do nothing if the epoch of the chunk is not in `begun_epochs`.
         """
         begun_keys = [committed.key for committed in begun_epochs]
-        if key not in begun_keys:
+        if last_chunk.key not in begun_keys:
             return  # Its record is deleted, so it was complete long ago.
-        index = begun_keys.index(key)
+        index = begun_keys.index(last_chunk.key)
         for earlier in begun_epochs[:index]:
             self.mark_complete(earlier)
 
         interrupted = begun_epochs[index]
-        expected_messages = reader.iter_messages(key.owner, interrupted.local_ranges, chunk_start)
-        published_end = reader.find_published_end(position, expected_messages, file_bytes)
-        interrupted.published_count = chunk_start if published_end is None else published_end
+        expected_messages = reader.iter_messages(
+            interrupted.key.owner, interrupted.local_ranges, last_chunk.start
+        )
+        published_end = reader.find_published_end(
+            last_chunk.position, expected_messages, file_bytes
+        )
+        interrupted.published_count = last_chunk.start if published_end is None else published_end
         if interrupted.is_complete:
             self.mark_complete(interrupted)
             return
@@ -408,6 +408,16 @@ class EpochTable:
             interrupted.published_count,
             interrupted.message_count,
         )
+
+
+class Chunk(NamedTuple):
+    """A chunk of an epoch's messages, as its record describes it."""
+
+    key: EpochKey
+    start: int
+    """The ordinal of its first message."""
+    position: int
+    """Where its messages begin in the log."""
 
 
 def _parse_record(record: Record | None) -> dict[Any, Any]:

@@ -199,7 +199,7 @@ class SendHandlers:
         each send: keep it cheap.
         """
         try:
-            # b: topic; e: queue id; f: sysFlag; g: born time; h: flag; i: properties.
+            # m: whether the message is a batch; j: how often it was retried.
             fields = header["extFields"]
             topic = self._by_name[fields["b"]]
             properties = fields["i"]
@@ -207,7 +207,6 @@ class SendHandlers:
             if properties[-1:] != "\x02":
                 properties += "\x02"
             separated = "\x02" + properties  # Each property follows a separator.
-            # m: whether the message is a batch; j: how often it was retried.
             if (
                 topic.is_special
                 or not 0 <= queue_id < topic.queues
@@ -216,19 +215,13 @@ class SendHandlers:
                 or fields.get("j", "0") != "0"
             ):
                 return False
-            stored_properties = (properties + self._suffix).encode("utf-8", "replace")
-            # The id follows the 10 characters of the name and its separators.
-            name_start = separated.rfind("\x02UNIQ_KEY\x01")
-            id_start = name_start + 10
-            unique_id = separated[id_start : separated.find("\x02", id_start)].encode(
+            stored = (properties + self._suffix).encode("utf-8", "replace")
+            name_start = separated.rfind("\x02UNIQ_KEY\x01")  # 10 characters
+            unique_id = separated[name_start + 10 : separated.find("\x02", name_start + 10)].encode(
                 "utf-8", "replace"
             )
             # Ids are letters and digits; an id with other characters might need escapes in JSON.
-            if (
-                name_start < 0
-                or not unique_id.isalnum()
-                or len(stored_properties) > self._properties_max
-            ):
+            if name_start < 0 or not unique_id.isalnum() or len(stored) > self._properties_max:
                 return False
             tag_code = text.tag_code_of_text(properties) if "TAGS\x01" in properties else 0
             sys_flag = fields["f"]
@@ -243,15 +236,13 @@ class SendHandlers:
                 return False
         except _INVALID_HEADER_ERRORS:
             return False
-
-        # Append the message, and count it.
         try:
             # Positional, because this runs for each send.
             physical_offset, queue_offset = self._append(
                 topic.name,
                 queue_id,
                 body,
-                stored_properties,
+                stored,
                 tag_code,
                 flag,
                 sys_flag,
@@ -263,10 +254,8 @@ class SendHandlers:
             return False
         body_bytes = len(body)
         topic.messages_in += 1
-        topic.bytes_in += body_bytes + len(stored_properties) + topic.record_bytes
+        topic.bytes_in += body_bytes + len(stored) + topic.record_bytes
         self.body_size_counts[(body_bytes - 1).bit_length()] += 1
-
-        # Format the answer.
         if request_flag == FLAG_ONEWAY:
             self._send_after_commit(peer, b"")
             return True
