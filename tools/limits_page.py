@@ -86,7 +86,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Pulls that wait, of all clients", "sluiceParkedPullsMax", "further ones are answered at once"),
         Row("... of one connection", "broker.consume.longpoll:PARKED_PER_CONNECTION_MAX", "as above"),
         Row("Entries of a queue that a filtered pull looks at", "sluiceFilterScanUnitsMax", "the next pull goes on there"),
-        Row("Messages of a pop", "broker.pop.pop:COUNT_MAX", "29 INVALID_PARAMETER", ("pop message's num is greater than", "broker/pop/pop.py")),
+        Row("Messages of a pop", "broker.pop.checks:COUNT_MAX", "29 INVALID_PARAMETER", ("pop message's num is greater than", "broker/pop/checks.py")),
         Row("A pop may wait for", "broker.pop.pop:WAIT_MS_MAX", "it is answered then"),
         Row("Pops of a group that wait for a queue", "popPollingSize", "209 POLLING_FULL; gRPC: TOO_MANY_REQUESTS"),
         Row("... of all groups", "maxPopPollingSize", "as above"),

@@ -125,6 +125,16 @@ class ActingMasterContext:
         to the new master. Transaction checks go to the producers of the slave. Raises SluiceError
         if the store cannot be opened.
         """
+        acting = await self._create_acting_broker()
+        # Transaction checks go to the producers of the slave, which keep their access rights.
+        acting.producers.groups = self.core.producers.groups
+        acting.access = self.core.access
+        await self.in_executor(acting.load)
+        self._redirect_transaction_ends(acting)
+        return acting
+
+    async def _create_acting_broker(self) -> BrokerState:
+        """Return the components of the acting master, which are not loaded yet."""
         core = self.core
         files = overlay(self.files)
         loop = asyncio.get_running_loop()
@@ -135,32 +145,31 @@ class ActingMasterContext:
         store = await self.in_executor(
             lambda: Store.open(settings.store, files=files, clock=core.clock)
         )
-        acting = BrokerState(
-            settings,
-            store,
-            BrokerEnvironment(
-                files=files,
-                clock=core.clock,
-                host=core.settings.host,
-                unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
-                call_soon=loop.call_soon,
-                call_later=loop.call_later,
-            ),
+        environment = BrokerEnvironment(
+            files=files,
+            clock=core.clock,
+            host=core.settings.host,
+            unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
+            call_soon=loop.call_soon,
+            call_later=loop.call_later,
         )
-        # Transaction checks go to the producers of the slave, which keep their access rights.
-        acting.producers.groups = core.producers.groups
-        acting.access = core.access
-        await self.in_executor(acting.load)
+        return BrokerState(settings, store, environment)
+
+    def _redirect_transaction_ends(self, acting: BrokerState) -> None:
+        """Let `acting` handle the END_TRANSACTION requests that this slave receives.
+
+        The slave's own handler is kept in `replaced_handler`.
+        """
         dispatcher = self.make_dispatcher(acting)
-        handlers = self.current_dispatcher().handlers
 
         def end_transaction(command: Command, peer: Peer) -> None:
-            if answer := dispatcher.handle_command(command, peer):
+            answer = dispatcher.handle_command(command, peer)
+            if answer:
                 peer.write(answer)
 
+        handlers = self.current_dispatcher().handlers
         self.replaced_handler = handlers[RequestCode.END_TRANSACTION]
         handlers[RequestCode.END_TRANSACTION] = end_transaction
-        return acting
 
     async def close(self, acting: ActingBroker) -> None:
         """Close the acting master, and let the slave handle END_TRANSACTION itself again.

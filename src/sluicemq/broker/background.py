@@ -83,16 +83,16 @@ class SliceWorker:
 
     def __init__(
         self,
-        run: Callable[[], None],
+        run_slice: Callable[[], None],
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         """Create a worker that is not enabled yet.
 
-        `run()` does one slice of the job. `call_soon(function)` lets the event loop call a function
-        in its next iteration.
+        `run_slice()` does one slice of the job. `call_soon(function)` lets the event loop call a
+        function in its next iteration.
         """
-        self._run = run
+        self._run_slice = run_slice
         self._clock = clock
         self._call_soon = call_soon
         self._is_scheduled = False
@@ -111,23 +111,24 @@ class SliceWorker:
         if self.is_enabled and not self._is_scheduled:
             self._is_scheduled = True
 
-            def run_slice() -> None:
+            def run_scheduled() -> None:
+                # Before the slice, which may schedule the next one.
                 self._is_scheduled = False
-                self._run()
+                self._run_slice()
 
-            self._call_soon(run_slice)
+            self._call_soon(run_scheduled)
 
     @property
     def is_paused(self) -> bool:
         """Whether the job pauses after a failure. The job itself must check it."""
         return self._clock.monotonic_s() < self.paused_until_s
 
-    def pause_after_failure(self, text: str) -> None:
-        """Pause for `PAUSE_S`, and log `text` unless it equals the text of the last failure."""
+    def pause_after_failure(self, failure: str) -> None:
+        """Pause for `PAUSE_S`, and log `failure` unless it equals the text of the last failure."""
         self.paused_until_s = self._clock.monotonic_s() + self.PAUSE_S
-        if text != self._last_failure:
-            self._last_failure = text
-            log.error("%s", text)
+        if failure != self._last_failure:
+            self._last_failure = failure
+            log.error("%s", failure)
 
     def clear_failure(self) -> None:
         """Forget the last failure after a success, so that the next one is logged."""
@@ -140,33 +141,38 @@ class Progress:
     The second one is behind while the messages that the job stored are not on disk.
     """
 
-    __slots__ = ("_durable_value", "_entries", "value")
+    __slots__ = ("_durable_offset", "_unsynced_offsets", "value")
 
-    def __init__(self, value: int) -> None:
-        self.value = value
+    def __init__(self, start_offset: int) -> None:
+        """Let the job continue from `start_offset`, now and after a crash."""
+        self.value = start_offset
         """The offset from which the job continues now."""
-        self._durable_value = value
-        self._entries: deque[tuple[int, int]] = deque()
+        self._durable_offset = start_offset
+        self._unsynced_offsets: deque[tuple[int, int]] = deque()
         """Offsets with the end of the log when they were reached, in order."""
 
-    def advance(self, value: int, log_end: int) -> None:
-        """Set the offset to `value`, from which the job continues now.
+    def advance(self, next_offset: int, log_end: int) -> None:
+        """Set the offset to `next_offset`, from which the job continues now.
 
         Everything that the job stored before it reached this offset ends at position `log_end` of
         the commit log.
         """
-        self.value = value
-        entries = self._entries
-        if len(entries) == _ENTRIES_MAX:  # a later offset makes the last one superfluous
-            entries.pop()
-        entries.append((value, log_end))
+        self.value = next_offset
+        unsynced_offsets = self._unsynced_offsets
+        if len(unsynced_offsets) == _ENTRIES_MAX:  # a later offset makes the last one superfluous
+            unsynced_offsets.pop()
+        unsynced_offsets.append((next_offset, log_end))
 
     def durable_value(self, synced_offset: int) -> int:
         """Return the newest offset that may be saved if the log is synced up to `synced_offset`.
 
         `synced_offset` must not decrease, because older offsets are forgotten.
         """
-        entries = self._entries
-        while entries and entries[0][1] <= synced_offset:
-            self._durable_value = entries.popleft()[0]
-        return self._durable_value
+        unsynced_offsets = self._unsynced_offsets
+        while unsynced_offsets:
+            offset, log_end = unsynced_offsets[0]
+            if log_end > synced_offset:
+                break
+            self._durable_offset = offset
+            unsynced_offsets.popleft()
+        return self._durable_offset

@@ -1,14 +1,26 @@
-"""Run blocking jobs of a broker on another thread, and wait for them before its role ends."""
+"""The background jobs of a broker that save its tables, and how blocking work is run.
+
+Blocking work runs on another thread, and the broker waits for it before its role ends.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from sluicemq.broker.documents import DocumentWriter
 from sluicemq.net.work.background import fast_thread_switching
 
+if TYPE_CHECKING:
+    from sluicemq.broker.state import BrokerState
+
 T = TypeVar("T")
+BackgroundJob = tuple[str, Callable[[], float], Callable[[], Awaitable[None] | None]]
+"""The name of a job, a function that returns its period in seconds, and the job itself."""
+
+TABLES_S: Final = 0.5
+FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
 
 
 class BlockingJobs:
@@ -52,3 +64,51 @@ class BlockingJobs:
         """Wait until the jobs that were started so far have ended."""
         if self._running:
             await asyncio.wait(self._running)
+
+
+def list_saving_jobs(
+    core: "BrokerState",
+    jobs: BlockingJobs,
+    writer: DocumentWriter,
+    save_offsets: Callable[[], Awaitable[None]],
+) -> list[BackgroundJob]:
+    """Return the jobs that save the tables of `core`, each with its period.
+
+    `jobs` and `writer` run blocking work and write documents. `save_offsets` saves the committed
+    offsets, and what belongs to them.
+    """
+    settings = core.settings
+    delayed = core.delayed
+    filters = core.filters
+
+    def save_topics() -> Awaitable[None]:
+        return writer.write(*core.journaled_documents, core.locks.document)
+
+    def save_filters() -> Awaitable[None]:
+        filters.remove_expired()
+        return writer.write(filters.document, core.assignments.document)
+
+    def save_delayed() -> Awaitable[None]:
+        delayed.remove_old_log_files()
+        return writer.write(*delayed.documents, core.epochs.table.document)
+
+    return [
+        # A change is in the journal at once; only RocketMQ's JSON files lag by this period.
+        ("saving topics", lambda: TABLES_S, save_topics),
+        (
+            "saving offsets",
+            lambda: settings.broker.consumer_offset_flush_interval_ms / 1000,
+            save_offsets,
+        ),
+        ("saving filters", lambda: FILTERS_PERIOD_S, save_filters),
+        (
+            "saving delay levels",
+            lambda: settings.store.delay_offset_flush_interval_ms / 1000,
+            save_delayed,
+        ),
+        (
+            "saving timers",
+            lambda: settings.store.timer_flush_interval_ms / 1000,
+            lambda: jobs.run_steps(delayed.timers.save()),
+        ),
+    ]

@@ -105,34 +105,43 @@ class Journal:
         cannot be read are skipped; if readable ones follow, that is logged. Raises OSError.
         """
         changes: list[Change] = []
-        names = self._files.names(self._directory)
-        suffixes = [
-            name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)
-        ]
-        self._present = {
-            int(suffix) for suffix in suffixes if suffix.isascii() and suffix.isdigit()
-        }
-        for number in sorted(self._present):
-            file = self._files.open(self._path(number))
-            try:
-                content = file.pread(file.size(), 0)
-            finally:
-                file.close()
-            complete_lines = content.split(b"\n")[:-1]
-            parsed = [_parse_line(line) for line in complete_lines]
-            readable = [change for change in parsed if change is not None]
-            # Unreadable lines at the end are normal after a power failure; before others, not.
-            has_gap = parsed[: len(readable)] != readable
-            if has_gap:
-                log.error(
-                    "%s: %d lines before readable ones cannot be read. Either the power failed "
-                    "before they were answered, or the disk is damaged and these changes are lost.",
-                    self._path(number),
-                    len(parsed) - len(readable),
-                )
-            changes += readable
-            self._number = number
+        self._present = self._find_journals()
+        for journal_number in sorted(self._present):
+            changes += self._read_journal(journal_number)
+            self._number = journal_number
         return changes
+
+    def _find_journals(self) -> set[int]:
+        """Return the numbers of the journals in the directory."""
+        journal_numbers = set()
+        for file_name in self._files.names(self._directory):
+            suffix = file_name.removeprefix(self._prefix)
+            if file_name.startswith(self._prefix) and suffix.isascii() and suffix.isdigit():
+                journal_numbers.add(int(suffix))
+        return journal_numbers
+
+    def _read_journal(self, journal_number: int) -> list[Change]:
+        """Return the readable changes of one journal, in order. Raises OSError."""
+        path = self._path(journal_number)
+        file = self._files.open(path)
+        try:
+            content = file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+        complete_lines = content.split(b"\n")[:-1]
+        parsed = [_parse_line(line) for line in complete_lines]
+        readable = [change for change in parsed if change is not None]
+        # Unreadable lines at the end are normal after a power failure; before others, not.
+        has_gap = parsed[: len(readable)] != readable
+        if has_gap:
+            log.error(
+                "%s: %d lines before readable ones cannot be read. Either the power failed "
+                "before they were answered, or the disk is damaged and these changes are lost.",
+                path,
+                len(parsed) - len(readable),
+            )
+        return readable
 
     def rotate(self, version: DataVersion) -> Callable[[], None]:
         """Start a new journal for the changes after `version`.
@@ -146,12 +155,12 @@ class Journal:
 
         def remove_old_journals() -> None:
             with self._io:
-                for number in old_numbers:
-                    file = self._open.pop(number, None)
+                for journal_number in old_numbers:
+                    file = self._open.pop(journal_number, None)
                     if file is not None:
                         file.close()
-                    self._files.remove(self._path(number))
-                    self._present.discard(number)
+                    self._files.remove(self._path(journal_number))
+                    self._present.discard(journal_number)
 
         return remove_old_journals
 
@@ -169,27 +178,31 @@ class Journal:
         """
         if self._number in self._failed:
             self._start_next(self._base)
-        number = self._number
-        file = self._open.get(number)
-        if file is None:
-            self._files.make_directory(self._directory)
-            file = self._files.open(self._path(number), create=True)
-            self._open[number] = file
-            self._present.add(number)
-        data = b"".join(map(_encode_line, changes))
+        file = self._open_current()
+        lines = b"".join(map(_encode_line, changes))
         if not self._end:
             # The first line of a journal says after which version of the table it begins.
-            data = _encode_line(Change(self._base, "", None)) + data
+            lines = _encode_line(Change(self._base, "", None)) + lines
         try:
-            file.pwrite(data, self._end)
+            file.pwrite(lines, self._end)
         except OSError:
             # Remove what was written of the changes, so that the journal is as before.
             with contextlib.suppress(OSError):
                 file.truncate(self._end)
             raise
-        self._end += len(data)
+        self._end += len(lines)
         self._base = changes[-1].version
-        self._unsynced.add(number)
+        self._unsynced.add(self._number)
+
+    def _open_current(self) -> File:
+        """Return the file of the current journal. Create it if it does not exist."""
+        file = self._open.get(self._number)
+        if file is None:
+            self._files.make_directory(self._directory)
+            file = self._files.open(self._path(self._number), create=True)
+            self._open[self._number] = file
+            self._present.add(self._number)
+        return file
 
     def prepare_sync(self) -> Callable[[], None] | None:
         """Return a function that makes every change so far durable, or None if they are durable.
@@ -197,27 +210,36 @@ class Journal:
         The function blocks. If it raises OSError, the changes may be lost in a power failure, and
         later changes are written to a new journal.
         """
-        numbers = self._unsynced
+        if not self._unsynced:
+            return None
+        written_numbers = self._unsynced
         self._unsynced = set()
 
-        def sync() -> None:
+        def sync_written_journals() -> None:
             with self._io:
                 # Changes of journals that are closed by now are in the document.
-                for number in sorted(numbers & self._open.keys()):
-                    try:
-                        self._open[number].sync()
-                        if number not in self._linked:
-                            self._files.sync_directory(self._directory)
-                            self._linked.add(number)
-                    except OSError:
-                        self._failed.add(number)
-                        raise
+                for journal_number in sorted(written_numbers & self._open.keys()):
+                    self._sync_journal(journal_number)
 
-        return sync if numbers else None
+        return sync_written_journals
 
-    def _path(self, number: int) -> str:
+    def _sync_journal(self, journal_number: int) -> None:
+        """Make an open journal and its directory entry durable.
+
+        If that raises OSError, the journal is marked as failed.
+        """
+        try:
+            self._open[journal_number].sync()
+            if journal_number not in self._linked:
+                self._files.sync_directory(self._directory)
+                self._linked.add(journal_number)
+        except OSError:
+            self._failed.add(journal_number)
+            raise
+
+    def _path(self, journal_number: int) -> str:
         """Return the path of a journal by its number."""
-        return f"{self._directory}/{self._prefix}{number}"
+        return f"{self._directory}/{self._prefix}{journal_number}"
 
 
 def _encode_line(change: Change) -> bytes:
@@ -230,22 +252,23 @@ def _encode_line(change: Change) -> bytes:
         "value": change.value,
         "version": data_version_object(change.version),
     }
-    text = fastjson.dumps(values)
-    return b"%08x %b\n" % (zlib.crc32(text), text)
+    encoded_change = fastjson.dumps(values)
+    return b"%08x %b\n" % (zlib.crc32(encoded_change), encoded_change)
 
 
 def _parse_line(line: bytes) -> Change | None:
     """Return the change in a line of a journal without its newline; None if it is damaged."""
     checksum = line[:_CHECKSUM_CHARACTERS]
-    text = line[_CHECKSUM_CHARACTERS + 1 :]
-    if checksum != b"%08x" % zlib.crc32(text):
+    encoded_change = line[_CHECKSUM_CHARACTERS + 1 :]
+    if checksum != b"%08x" % zlib.crc32(encoded_change):
         return None
     try:
-        values = load_object(text, "change")
-        value = None if values.get("value") is None else take_object(values, "value")
-        return Change(
-            data_version_from(take_object(values, "version")), take_text(values, "name"), value
-        )
+        values = load_object(encoded_change, "change")
+        settings = None
+        if values.get("value") is not None:
+            settings = take_object(values, "value")
+        version = data_version_from(take_object(values, "version"))
+        return Change(version, take_text(values, "name"), settings)
     except ProtocolError:
         return None
 
@@ -273,10 +296,10 @@ class DocumentIdentity:
         self._written_checksum = 0
         """The checksum of the text that is on disk."""
 
-    def check(self, text: str | None) -> FileVerdict:
-        """Return how far a document with this text may be trusted.
+    def check(self, content: str | None) -> FileVerdict:
+        """Return how far a document with the text `content` may be trusted.
 
-        `text` is None if the document is missing. The result is one of these:
+        `content` is None if the document is missing. The result is one of these:
 
         - UNKNOWN: RocketMQ or an older broker wrote the document, without an identity file.
         - FOREIGN: the document belongs to another commit log.
@@ -285,16 +308,16 @@ class DocumentIdentity:
 
         The checksum of the text is remembered for `mark_sealed`. Raises OSError.
         """
-        self._written_checksum = text_checksum(text)
+        self._written_checksum = text_checksum(content)
         identity = read_identity(self._files, self._path)
         if identity is None or identity.state is not FileState.SEALED:
             return FileVerdict.UNKNOWN
         if not identity.matches("", self._store.record_source):
             return FileVerdict.FOREIGN
-        return FileVerdict.SEALED if is_last_text(identity, text) else FileVerdict.CHANGED
+        return FileVerdict.SEALED if is_last_text(identity, content) else FileVerdict.CHANGED
 
-    def mark_sealed(self, text: str) -> None:
-        """Write to the identity file, durably, that the document is about to become `text`.
+    def mark_sealed(self, new_content: str) -> None:
+        """Write to the identity file, durably, that the document is about to become `new_content`.
 
         Call this before the document is written, and `note_written` afterwards: the identity file
         then names the old and the new text, so that either may be on disk after a crash. Blocks.
@@ -305,12 +328,15 @@ class DocumentIdentity:
         has_synced_record = source.start < self._store.synced_offset
         first_position = source.start if has_synced_record else NO_RECORD
         self._file.mark_sealed(
-            source, first_position, text_checksum(text), {TEXT_BEFORE: self._written_checksum}
+            source,
+            first_position,
+            text_checksum(new_content),
+            {TEXT_BEFORE: self._written_checksum},
         )
 
-    def note_written(self, text: str) -> None:
+    def note_written(self, new_content: str) -> None:
         """Remember the checksum of the document's new text, for the next `mark_sealed`."""
-        self._written_checksum = text_checksum(text)
+        self._written_checksum = text_checksum(new_content)
 
 
 class Document:
@@ -377,24 +403,24 @@ class Document:
 
         Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be read.
         """
-        parsed_text: str | None = None
+        parsed_content: str | None = None
 
-        def parse_and_note(text: str) -> T:
-            nonlocal parsed_text
+        def parse_and_note(content: str) -> T:
+            nonlocal parsed_content
             try:
-                value = parse(text)
+                table = parse(content)
             except ProtocolError as error:
                 raise ValueError(str(error)) from error
-            parsed_text = text
-            return value
+            parsed_content = content
+            return table
 
         try:
-            value = load_text(self._files, self.path, parse_and_note)
+            table = load_text(self._files, self.path, parse_and_note)
             if self._identity is not None:
-                self.verdict = self._identity.check(parsed_text)
+                self.verdict = self._identity.check(parsed_content)
         except OSError as error:
             raise self._unreadable(error) from error
-        return value
+        return table
 
     def load_journal(self, names: Container[str]) -> list[Change]:
         """Return the changes in the journal that the loaded file does not contain, in order.
@@ -414,11 +440,13 @@ class Document:
         file_version = self._version()
         self._journal.rotate(file_version)
 
-        # Skip all changes up to the last one that the file contains. A change without a name only
+        # Return what follows the last change that the file contains. A change without a name only
         # records a version.
         for index in reversed(range(len(changes))):
             if changes[index].version == file_version:
                 return [change for change in changes[index + 1 :] if change.name]
+
+        # Another program has written the file.
         return [change for change in changes if change.name and change.name not in names]
 
     def append_to_journal(
@@ -439,21 +467,27 @@ class Document:
         contains them.
         """
         self.changed = True
-        changes = [Change(version, name, value) for name, value in values.items()]
+        changes = [Change(version, name, settings) for name, settings in values.items()]
         try:
             self._journal.append(*changes)
         except OSError as error:
-            names = ", ".join(values)
-            is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            error_class = StoreFullError if is_disk_full else StoreError
-            refusal = error_class(
-                f"Cannot write the change of {names[:200]} to the journal of {self.path}: "
-                f"{error.strerror or error}.",
-                fix=fix_of(error),
-            )
+            refusal = self._make_journal_error(error, ", ".join(values))
             if is_asked:
                 raise refusal from error
             log.warning("%s It is kept in memory only.", refusal)
+
+    def _make_journal_error(self, error: OSError, names: str) -> StoreError:
+        """Return the StoreError that reports a failed write of changes to the journal.
+
+        `names` are the names of the changed topics or groups, for its text.
+        """
+        is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        error_class = StoreFullError if is_disk_full else StoreError
+        return error_class(
+            f"Cannot write the change of {names[:200]} to the journal of {self.path}: "
+            f"{error.strerror or error}.",
+            fix=fix_of(error),
+        )
 
     def prepare_sync(self) -> Callable[[], None] | None:
         """Return a function that makes the changes in the journal durable, or None if they are.
@@ -494,30 +528,35 @@ class Document:
         self._edition += 1
         edition = self._edition
         try:
-            text = self._render()  # it may read `edition`
+            rendered = self._render()  # it may read `edition`
         except BaseException:
             self.changed = True
             raise
         remove_old_journals = self._journal.rotate(self._version())
 
-        def write() -> None:
+        def write_edition() -> None:
             with self._lock:
                 if edition < self._written:  # a later edition is on disk already
                     return
                 try:
-                    content = text if isinstance(text, str) else text()
-                    if self._identity is not None:
-                        self._identity.mark_sealed(content)
-                    replace_text(self._files, self.path, content)
-                    if self._identity is not None:
-                        self._identity.note_written(content)
+                    self._replace_file(rendered)
+                    # Only now, because the file contains their changes.
                     remove_old_journals()
                 except BaseException:
                     self.changed = True
                     raise
                 self._written = edition
 
-        return write
+        return write_edition
+
+    def _replace_file(self, rendered: Text) -> None:
+        """Write the text of the table to the file, and to its identity file. Blocks."""
+        content = rendered if isinstance(rendered, str) else rendered()
+        if self._identity is not None:
+            self._identity.mark_sealed(content)
+        replace_text(self._files, self.path, content)
+        if self._identity is not None:
+            self._identity.note_written(content)
 
     @property
     def edition(self) -> int:
@@ -579,10 +618,10 @@ class DocumentWriter:
 
     def _log_failure(self, document: Document, error: Exception) -> None:
         """Log that a document was not written, unless its last failure has the same text."""
-        text = f"{type(error).__name__}: {error}"
-        if self._failures.get(document.path) == text:
+        failure = f"{type(error).__name__}: {error}"
+        if self._failures.get(document.path) == failure:
             return
-        self._failures[document.path] = text
+        self._failures[document.path] = failure
         if isinstance(error, OSError):
             log.error(
                 "Cannot write %s (%s). Retrying. Free disk space or correct the permissions.",
@@ -594,6 +633,6 @@ class DocumentWriter:
                 "Cannot save %s (%s). The file keeps its old content; the other files are saved. "
                 "This is a bug. Please report it.",
                 document.path,
-                text,
+                failure,
                 exc_info=error,
             )

@@ -118,8 +118,10 @@ def run_or_postpone(steps: WorkItem[T]) -> T | Postponed:
 
     Raises what the first step raises.
     """
-    result = run_first_step(steps)
-    return Postponed(result) if isinstance(result, Generator) else result
+    result_or_rest = run_first_step(steps)
+    if isinstance(result_or_rest, Generator):
+        return Postponed(result_or_rest)
+    return result_or_rest
 
 
 @dataclass(slots=True, eq=False)
@@ -215,10 +217,10 @@ class ReplicationGate(Protocol):
         """How long an answer may wait for the gate, in seconds."""
         ...
 
-    def wait(self, end: int, done: Callable[[int | BaseException], None]) -> None:
-        """Call `done(position)` once enough replicas have the log up to `end`.
+    def wait(self, end: int, on_open: Callable[[int | BaseException], None]) -> None:
+        """Call `on_open(position)` once enough replicas have the log up to `end`.
 
-        That may be at once. `done(error)` is called instead if it can never happen.
+        That may be at once. `on_open(error)` is called instead if it can never happen.
         """
         ...
 
@@ -247,12 +249,12 @@ class PendingAnswers:
             yield from ((peer, frame) for frame in frames if frame)
         yield from ((peer, frame) for peer, frame in self.announcing if frame)
 
-    def merge(self, others: "PendingAnswers") -> None:
-        """Add the answers of `others`, which are sent at the same time as these."""
-        self.count += others.count
-        for peer, frames in others.frames.items():
+    def merge(self, added: "PendingAnswers") -> None:
+        """Add the answers in `added`, which are sent at the same time as these."""
+        self.count += added.count
+        for peer, frames in added.frames.items():
             self.frames.setdefault(peer, []).extend(frames)
-        self.announcing += others.announcing
+        self.announcing += added.announcing
 
 
 class GroupCommit:
@@ -449,11 +451,7 @@ class GroupCommit:
         has_messages = after_sync.count or after_commit.count or has_internal_messages
         if self._run_sync is not None and has_messages:
             # Messages whose answers did not wait need the fsync too: it makes them visible.
-            if self._next_sync is None:
-                self._next_sync = after_sync
-            else:
-                self._next_sync.merge(after_sync)
-            self._start_sync()
+            self._sync_for(after_sync)
         elif self._gate is not None:
             self._wait_for_gate(after_sync if self._gate_holds_answers else PendingAnswers(), end)
         if self.on_commit is not None:
@@ -483,19 +481,22 @@ class GroupCommit:
         topic are called.
         """
         if answers.count:
-            for peer, frames in answers.frames.items() if self._outgoing else ():
-                frames[:0] = self._outgoing.pop(peer, ())  # keep the order of the frames
+            if self._outgoing:
+                # Frames that are queued already stay before those of these answers.
+                for peer, frames in answers.frames.items():
+                    frames[:0] = self._outgoing.pop(peer, ())
             self._outgoing |= answers.frames
             for peer, answer in answers.announcing:
                 self._announce(peer, answer)
             self._note_latency(answers)
+
         if self._visible:
             # Copied and cleared, not replaced: the store's `on_visible` extends this very list. And
             # cleared first, because a woken reader may make further messages visible.
             visible_queues = self._visible[:]
             self._visible.clear()
-            for topic, queue_id, end in visible_queues:
-                self.wake(topic, queue_id, end)
+            for topic, queue_id, end_offset in visible_queues:
+                self.wake(topic, queue_id, end_offset)
                 if topic in self.topic_listeners:
                     self.topic_listeners[topic](queue_id)
 
@@ -507,8 +508,8 @@ class GroupCommit:
         self.latency_sum_s += waited_s * answers.count
         if waited_s > self.slow_commit_s:
             first_peer = next(iter(answers.frames), None)
-            text = f"until {answers.count} sends were committed"
-            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, waited_s, text)
+            reason = f"until {answers.count} sends were committed"
+            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, waited_s, reason)
 
     def flush(self) -> None:
         """Write all queued frames, with one write per connection."""
@@ -518,6 +519,14 @@ class GroupCommit:
             peer.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     # --- fsync
+
+    def _sync_for(self, answers: PendingAnswers) -> None:
+        """Let `answers` wait for an fsync, which is started now or after the running one."""
+        if self._next_sync is None:
+            self._next_sync = answers
+        else:
+            self._next_sync.merge(answers)
+        self._start_sync()
 
     def _start_sync(self) -> None:
         """Start an fsync for the answers in `_next_sync`.
@@ -530,30 +539,30 @@ class GroupCommit:
             self._next_sync = None
             self._run_sync(self._on_sync_end)
 
-    def _on_sync_end(self, result: int | BaseException) -> None:
+    def _on_sync_end(self, end_or_error: int | BaseException) -> None:
         """Handle the end of an fsync, and start the next one if answers wait for it.
 
-        `result` is the synced end of the log, or the error. After a success, the answers are sent,
-        or wait for the gate. After a transient error, they wait for the next fsync, which `expire`
-        starts. After any other error, they become errors.
+        `end_or_error` is the synced end of the log, or the error. After a success, the answers are
+        sent, or wait for the gate. After a transient error, they wait for the next fsync, which
+        `expire` starts. After any other error, they become errors.
         """
         answers = self._in_sync
         self._in_sync = None
         assert answers is not None
-        if isinstance(result, StoreTransientError):
-            log.warning("The fsync of the commit log failed and will be retried: %s", result)
+        if isinstance(end_or_error, StoreTransientError):
+            log.warning("The fsync of the commit log failed and will be retried: %s", end_or_error)
             if self._next_sync is not None:
                 answers.merge(self._next_sync)
             self._next_sync = answers
             return
-        if isinstance(result, BaseException):
-            log.error("The fsync of the commit log failed: %s", result)
-            self._send_errors(answers, result, is_written=True)
+        if isinstance(end_or_error, BaseException):
+            log.error("The fsync of the commit log failed: %s", end_or_error)
+            self._send_errors(answers, end_or_error, is_written=True)
         elif self._gate is None:
-            self._store.publish(result)
+            self._store.publish(end_or_error)
             self._release(answers)
         else:
-            self._wait_for_gate(answers, result)
+            self._wait_for_gate(answers, end_or_error)
         if self._gate is not None and self.on_commit is not None:  # more is on disk
             self.on_commit()
         self._start_sync()
@@ -577,18 +586,17 @@ class GroupCommit:
         self._at_gate.append(answers)
         self._gate.wait(end, partial(self._on_gate_open, answers))
 
-    def _on_gate_open(self, answers: PendingAnswers, result: int | BaseException) -> None:
+    def _on_gate_open(self, answers: PendingAnswers, end_or_error: int | BaseException) -> None:
         """Queue `answers`, for which the gate has opened.
 
-        `result` is the position that enough replicas have, or the error why the gate will never
-        open for them. Then errors are queued instead.
+        `end_or_error` is the position that enough replicas have, or the error why the gate will
+        never open for them. Then errors are queued instead.
         """
         self._at_gate.remove(answers)  # cheap, because it is the first one
-        if isinstance(result, BaseException):
-            if answers.count:
-                self._send_errors(answers, result, is_written=True)
-        else:
+        if not isinstance(end_or_error, BaseException):
             self._release(answers)
+        elif answers.count:
+            self._send_errors(answers, end_or_error, is_written=True)
 
     def on_replicated(self, end: int) -> None:
         """Make messages visible up to the position `end`, and wake their readers.

@@ -56,34 +56,39 @@ class Family(NamedTuple):
     is_gauge: bool = False
 
 
-def _one(value: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
-    """Return a function that returns one sample without labels."""
-    return lambda b: [(value(b),)]
+def _single_sample(measure: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
+    """Return a function that returns one sample without labels: the result of `measure`."""
+    return lambda broker: [(measure(broker),)]
 
 
-def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerState], Samples]:
+def _samples_by_label(
+    table: Callable[[BrokerState], dict[Any, Any]],
+) -> Callable[[BrokerState], Samples]:
     """Return a function that yields a sample for each item of a table.
 
     The key is the value of the label, or a tuple of the values of several labels.
     """
 
-    def samples(b: BrokerState) -> Samples:
-        for key, value in table(b).copy().items():
-            yield (key, value) if isinstance(key, str) else (*key, value)
+    def samples(broker: BrokerState) -> Samples:
+        for label_or_labels, sample in table(broker).copy().items():
+            if isinstance(label_or_labels, str):
+                yield label_or_labels, sample
+            else:
+                yield *label_or_labels, sample
 
     return samples
 
 
-def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
+def _flags(broker: BrokerState, topic: str) -> tuple[str, str]:
     """Return the values of the labels is_retry and is_system for a topic."""
     is_retry = is_group_topic(topic)
-    return str(is_retry).lower(), str(b.topics.is_system(topic)).lower()
+    return str(is_retry).lower(), str(broker.topics.is_system(topic)).lower()
 
 
-def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
+def _replica_lags(broker: BrokerState) -> list[tuple[str, int, int]]:
     """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
-    in_sync = b.in_sync
-    log_end = b.store.written_offset
+    in_sync = broker.in_sync
+    log_end = broker.store.written_offset
     if in_sync is None:
         return []
     return [
@@ -96,17 +101,17 @@ def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
     ]
 
 
-def _topics(b: BrokerState) -> list[Topic]:
+def _topics(broker: BrokerState) -> list[Topic]:
     """Return the topics in which messages were stored since the start."""
-    return [topic for topic in tuple(b.topics.table.copy().values()) if topic.messages_in]
+    return [topic for topic in tuple(broker.topics.table.copy().values()) if topic.messages_in]
 
 
-def _messages_in(b: BrokerState) -> Samples:
+def _messages_in(broker: BrokerState) -> Samples:
     """Yield the stored messages of each topic, ordered ones with the type "fifo"."""
-    fifo = b.send.fifo_counts.copy()
-    for topic in _topics(b):
+    fifo = broker.send.fifo_counts.copy()
+    for topic in _topics(broker):
         ordered = fifo.get(topic.name, 0)
-        flags = _flags(b, topic.name)
+        flags = _flags(broker, topic.name)
         yield topic.name, "normal", *flags, topic.messages_in - ordered
         if ordered:
             yield topic.name, "fifo", *flags, ordered
@@ -115,49 +120,58 @@ def _messages_in(b: BrokerState) -> Samples:
 def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
     """Return a function that yields a counter of deliveries for each topic and group."""
 
-    def samples(b: BrokerState) -> Samples:
-        for (topic, group), delivered in b.pull.deliveries.copy().items():
-            yield topic, group, *_flags(b, topic), getattr(delivered, attribute)
+    def samples(broker: BrokerState) -> Samples:
+        for (topic, group), delivered in broker.pull.deliveries.copy().items():
+            yield topic, group, *_flags(broker, topic), getattr(delivered, attribute)
 
     return samples
 
 
-def _lag(b: BrokerState) -> Samples:
+def _lag(broker: BrokerState) -> Samples:
     """Yield the lag of each group and topic.
 
     It counts messages that are neither committed nor popped, and messages that are popped and not
     acknowledged.
     """
-    lags: dict[tuple[str, str], int] = {}
-    popped = b.checkpoints.get_uncommitted_offsets()
-    table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
-    for key, queues in table.items():
-        topic, _, group = key.partition("@")
-        for queue_id, offset in queues.items():
-            first, end = b.store.queue_offsets(topic, queue_id)
-            start = max(offset, first, popped.get((group, topic, queue_id), 0))
-            lags[topic, group] = lags.get((topic, group), 0) + max(end - start, 0)
-    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
-        lags[topic, group] = lags.get((topic, group), 0) + count
-    for (topic, group), count in lags.items():
-        yield topic, group, *_flags(b, topic), count
+    lags: Counter[tuple[str, str]] = Counter()
+    popped_ends = broker.checkpoints.get_uncommitted_offsets()
+    # Copied first, because another thread changes the table meanwhile.
+    table = {key: dict(queues) for key, queues in broker.offsets.table.copy().items()}
+    for topic_at_group, queues in table.items():
+        topic, _, group = topic_at_group.partition("@")
+        for queue_id, committed in queues.items():
+            first_offset, end_offset = broker.store.queue_offsets(topic, queue_id)
+            popped_end = popped_ends.get((group, topic, queue_id), 0)
+            done_end = max(committed, first_offset, popped_end)
+            lags[topic, group] += max(end_offset - done_end, 0)
+    _add_popped(broker, lags)
+    for (topic, group), lag in lags.items():
+        yield topic, group, *_flags(broker, topic), lag
 
 
-def _in_flight(b: BrokerState) -> Samples:
+def _add_popped(broker: BrokerState, counts: Counter[tuple[str, str]]) -> None:
+    """Add the messages that are popped and not acknowledged to counts by topic and group."""
+    in_flight_counts = broker.checkpoints.open_checkpoints.in_flight_counts.copy()
+    for (group, topic, _), count in in_flight_counts.items():
+        counts[topic, group] += count
+
+
+def _in_flight(broker: BrokerState) -> Samples:
     """Yield the number of messages in flight of each group and topic.
 
     They are pulled and not committed, or popped and not acknowledged.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    for key, queues in b.offsets.pulled.copy().items():
-        topic, _, group = key.partition("@")
-        for queue_id, offset in queues.copy().items():
-            committed = b.offsets.committed(group, topic, queue_id)
-            counts[topic, group] += max(offset - committed, 0) if committed >= 0 else 0
-    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
-        counts[topic, group] += count
+    for topic_at_group, queues in broker.offsets.pulled.copy().items():
+        topic, _, group = topic_at_group.partition("@")
+        for queue_id, fetched in queues.copy().items():
+            committed = broker.offsets.committed(group, topic, queue_id)
+            has_committed = committed >= 0
+            # Also 0, so that there is a sample for each group that has fetched.
+            counts[topic, group] += max(fetched - committed, 0) if has_committed else 0
+    _add_popped(broker, counts)
     for (topic, group), count in counts.items():
-        yield topic, group, *_flags(b, topic), count
+        yield topic, group, *_flags(broker, topic), count
 
 
 # Labels that several metrics have.
@@ -171,19 +185,21 @@ COUNTERS: Final = (
         "rocketmq_throughput_in",
         "Bytes stored.",
         _IN,
-        lambda b: [(one.name, "normal", *_flags(b, one.name), one.bytes_in) for one in _topics(b)],
+        lambda broker: [
+            (one.name, "normal", *_flags(broker, one.name), one.bytes_in) for one in _topics(broker)
+        ],
     ),
     Family(
         "sluicemq_background_failures",
         "Failures of background jobs, by job.",
         ("job",),
-        _each(lambda b: b.supervisor.failures),
+        _samples_by_label(lambda broker: broker.supervisor.failures),
     ),
     Family(
         "sluicemq_messages_refused",
         "Sends that were not stored.",
         (),
-        _one(lambda b: b.send.failure_count),
+        _single_sample(lambda broker: broker.send.failure_count),
     ),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
     Family("rocketmq_throughput_out", "Bytes delivered.", _OUT, _delivered("bytes_out")),
@@ -197,74 +213,75 @@ COUNTERS: Final = (
         "sluicemq_messages_retried",
         "Messages that are delivered to a group again.",
         _GROUP,
-        _each(lambda b: b.retries.retry_counts),
+        _samples_by_label(lambda broker: broker.retries.retry_counts),
     ),
     Family(
         "rocketmq_send_to_dlq_messages",
         "Dead letters of a group.",
         _GROUP,
-        _each(lambda b: b.retries.dead_letter_counts),
+        _samples_by_label(lambda broker: broker.retries.dead_letter_counts),
     ),
     Family(
         "rocketmq_commit_messages",
         "Transactions committed.",
         ("topic",),
-        _each(lambda b: b.transactions.committed),
+        _samples_by_label(lambda broker: broker.transactions.committed),
     ),
     Family(
         "rocketmq_rollback_messages",
         "Transactions rolled back.",
         ("topic",),
-        _each(lambda b: b.transactions.rolled_back),
+        _samples_by_label(lambda broker: broker.transactions.rolled_back),
     ),
     Family(
         "sluicemq_transactions_checks",
         "Transaction checks sent to producers.",
         (),
-        _one(lambda b: b.transactions.checker.sent_count),
+        _single_sample(lambda broker: broker.transactions.checker.sent_count),
     ),
     Family(
         "sluicemq_transactions_checks_unanswered",
         "Transaction checks without an answer before the next check.",
         (),
-        _one(lambda b: b.transactions.checker.unanswered_count),
+        _single_sample(lambda broker: broker.transactions.checker.unanswered_count),
     ),
     Family(
         "sluicemq_transactions_given_up",
         "Transactions that no producer decided in the maximum number of checks or time.",
         (),
-        _one(lambda b: b.transactions.abandoned_count),
+        _single_sample(lambda broker: broker.transactions.abandoned_count),
     ),
     Family(
         "rocketmq_pop_revive_in_message",
         "Checkpoints and acknowledgements stored.",
         (*_PAIR, "revive_message_type", "put_status"),
-        lambda b: [
+        lambda broker: [
             (*key, "PUT_OK", count)
-            for key, count in b.checkpoints.stored_record_counts.copy().items()
+            for key, count in broker.checkpoints.stored_record_counts.copy().items()
         ],
     ),
     Family(
         "rocketmq_pop_revive_retry_messages",
         "Popped messages that were delivered again.",
         (*_PAIR, "put_status"),
-        lambda b: [
-            (*pair, "PUT_OK", count) for pair, count in b.checkpoints.revived_counts.copy().items()
+        lambda broker: [
+            (*pair, "PUT_OK", count)
+            for pair, count in broker.checkpoints.revived_counts.copy().items()
         ],
     ),
     Family(
         "sluicemq_transactions_lost",
         "Prepared messages deleted before their transaction was decided.",
         (),
-        _one(lambda b: b.transactions.lost_count),
+        _single_sample(lambda broker: broker.transactions.lost_count),
     ),
     Family(
         "sluicemq_filter_errors",
         "Failed evaluations of a filter. The message is not delivered.",
         (*_PAIR, "reason"),
-        lambda b: [
+        lambda broker: [
             (*pair, reason, count)
-            for pair, troubles in b.filter_watch.failures.copy().items()
+            for pair, troubles in broker.filter_watch.failures.copy().items()
             for reason, count in troubles.reasons.copy().items()
         ],
     ),
@@ -272,34 +289,39 @@ COUNTERS: Final = (
         "sluicemq_messages_lost",
         "Messages that were deleted before the group read them.",
         _PAIR,
-        _each(lambda b: b.unread_monitor.deleted_unread_counts),
+        _samples_by_label(lambda broker: broker.unread_monitor.deleted_unread_counts),
     ),
     Family(
         "sluicemq_log_files_deleted",
         "Files of the commit log that were deleted.",
         (),
-        _one(lambda b: b.store.retention.files_deleted),
+        _single_sample(lambda broker: broker.store.retention.files_deleted),
     ),
     Family(
         "sluicemq_lane_messages_unmatched",
         "Messages that match the subscription of no lane.",
         _GROUP,
-        _each(
-            lambda b: {name: made.unmatched_count for name, made in b.lanes.table.copy().items()}
+        _samples_by_label(
+            lambda broker: {
+                name: made.unmatched_count for name, made in broker.lanes.table.copy().items()
+            }
         ),
     ),
     Family(
         "sluicemq_subscription_conflicts",
         "Subscriptions that differed from their group's.",
         _GROUP,
-        _each(lambda b: b.contracts.conflict_counts),
+        _samples_by_label(lambda broker: broker.contracts.conflict_counts),
     ),
     Family(
         "sluicemq_property_columns_messages",
         "Messages decoded into property columns: in memory, or sealed into a file.",
         ("kind",),
-        _each(
-            lambda b: {"memory": b.store.columns.rows_decoded, "file": b.store.columns.rows_sealed}
+        _samples_by_label(
+            lambda broker: {
+                "memory": broker.store.columns.rows_decoded,
+                "file": broker.store.columns.rows_sealed,
+            }
         ),
     ),
 )
@@ -315,21 +337,23 @@ GAUGES: Final = (
         "rocketmq_pop_checkpoint_buffer_size",
         "Pops with messages in flight.",
         (),
-        _one(lambda b: len(b.checkpoints.open_checkpoints)),
+        _single_sample(lambda broker: len(broker.checkpoints.open_checkpoints)),
     ),
     Family(
         "sluicemq_consumer_lag_matching_messages",
         "Messages not consumed yet that match the filter of the group (an exact count).",
         _PAIR,
-        lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.survey_results.items()],
+        lambda broker: [
+            (*pair, count) for pair, (count, _) in broker.filter_watch.survey_results.items()
+        ],
     ),
     Family(
         "sluicemq_consumer_lag_eta_seconds",
         "Seconds until the group has consumed them at its present rate. Absent if unknown.",
         _PAIR,
-        lambda b: [
+        lambda broker: [
             (*pair, eta_s)
-            for pair, (_, eta_s) in b.filter_watch.survey_results.items()
+            for pair, (_, eta_s) in broker.filter_watch.survey_results.items()
             if eta_s is not None
         ],
     ),
@@ -337,110 +361,125 @@ GAUGES: Final = (
         "rocketmq_half_messages",
         "Transactions that are not decided yet.",
         (),
-        _one(lambda b: len(b.transactions.table)),
+        _single_sample(lambda broker: len(broker.transactions.table)),
     ),
     Family(
         "sluicemq_messages_at_risk",
         "Unread messages in the files of the log that retention deletes next.",
         _PAIR,
-        lambda b: [
+        lambda broker: [
             (*pair, expiring.message_count)
-            for pair, expiring in b.unread_monitor.expiring_unread.copy().items()
+            for pair, expiring in broker.unread_monitor.expiring_unread.copy().items()
         ],
     ),
     Family(
         "sluicemq_loss_time_seconds",
         "Unix time at which the first unread message may be deleted.",
         _PAIR,
-        lambda b: [
+        lambda broker: [
             (*pair, expiring.earliest_deletion_ms / 1000)
-            for pair, expiring in b.unread_monitor.expiring_unread.copy().items()
+            for pair, expiring in broker.unread_monitor.expiring_unread.copy().items()
         ],
     ),
     Family(
         "sluicemq_disk_used_percent",
         "Percent used of the fullest disk of the store.",
         (),
-        _one(lambda b: b.unread_monitor.disk_percent),
+        _single_sample(lambda broker: broker.unread_monitor.disk_percent),
     ),
     Family(
         "sluicemq_sends_refused_disk_full",
         "1 while sends are refused because the disk is full.",
         (),
-        _one(lambda b: int(b.store.retention.is_refusing_sends)),
+        _single_sample(lambda broker: int(broker.store.retention.is_refusing_sends)),
     ),
     Family(
         "sluicemq_store_failed",
         "1 after a disk error that makes the store refuse all writes until a restart.",
         (),
-        _one(lambda b: int(b.store.failure is not None)),
+        _single_sample(lambda broker: int(broker.store.failure is not None)),
     ),
     Family(
         "rocketmq_consumer_connections",
         "Connected consumers.",
         _GROUP,
-        lambda b: [(name, len(group.members)) for name, group in b.consumers.groups.copy().items()],
+        lambda broker: [
+            (name, len(group.members)) for name, group in broker.consumers.groups.copy().items()
+        ],
     ),
     Family(
         "rocketmq_producer_connections",
         "Connected producers.",
         (),
-        _one(
-            lambda b: len({peer for group in b.producers.groups.copy().values() for peer in group})
+        _single_sample(
+            lambda broker: len(
+                {peer for group in broker.producers.groups.copy().values() for peer in group}
+            )
         ),
     ),
     Family(
         "sluicemq_group_lanes",
         "Lanes of the group: different subscriptions of its members.",
         _GROUP,
-        lambda b: [(name, len(made.lanes)) for name, made in b.lanes.table.copy().items()],
+        lambda broker: [
+            (name, len(made.lanes)) for name, made in broker.lanes.table.copy().items()
+        ],
     ),
     Family(
         "sluicemq_group_refused_clients",
         "Connected clients whose subscription is refused by their strict group.",
         _GROUP,
-        _each(lambda b: Counter(group for group, _ in b.contracts.refusals.copy())),
+        _samples_by_label(
+            lambda broker: Counter(group for group, _ in broker.contracts.refusals.copy())
+        ),
     ),
     Family(
         "sluicemq_property_columns_bytes",
         "Bytes of the property column files of the topics in use.",
         (),
-        _one(lambda b: b.store.columns.size_bytes),
+        _single_sample(lambda broker: broker.store.columns.size_bytes),
     ),
     Family(
         "rocketmq_broker_permission",
         "Permission of the broker: 4 read, 2 write, 6 both.",
         (),
-        _one(lambda b: b.settings.broker.broker_permission),
+        _single_sample(lambda broker: broker.settings.broker.broker_permission),
     ),
-    Family("rocketmq_topic_number", "Topics.", (), _one(lambda b: len(b.topics))),
-    Family("rocketmq_consumer_group_number", "Consumer groups.", (), _one(lambda b: len(b.groups))),
+    Family(
+        "rocketmq_topic_number", "Topics.", (), _single_sample(lambda broker: len(broker.topics))
+    ),
+    Family(
+        "rocketmq_consumer_group_number",
+        "Consumer groups.",
+        (),
+        _single_sample(lambda broker: len(broker.groups)),
+    ),
     Family(
         "rocketmq_storage_size",
         "Bytes of the commit log.",
         (),
-        _one(lambda b: b.store.written_offset - b.store.log_start),
+        _single_sample(lambda broker: broker.store.written_offset - broker.store.log_start),
     ),
     Family(
         "rocketmq_storage_flush_behind_bytes",
         "Bytes written and not yet synced.",
         (),
-        _one(lambda b: b.store.written_offset - b.store.synced_offset),
+        _single_sample(lambda broker: broker.store.written_offset - broker.store.synced_offset),
     ),
     Family(
         "rocketmq_storage_dispatch_behind_bytes",
         "Bytes that are not in a consume queue yet; always 0.",
         (),
-        _one(lambda b: 0),
+        _single_sample(lambda broker: 0),
     ),
     Family(
         "rocketmq_storage_message_reserve_time",
         "Age of the oldest message in ms.",
         (),
-        _one(
-            lambda b: (
-                b.clock.now_ms() - time_ms
-                if (time_ms := b.store.reader.earliest_time_ms()) > 0
+        _single_sample(
+            lambda broker: (
+                broker.clock.now_ms() - time_ms
+                if (time_ms := broker.store.reader.earliest_time_ms()) > 0
                 else 0
             )
         ),
@@ -449,21 +488,21 @@ GAUGES: Final = (
         "sluicemq_replica_lag_bytes",
         "Bytes of the commit log that a slave does not have.",
         ("slave",),
-        lambda b: [(slave, size) for slave, size, _ in _replica_lags(b)],
+        lambda broker: [(slave, size) for slave, size, _ in _replica_lags(broker)],
     ),
     Family(
         "sluicemq_replica_lag_milliseconds",
         "How long a slave has not had the whole commit log, in ms.",
         ("slave",),
-        lambda b: [(slave, lag_ms) for slave, _, lag_ms in _replica_lags(b)],
+        lambda broker: [(slave, lag_ms) for slave, _, lag_ms in _replica_lags(broker)],
     ),
     Family(
         "sluicemq_replicas_in_sync",
         "Replicas in sync, including the master.",
         (),
-        lambda b: (
-            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.slaves.copy())),)]
-            if b.in_sync is not None
+        lambda broker: (
+            [(1 + sum(map(broker.in_sync.is_in_sync, broker.in_sync.slaves.copy())),)]
+            if broker.in_sync is not None
             else []
         ),
     ),
@@ -471,7 +510,10 @@ GAUGES: Final = (
         "rocketmq_processor_watermark",
         "Requests that wait in the broker.",
         ("processor",),
-        lambda b: [("send", 0 if b.group_commit.is_idle else 1), ("pull", len(b.polls))],
+        lambda broker: [
+            ("send", 0 if broker.group_commit.is_idle else 1),
+            ("pull", len(broker.polls)),
+        ],
     ),
 )
 ACCESS_METRICS: Final = (
@@ -479,33 +521,85 @@ ACCESS_METRICS: Final = (
         "sluicemq_requests_refused",
         "Requests that access control refused. The access key ? stands for unknown keys.",
         ("access_key",),
-        _each(lambda b: _guard(b).refusal_counts),
+        _samples_by_label(lambda broker: _guard(broker).refusal_counts),
     ),
     Family(
         "sluicemq_access_accounts",
         "Accounts in force.",
         (),
-        _one(lambda b: len(_guard(b).accounts)),
+        _single_sample(lambda broker: len(_guard(broker).accounts)),
         is_gauge=True,
     ),
     Family(
         "sluicemq_access_loads",
         "Loads of the access rules, by result.",
         ("result",),
-        _each(lambda b: {"in_force": _guard(b).load_count, "refused": _guard(b).failed_load_count}),
+        _samples_by_label(
+            lambda broker: {
+                "in_force": _guard(broker).load_count,
+                "refused": _guard(broker).failed_load_count,
+            }
+        ),
     ),
     Family(
         "sluicemq_access_rules_stale",
         "1 while the latest rule files are not in force.",
         (),
-        _one(lambda b: 1 if _guard(b).error else 0),
+        _single_sample(lambda broker: 1 if _guard(broker).error else 0),
         is_gauge=True,
     ),
 )
 
 
-def _guard(b: BrokerState) -> Any:
-    return b.guard
+def _guard(broker: BrokerState) -> Any:
+    return broker.guard
+
+
+_NODE_LABELS: Final = ("cluster", "node_type", "node_id")
+"""The labels that every metric has."""
+
+
+def _node_labels(broker: BrokerState) -> list[str]:
+    """Return the values of `_NODE_LABELS`."""
+    config = broker.settings.broker
+    return [config.cluster_name, "broker", config.broker_name]
+
+
+def _message_sizes(broker: BrokerState) -> "Metric":
+    """Return the histogram of the sizes of message bodies."""
+    from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
+        HistogramMetricFamily,
+    )
+
+    counts_by_bits = broker.send.body_size_counts  # by the bit length of the size
+    buckets = []
+    for bound, bits in SIZE_BUCKETS:
+        buckets.append((bound, float(sum(counts_by_bits[: bits + 1]))))
+    buckets.append(("+Inf", float(sum(counts_by_bits))))
+    stored_bytes = sum(topic.bytes_in for topic in _topics(broker))
+    histogram = HistogramMetricFamily(
+        "rocketmq_message_size", "Bytes of message bodies.", labels=_NODE_LABELS
+    )
+    histogram.add_metric(_node_labels(broker), buckets, stored_bytes)
+    return histogram
+
+
+def _send_latencies(broker: BrokerState) -> "Metric":
+    """Return the histogram of the latencies of sends."""
+    from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
+        HistogramMetricFamily,
+    )
+
+    bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
+    cumulative_counts = map(float, accumulate(broker.group_commit.latency_counts))
+    buckets = list(zip(bounds, cumulative_counts, strict=True))
+    histogram = HistogramMetricFamily(
+        "sluicemq_send_latency_seconds",
+        "Time from the first message of a group commit to its answers.",
+        labels=_NODE_LABELS,
+    )
+    histogram.add_metric(_node_labels(broker), buckets, broker.group_commit.latency_sum_s)
+    return histogram
 
 
 class BrokerCollector:
@@ -520,40 +614,22 @@ class BrokerCollector:
         from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
             CounterMetricFamily,
             GaugeMetricFamily,
-            HistogramMetricFamily,
         )
 
-        b = self._broker()
-        config = b.settings.broker
-        names = ["cluster", "node_type", "node_id"]
-        node = [config.cluster_name, "broker", config.broker_name]
+        broker = self._broker()
         families = [*COUNTERS, *(family._replace(is_gauge=True) for family in GAUGES)]
-        for family in (*families, *(ACCESS_METRICS if b.guard is not None else ())):
-            make: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
-            metric = make(family.name, family.text, labels=[*names, *family.labels])
-            for *labels, value in family.samples(b):
-                metric.add_metric([*node, *labels], value)
+        if broker.guard is not None:
+            families += ACCESS_METRICS
+        node_labels = _node_labels(broker)
+        for family in families:
+            metric_class: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
+            metric = metric_class(family.name, family.text, labels=[*_NODE_LABELS, *family.labels])
+            for *labels, sample in family.samples(broker):
+                metric.add_metric([*node_labels, *labels], sample)
             yield metric
-        sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Bytes of message bodies.", labels=names
-        )
-        counts = b.send.body_size_counts
-        buckets = [(bound, float(sum(counts[: bits + 1]))) for bound, bits in SIZE_BUCKETS]
-        total = sum(topic.bytes_in for topic in _topics(b))
-        sizes.add_metric(node, [*buckets, ("+Inf", float(sum(counts)))], total)
-        yield sizes
-        latency = HistogramMetricFamily(
-            "sluicemq_send_latency_seconds",
-            "Time from the first message of a group commit to its answers.",
-            labels=names,
-        )
-        bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
-        cumulative = map(float, accumulate(b.group_commit.latency_counts))
-        latency.add_metric(
-            node, list(zip(bounds, cumulative, strict=True)), b.group_commit.latency_sum_s
-        )
-        yield latency
-        for collect in b.metric_collectors:
+        yield _message_sizes(broker)
+        yield _send_latencies(broker)
+        for collect in broker.metric_collectors:
             yield from collect()
 
     def describe(self) -> "list[Metric]":
@@ -565,9 +641,9 @@ class BrokerCollector:
         return []
 
 
-def _store_failure(b: BrokerState) -> list[str]:
+def _store_failure(broker: BrokerState) -> list[str]:
     """Return why the store refuses all writes until a restart: one sentence, or []."""
-    error = b.store.failure
+    error = broker.store.failure
     if error is None:
         return []
     return [
@@ -576,19 +652,21 @@ def _store_failure(b: BrokerState) -> list[str]:
     ]
 
 
-def find_health_problems(b: BrokerState) -> list[str]:
+def find_health_problems(broker: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each, for `/health`."""
-    return event_loop_problems(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
+    return event_loop_problems(broker.clock.monotonic_s() - broker.last_sample_s) + _store_failure(
+        broker
+    )
 
 
-def find_readiness_problems(b: BrokerState, registration: Registration) -> list[str]:
+def find_readiness_problems(broker: BrokerState, registration: Registration) -> list[str]:
     """Return the reasons to send clients elsewhere, one sentence each, for `/ready`."""
     servers = registration.name_servers
-    problems = _store_failure(b)
-    if b.store.retention.is_refusing_sends:
+    problems = _store_failure(broker)
+    if broker.store.retention.is_refusing_sends:
         problems.append("the disk is full, so sends are refused.")
-    if b.in_sync is not None and b.in_sync.refusal is not None:
-        problems.append(f"sends are refused: {b.in_sync.refusal.remark}")
+    if broker.in_sync is not None and broker.in_sync.refusal is not None:
+        problems.append(f"sends are refused: {broker.in_sync.refusal.remark}")
     if servers and not any(server.is_registered and not server.failures for server in servers):
         problems.append(
             "no name server accepts the registration, so clients do not find the broker."

@@ -149,12 +149,16 @@ class Resets:
             reset.client_id = client_id
             reset.redirected_from = -1
             reset.redirects = 0
+
+        # Remove a reset that the consumer knows.
         has_moved = offset == reset.offset or offset != reset.redirected_from
-        is_known = reset.redirects and has_moved
+        is_known = reset.redirects > 0 and has_moved
         if not is_parked and (is_known or reset.redirects >= REDIRECTS_MAX):
             del self.table[key]
             self._on_change()
             return None
+
+        # Otherwise redirect the pull.
         reset.redirected_from = offset
         if not is_parked or not reset.redirects:
             reset.redirects += 1
@@ -181,9 +185,11 @@ class Resets:
     def load(self, objects: Iterable[Any]) -> None:
         """Add the resets that `to_objects` returned. Raises ValueError for other objects."""
         try:
-            for item in objects:
-                key = (str(item["group"]), str(item["topic"]), int(item["queueId"]))
-                self.table[key] = _Reset(int(item["offset"]))
+            for reset_object in objects:
+                group = str(reset_object["group"])
+                topic = str(reset_object["topic"])
+                queue_id = int(reset_object["queueId"])
+                self.table[group, topic, queue_id] = _Reset(int(reset_object["offset"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"a reset has a missing or invalid field: {error}") from error
 
@@ -198,10 +204,7 @@ class Offsets:
         self.pulled: dict[str, dict[int, int]] = {}
         """By `topic@group` and queue id: the next offset to fetch."""
 
-        def reset_changed() -> None:
-            self.resets_document.changed = True
-
-        self.resets = Resets(reset_changed)
+        self.resets = Resets(self._mark_resets_changed)
         self.on_reset: list[Callable[[str, str, int, int], None]] = []
         """Called with group, topic, queue id and new offset after each reset."""
         self.on_forget: list[Callable[..., None]] = []
@@ -216,25 +219,30 @@ class Offsets:
         self._unknown = UnknownFields()
         self._commits = 0
         directory = f"{settings.store.root}/config"
-
-        def render() -> str:
-            self.on_save()
-            return tables.encode_consumer_offsets_file(self.snapshot())
-
-        def render_resets() -> str:
-            content: dict[str, Any] = {"resets": self.resets.to_objects()}
-            if self.groups_by_deleted_topic:
-                content["deletedTopics"] = [
-                    {"topic": topic, "groups": sorted(groups)}
-                    for topic, groups in self.groups_by_deleted_topic.items()
-                ]
-            return orjson.dumps(content).decode()
-
-        self.document = Document(files, f"{directory}/consumerOffset.json", render)
+        self.document = Document(files, f"{directory}/consumerOffset.json", self._render)
         self.resets_document = Document(
-            files, f"{directory}/sluiceOffsetResets.json", render_resets
+            files, f"{directory}/sluiceOffsetResets.json", self._render_resets
         )
-        self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", render)
+        self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", self._render)
+
+    def _mark_resets_changed(self) -> None:
+        """Let the next save write the file of resets."""
+        self.resets_document.changed = True
+
+    def _render(self) -> str:
+        """Return the text of the file of committed offsets."""
+        self.on_save()
+        return tables.encode_consumer_offsets_file(self.snapshot())
+
+    def _render_resets(self) -> str:
+        """Return the text of the file of resets, which also has the deleted topics."""
+        content: dict[str, Any] = {"resets": self.resets.to_objects()}
+        if self.groups_by_deleted_topic:
+            content["deletedTopics"] = [
+                {"topic": topic, "groups": sorted(groups)}
+                for topic, groups in self.groups_by_deleted_topic.items()
+            ]
+        return orjson.dumps(content).decode()
 
     def load(self) -> None:
         """Read the files. Raises StoreDamagedError.
@@ -242,6 +250,11 @@ class Offsets:
         A broker of RocketMQ with light queues (enableLmq) wrote all offsets to another file, which
         is read if the usual one is missing.
         """
+        self._load_table()
+        self._load_resets()
+
+    def _load_table(self) -> None:
+        """Read the file of committed offsets."""
         saved = self.document.load(tables.decode_consumer_offsets_file)
         if saved is None:
             saved = self._light_document.load(tables.decode_consumer_offsets_file)
@@ -259,7 +272,9 @@ class Offsets:
                 self.document.path,
             )
 
-        pending = self.resets_document.load(orjson.loads)
+    def _load_resets(self) -> None:
+        """Read the file of resets, which also has the deleted topics."""
+        saved = self.resets_document.load(orjson.loads)
         if self.resets_document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another "
@@ -268,10 +283,11 @@ class Offsets:
                 self.resets_document.path,
             )
             self.resets_document.changed = True
-        elif pending is not None:
-            self.resets.load(pending.get("resets", ()))
-            for item in pending.get("deletedTopics", ()):
-                self.groups_by_deleted_topic[str(item["topic"])] = set(map(str, item["groups"]))
+        elif saved is not None:
+            self.resets.load(saved.get("resets", ()))
+            for topic_object in saved.get("deletedTopics", ()):
+                topic = str(topic_object["topic"])
+                self.groups_by_deleted_topic[topic] = set(map(str, topic_object["groups"]))
 
     def snapshot(self) -> tables.ConsumerOffsets:
         """Return the table as GET_ALL_CONSUMER_OFFSET (43) and the file contain it.
@@ -306,9 +322,11 @@ class Offsets:
         queues = self.table.get(key)
         if queues is None:
             queues = self.table[key] = {}
-        old = queues.get(queue_id, -1)
-        if offset < old:
-            log.info("group %s moves back on %s:%d: %d -> %d", group, topic, queue_id, old, offset)
+        committed = queues.get(queue_id, -1)
+        if offset < committed:
+            log.info(
+                "group %s moves back on %s:%d: %d -> %d", group, topic, queue_id, committed, offset
+            )
         queues[queue_id] = offset
         self.document.changed = True
         self._commits += 1
@@ -435,21 +453,26 @@ class Offsets:
         in `on_forget` are called with `topic` and `group`. The caller passes one of them.
         """
         self.resets.forget(topic=topic, group=group)
-        for deleted in list(self.groups_by_deleted_topic) if group else ():
-            self.groups_by_deleted_topic[deleted].discard(group or "")
-            if not self.groups_by_deleted_topic[deleted]:
-                del self.groups_by_deleted_topic[deleted]
-            self.resets_document.changed = True
+        if group:
+            self._forget_in_deleted_topics(group)
         for follow in self.on_forget:
             follow(topic=topic, group=group)
+
+        # The keys of both tables are `topic@group`.
         prefix = f"{topic}@" if topic else ""
         suffix = f"@{group}" if group else ""
+        for key in [*self.table]:
+            if key.startswith(prefix) and key.endswith(suffix):
+                del self.table[key]
+                self.document.changed = True
+        for key, pulled_offsets in self.pulled.items():
+            if key.startswith(prefix) and key.endswith(suffix):
+                pulled_offsets.clear()  # not removed: pulls hold a reference to it
 
-        def matching_keys(table: dict[str, dict[int, int]]) -> list[str]:
-            return [key for key in table if key.startswith(prefix) and key.endswith(suffix)]
-
-        for key in matching_keys(self.table):
-            del self.table[key]
-            self.document.changed = True
-        for key in matching_keys(self.pulled):
-            self.pulled[key].clear()  # pulls hold a reference to it
+    def _forget_in_deleted_topics(self, group: str) -> None:
+        """Remove a deleted group from `groups_by_deleted_topic`."""
+        for deleted_topic, groups in [*self.groups_by_deleted_topic.items()]:
+            groups.discard(group)
+            if not groups:
+                del self.groups_by_deleted_topic[deleted_topic]
+            self.resets_document.changed = True

@@ -27,6 +27,7 @@ import logging
 import socket
 import zlib
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any, Final
 
 from sluicemq.broker.group_commit import encode_error_answer, encode_unconfirmed_answer
@@ -98,25 +99,28 @@ class NameServerState:
     """Whether it answers REGISTER_TOPIC_IN_NAMESRV (217). RocketMQ 4.9 does not."""
 
 
-def parse_credentials(text: str) -> tuple[str, str] | None:
+def parse_credentials(setting: str) -> tuple[str, str] | None:
     """Return access key and secret of innerClientAuthenticationCredentials; None if it is empty.
 
-    Raises ConfigurationError, without the text, if it is not a JSON object with both.
+    Raises ConfigurationError, without the value of the setting, if it is not a JSON object with
+    both.
     """
-    if not text:
+    if not setting:
         return None
     try:
-        value = json.loads(text)
-        pair = value["accessKey"], value["secretKey"]
+        credentials = json.loads(setting)
+        access_key = credentials["accessKey"]
+        secret_key = credentials["secretKey"]
     except (ValueError, TypeError, KeyError):
-        pair = ("", "")
-    if not all(isinstance(part, str) and part for part in pair):
+        access_key = secret_key = ""
+    are_texts = isinstance(access_key, str) and isinstance(secret_key, str)
+    if not are_texts or not access_key or not secret_key:
         raise ConfigurationError(
             "innerClientAuthenticationCredentials must be a JSON object with accessKey and "
             "secretKey.",
             fix='Write {"accessKey":"…","secretKey":"…"}.',
         )
-    return pair
+    return access_key, secret_key
 
 
 class Registration:
@@ -153,30 +157,38 @@ class Registration:
         The function may run on another thread. The changes noted for `server` are cleared.
         """
         server.changes = set()
-        configs = self._topics.configs()
-        config = self._settings.broker
+        # Copied here, because the function may run on another thread.
+        topic_configs = self._topics.configs()
+        broker_config = self._settings.broker
         version = dataclasses.replace(self._topics.version, state_version=self.term_number)
 
-        def request() -> Command:
-            topics = {name: self._limit_permissions(topic) for name, topic in configs.items()}
-            body = registered.encode_register_body(
-                registered.RegisterBody(tables.TopicTable(topics, version))
-            )
-            header = RegisterBrokerRequest(
-                broker=config.broker_name,
-                address=self.address,
-                cluster=config.cluster_name,
-                ha_address=self.ha_address,
-                broker_id=self._settings.registered_id,
-                heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS if self.sends_heartbeats else None,
-                acting_master_enable=config.acting_master,
-                compressed=False,
-                body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
-            )
-            fields = encode_header(header) | self._fields
-            return self.sign(Command(RequestCode.REGISTER_BROKER, fields, body))
+        def make_request() -> Command:
+            registered_topics = {
+                name: self._limit_permissions(topic_config)
+                for name, topic_config in topic_configs.items()
+            }
+            topic_table = tables.TopicTable(registered_topics, version)
+            body = registered.encode_register_body(registered.RegisterBody(topic_table))
+            return self._make_registration_request(broker_config, body)
 
-        return request
+        return make_request
+
+    def _make_registration_request(self, config: BrokerConfig, body: bytes) -> Command:
+        """Return the signed REGISTER_BROKER request (103) with the encoded topics as `body`."""
+        heartbeat_timeout_ms = HEARTBEAT_TIMEOUT_MS if self.sends_heartbeats else None
+        header = RegisterBrokerRequest(
+            broker=config.broker_name,
+            address=self.address,
+            cluster=config.cluster_name,
+            ha_address=self.ha_address,
+            broker_id=self._settings.registered_id,
+            heartbeat_timeout_ms=heartbeat_timeout_ms,
+            acting_master_enable=config.acting_master,
+            compressed=False,
+            body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+        )
+        fields = encode_header(header) | self._fields
+        return self.sign(Command(RequestCode.REGISTER_BROKER, fields, body))
 
     @property
     def ha_address(self) -> str:
@@ -354,6 +366,18 @@ def make_unreplicated_error() -> StoreUncertainError:
     )
 
 
+WaitingAnswers = list[tuple[Peer, bytes]]
+"""Encoded answers with their connections. An answer b"" belongs to a one-way request."""
+
+
+def _replace_by_errors(waiting: WaitingAnswers, error: StoreError) -> WaitingAnswers:
+    """Return an error answer with the text of `error` in place of each answer."""
+    return [
+        (peer, encode_error_answer(answer, error, str(error)) if answer else b"")
+        for peer, answer in waiting
+    ]
+
+
 class Announcements:
     """The answers that wait for an announcement, and the connections to the name servers."""
 
@@ -384,38 +408,42 @@ class Announcements:
         self._clock = clock
         self._in_executor = in_executor
         self._save_offsets = save_offsets
-        self._waiting: list[tuple[Peer, bytes]] = []
+        self._waiting: WaitingAnswers = []
         self.wait_for_replicas: Callable[[], Awaitable[None]] = _no_replicas
         """Waits until the replicas have the changes so far. Raises StoreError."""
         self._lookups: set[asyncio.Task[None]] = set()
         self._wakeup = asyncio.Event()
-
-        def lost(channel: Channel) -> None:
-            """Register again with a name server whose connection was lost.
-
-            It has forgotten the broker, and may have been replaced by another version.
-            """
-            for server in registration.name_servers:
-                if server.address == channel.address:
-                    server.supports_topic_registration = True
-                    server.next_try_s = 0.0
-                    self._wakeup.set()
-
+        """Set when `run` must do a round."""
         self.pool = ChannelPool(
-            timeout_s=DIAL_WAIT_S, on_close=lost, clock=clock, connect=network.dial
+            timeout_s=DIAL_WAIT_S,
+            on_close=self._handle_lost_connection,
+            clock=clock,
+            connect=network.dial,
         )
-
-        def topic_changed(name: str) -> None:
-            registration.mark_topic_changed(name)
-            self._wakeup.set()
-
-        def settings_changed() -> None:  # the broker's permissions are part of its routes
-            registration.make_all_due()
-            self._wakeup.set()
-
-        topics.on_change = topic_changed
+        topics.on_change = self._handle_topic_change
         groups.on_change = lambda _name: self._wakeup.set()
-        settings.add_listener(settings_changed)
+        settings.add_listener(self._handle_settings_change)
+
+    def _handle_lost_connection(self, channel: Channel) -> None:
+        """Register again with a name server whose connection was lost.
+
+        It has forgotten the broker, and may have been replaced by another version.
+        """
+        for server in self.registration.name_servers:
+            if server.address == channel.address:
+                server.supports_topic_registration = True
+                server.next_try_s = 0.0
+                self._wakeup.set()
+
+    def _handle_topic_change(self, name: str) -> None:
+        """Register a changed topic in the next round, which starts now."""
+        self.registration.mark_topic_changed(name)
+        self._wakeup.set()
+
+    def _handle_settings_change(self) -> None:
+        """Register all topics again: the broker's permissions are part of their routes."""
+        self.registration.make_all_due()
+        self._wakeup.set()
 
     def announce(self, peer: Peer, answer: bytes) -> None:
         """Send the encoded `answer` to `peer` once every change so far is saved and registered."""
@@ -431,9 +459,7 @@ class Announcements:
         waiting = self._waiting
         self._waiting = []
         if error is not None:
-            waiting = [
-                (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
-            ]
+            waiting = _replace_by_errors(waiting, error)
         for peer, answer in waiting:
             peer.write(answer)
 
@@ -443,27 +469,28 @@ class Announcements:
             lookup.cancel()
         await self.pool.close()
 
-    def look_up(self, topic: str, done: Callable[[Command | None], None]) -> None:
+    def look_up(self, topic: str, on_answer: Callable[[Command | None], None]) -> None:
         """Ask the name servers for the route of a topic, one after the other until one answers.
 
-        Return at once. `done` is called later with the answer, or with None if none answered.
+        Return at once. `on_answer` is called later with the answer, or with None if none answered.
         """
 
-        async def ask() -> None:
-            answer = None
-            servers = sorted(self.registration.name_servers, key=lambda server: server.failures)
-            for server in servers:
-                with contextlib.suppress(SluiceError, OSError):
-                    channel = await self.pool.get(server.address)
-                    answer = await channel.call(
-                        self.registration.make_route_request(topic), ROUTE_WAIT_S
-                    )
-                    break
-            done(answer)
+        async def ask_and_report() -> None:
+            on_answer(await self._fetch_route(topic))
 
-        lookup = asyncio.get_running_loop().create_task(ask())
+        lookup = asyncio.get_running_loop().create_task(ask_and_report())
         self._lookups.add(lookup)
         lookup.add_done_callback(self._lookups.discard)
+
+    async def _fetch_route(self, topic: str) -> Command | None:
+        """Return the first answer of a name server about a topic; None if none answers."""
+        reliable_first = sorted(self.registration.name_servers, key=attrgetter("failures"))
+        for server in reliable_first:
+            with contextlib.suppress(SluiceError, OSError):
+                channel = await self.pool.get(server.address)
+                request = self.registration.make_route_request(topic)
+                return await channel.call(request, ROUTE_WAIT_S)
+        return None
 
     async def run(self) -> None:
         """Register and announce in rounds, until cancelled."""
@@ -511,31 +538,42 @@ class Announcements:
         """
         waiting = self._waiting
         self._waiting = []
-        syncs = filter(
-            None, [table.document.prepare_sync() for table in (self._topics, self._groups)]
-        )
-        if self._offsets.must_save_now:
-            self._offsets.must_save_now = False
-            await self._save_offsets()
-        for sync in syncs:
-            try:
-                await self._in_executor(sync)
-            except StoreError as error:
-                log.error("%s", error)
-                waiting = [(peer, a and encode_unconfirmed_answer(a, error)) for peer, a in waiting]
+        waiting = await self._make_durable(waiting)
         if waiting:
             try:
                 await self.wait_for_replicas()
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [
-                    (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
-                ]
+                waiting = _replace_by_errors(waiting, error)
+
         due = self.registration.find_due_servers(self._clock.monotonic_s())
         changed = [server for server in self.registration.servers_with_changes if server not in due]
         await asyncio.gather(*map(self._register, due), *map(self._register_changes, changed))
         for peer, answer in waiting:
             peer.write(answer)
+
+    async def _make_durable(self, waiting: WaitingAnswers) -> WaitingAnswers:
+        """Make the changes so far durable on this replica, and return the answers about them.
+
+        They are those in `waiting`, or errors if a sync has failed, which is logged.
+        """
+        # Prepared first: changes that are made meanwhile belong to the next round.
+        syncs = [self._topics.document.prepare_sync(), self._groups.document.prepare_sync()]
+        if self._offsets.must_save_now:
+            self._offsets.must_save_now = False
+            await self._save_offsets()
+        for sync in syncs:
+            if sync is None:  # nothing has changed
+                continue
+            try:
+                await self._in_executor(sync)
+            except StoreError as error:
+                log.error("%s", error)
+                waiting = [
+                    (peer, encode_unconfirmed_answer(answer, error) if answer else b"")
+                    for peer, answer in waiting
+                ]
+        return waiting
 
     async def _register(self, server: NameServerState) -> None:
         """Register all topics with one name server. Errors are handled by `on_failure`."""
@@ -609,11 +647,15 @@ def find_interface_addresses() -> list[str]:
 
     They are the one of the default route, and those of the host name. There may be others.
     """
-    found = dict.fromkeys(filter(None, [find_local_address(_ANY_REMOTE)]))
+    addresses: dict[str, None] = {}  # an ordered set
+    default_address = find_local_address(_ANY_REMOTE)
+    if default_address:
+        addresses[default_address] = None
     with contextlib.suppress(OSError):
-        for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            found.setdefault(str(entry[4][0]))
-    return list(found)
+        for resolved in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            _, _, _, _, socket_address = resolved
+            addresses.setdefault(str(socket_address[0]))
+    return list(addresses)
 
 
 def find_listening_addresses(bind_address: str) -> list[str]:

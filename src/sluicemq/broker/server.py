@@ -15,13 +15,15 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
+from sluicemq.acl.guard import Guard
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.blocking_jobs import BlockingJobs
+from sluicemq.broker.blocking_jobs import BackgroundJob, BlockingJobs, list_saving_jobs
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.context import BrokerEnvironment
 from sluicemq.broker.documents import DocumentWriter
@@ -70,16 +72,11 @@ from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
-T = TypeVar("T")
-BackgroundJob = tuple[str, Callable[[], float], Callable[[], Awaitable[None] | None]]
-"""The name of a job, a function that returns its period in seconds, and the job itself."""
 
 VIP_PORT_BELOW: Final = 2
 """The VIP port is this much below the port (spec/remoting.md §1)."""
 SWEEP_S: Final = 0.2
-TABLES_S: Final = 0.5
 EXPIRY_SWEEP_S: Final = 10.0
-FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
 CLEAN_S: Final = 1.0
 RULES_CHECK_S: Final = 0.5
 INDEX_S: Final = 0.1
@@ -232,11 +229,9 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        sockets = {
-            port: sock
-            for server in self._servers
-            for port, sock in server.duplicate_sockets().items()
-        }
+        sockets: dict[int, socket.socket] = {}
+        for server in self._servers:
+            sockets.update(server.duplicate_sockets())
         try:
             await self._end_role()
             self.term = term
@@ -305,30 +300,39 @@ class Broker:
             confirmed.delete()
         if not settings.is_read_only:
             StateApplier(files, paths).finish_snapshot()
+        # Tables of a slave come from its master; those of a master are recorded for its slaves.
         if settings.is_slave:
             files = DiscardingFiles(files, paths)
         elif not settings.is_read_only:
             run_id = self.term.run_id if self.term is not None else self.identity.run_id
             state_log = StateLog(paths, run_id=run_id, call_soon=self._loop.call_soon_threadsafe)
             files = RecordingFiles(files, state_log)
-        is_hidden = settings.is_slave and settings.is_failover
+
+        visible_end = None
+        if settings.is_slave and settings.is_failover:
+            visible_end = confirmed.end or 0
         self._store = store = Store.open(
             settings.store,
             files=files,
             clock=self._clock,
             is_gated=settings.is_gated,
-            confirmed=(confirmed.end or 0) if is_hidden else None,
+            confirmed=visible_end,
             incarnation=self._incarnation,
         )
         if state_log is not None:
             state_log.log_end = lambda: store.written_offset
             state_log.expired_queues = store.expired_queues
         if settings.is_failover:
-            path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
-            self.log_terms = LogTerms(files, path, store.written_offset)
-            if self.term is not None and not settings.is_slave:
-                self.log_terms.start_term(self.term.number, store.log_start, store.written_offset)
+            self._open_log_terms(store, files)
         return store, files, confirmed, state_log
+
+    def _open_log_terms(self, store: Store, files: Files) -> None:
+        """Open the file that says which term wrote which part of the log. A master adds its own."""
+        settings = self.settings
+        path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
+        self.log_terms = LogTerms(files, path, store.written_offset)
+        if self.term is not None and not settings.is_slave:
+            self.log_terms.start_term(self.term.number, store.log_start, store.written_offset)
 
     async def _open(self, sockets: ListeningSockets) -> None:
         """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
@@ -343,18 +347,8 @@ class Broker:
         host = resolve_stored_host(advertised.address, config.listen_port)
         core = self._make_core(host, files)
         await self._jobs.run(core.load)
-
-        confirmed_end = self._confirmed.end
-        if confirmed_end is None and self.settings.is_failover:
-            confirmed_end = 0  # other replicas may be in sync without what is stored here
-        if self.settings.is_gated and confirmed_end is not None:
-            # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
-            self.store.hide_unconfirmed(confirmed_end)
-        self.store.columns.loads_on_first_use = False
-        if isinstance(self._files, SystemFiles):
-            self.store.columns.sealer = SealingProcess()
-        if not self.settings.is_read_only:
-            core.retention.check_disk()
+        # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
+        self._prepare_store(core)
 
         self._make_registration(core, is_address_fixed=advertised.is_fixed)
         core.replication_side = self.replication_side = self._make_side(core, files, state_log)
@@ -369,9 +363,7 @@ class Broker:
         self.registration.address = self.address = format_address(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         if isinstance(self.replication_side, MasterSide):
-            self._ha_port = await self.replication_side.open(self._ha_port)
-            self.registration.ha_port = self._ha_port
-            self.replication_side.ha_address = self.registration.ha_address
+            await self._open_ha_port(self.replication_side)
         self._sweep_timer = loop.call_later(SWEEP_S, self._sweep)
         self._jobs_task = loop.create_task(self._run_background_jobs())
         with contextlib.suppress(TimeoutError):
@@ -382,37 +374,44 @@ class Broker:
         )
         log_protected_mode(config)
 
+    async def _open_ha_port(self, master_side: MasterSide) -> None:
+        """Open the port to which slaves connect, and name it in the registration."""
+        self._ha_port = await master_side.open(self._ha_port)
+        self.registration.ha_port = self._ha_port
+        master_side.ha_address = self.registration.ha_address
+
+    def _prepare_store(self, core: BrokerState) -> None:
+        """Hide messages that are not confirmed yet, and prepare the store for serving."""
+        confirmed_end = self._confirmed.end
+        if confirmed_end is None and self.settings.is_failover:
+            confirmed_end = 0  # other replicas may be in sync without what is stored here
+        if self.settings.is_gated and confirmed_end is not None:
+            self.store.hide_unconfirmed(confirmed_end)
+        self.store.columns.loads_on_first_use = False
+        if isinstance(self._files, SystemFiles):
+            self.store.columns.sealer = SealingProcess()
+        if not self.settings.is_read_only:
+            core.retention.check_disk()
+
     def _make_core(self, host: Host, files: Files) -> BrokerState:
         """Create the components of the broker, which are not loaded yet."""
         loop = self._loop
         settings = self.settings
-        store = self.store
 
+        # The announcements of this role are created after the components.
         def announce(peer: Peer, answer: bytes) -> None:
             self._announcements.announce(peer, answer)
 
-        def look_up(topic: str, done: Callable[[Command | None], None]) -> None:
-            self._announcements.look_up(topic, done)
+        def look_up(topic: str, on_answer: Callable[[Command | None], None]) -> None:
+            self._announcements.look_up(topic, on_answer)
 
         self.in_sync = None
         if not (settings.is_slave or settings.is_read_only):
-            is_synced_first = settings.store.flush_sync
-            self._confirmed.limit_to(store.written_offset)
-            self.in_sync = InSyncReplicas(
-                settings,
-                self._clock,
-                lambda: store.synced_offset if is_synced_first else store.written_offset,
-                confirmed=self._confirmed.end or 0,
-                local_id=settings.broker.broker_id,
-                term=self.term,
-                propose=self._propose,
-            )
-            if settings.is_gated:
-                self.in_sync.on_confirmed.append(self._confirmed.set_end)
+            self.in_sync = self._make_in_sync()
         id_prefix = encode_host(host)[:-4]  # the address without its port
         self.core = BrokerState(
             settings,
-            store,
+            self.store,
             BrokerEnvironment(
                 files=files,
                 clock=self._clock,
@@ -435,6 +434,24 @@ class Broker:
         self.core.role_controller = self._role_controller
         return self.core
 
+    def _make_in_sync(self) -> InSyncReplicas:
+        """Create what a master knows about its slaves."""
+        store = self.store
+        is_synced_first = self.settings.store.flush_sync
+        self._confirmed.limit_to(store.written_offset)
+        in_sync = InSyncReplicas(
+            self.settings,
+            self._clock,
+            lambda: store.synced_offset if is_synced_first else store.written_offset,
+            confirmed=self._confirmed.end or 0,
+            local_id=self.settings.broker.broker_id,
+            term=self.term,
+            propose=self._propose,
+        )
+        if self.settings.is_gated:
+            in_sync.on_confirmed.append(self._confirmed.set_end)
+        return in_sync
+
     def _make_registration(self, core: BrokerState, *, is_address_fixed: bool) -> None:
         """Create the registration and the announcements of the present role."""
         addresses = find_listening_addresses(self.settings.broker.bind_address)
@@ -456,8 +473,8 @@ class Broker:
             save_offsets=self._save_offsets,
         )
 
-    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        offload_to_executor(self._executor)(self.store.sync, done)
+    def _run_sync(self, on_end: Callable[[int | BaseException], None]) -> None:
+        offload_to_executor(self._executor)(self.store.sync, on_end)
 
     def _make_side(
         self, core: BrokerState, files: Files, state_log: StateLog | None
@@ -535,7 +552,8 @@ class Broker:
         self._servers = []
         port = next(iter(sockets), config.listen_port)
         vip_port = port - VIP_PORT_BELOW
-        for listen_port in (port, *([vip_port] if vip_port > 0 else ())):
+        listen_ports = [port, vip_port] if vip_port > 0 else [port]
+        for listen_port in listen_ports:
             server = self._network.listener(
                 handlers, on_disconnect=core.on_disconnect, limits=ServerLimits.from_config(config)
             )
@@ -587,15 +605,16 @@ class Broker:
 
     async def _end_role(self) -> None:
         """Stop serving in the present role, and close the store. A step that fails is logged."""
-        if (jobs_task := self._jobs_task) is None:
+        jobs_task = self._jobs_task
+        if jobs_task is None:
             return
         self._jobs_task = None
         if self.in_sync is not None:
             self.in_sync.propose = None
         jobs_task.cancel()
-        (result,) = await asyncio.gather(jobs_task, return_exceptions=True)
-        if isinstance(result, Exception):
-            log.error("Background jobs ended with an error: %s", result, exc_info=result)
+        (failure,) = await asyncio.gather(jobs_task, return_exceptions=True)
+        if isinstance(failure, Exception):
+            log.error("Background jobs ended with an error: %s", failure, exc_info=failure)
         # No samples are taken from now on, and that must not look like a loop that hangs.
         self.core.last_sample_s = math.inf
         await self._jobs.wait()
@@ -683,7 +702,6 @@ class Broker:
         core = self.core
         settings = self.settings
         run_steps = self._jobs.run_steps
-        save = self._writer.write
         jobs: list[BackgroundJob] = [
             (
                 "flush",
@@ -697,19 +715,17 @@ class Broker:
                 lambda: run_steps(core.build_property_columns(), computes=True),
             ),
             ("samples", lambda: 1.0, core.run_every_second),
-            ("confirmed end", lambda: CONFIRMED_S, lambda: save(self._confirmed.document)),
+            (
+                "confirmed end",
+                lambda: CONFIRMED_S,
+                lambda: self._writer.write(self._confirmed.document),
+            ),
             ("client expiry", lambda: EXPIRY_SWEEP_S, core.expire_clients),
             ("store check", lambda: STORE_CHECK_S, self._check_store),
         ]
-        if (guard := core.guard) is not None:
-
-            async def check_access_rules() -> None:
-                """Apply edits of the rule files, each as a whole and between two requests."""
-                guard.apply_checked_files(await self._jobs.run(guard.check_files))
-                if isinstance(self.replication_side, MasterSide):
-                    await self._jobs.run(self.replication_side.record_edits)
-
-            jobs.append(("access rules", lambda: RULES_CHECK_S, check_access_rules))
+        if core.guard is not None:
+            check_rules = partial(self._check_access_rules, core.guard)
+            jobs.append(("access rules", lambda: RULES_CHECK_S, check_rules))
         if self.registration.sends_heartbeats:
             heartbeat_s = settings.broker.name_server_heartbeat_ms / 1000
             jobs.append(("heartbeat", lambda: heartbeat_s, self._announcements.send_heartbeats))
@@ -717,48 +733,16 @@ class Broker:
             jobs.append(
                 ("retention", lambda: CLEAN_S, lambda: run_steps(core.retention.run_due_jobs()))
             )
-        return jobs if settings.is_slave else jobs + self._saving_jobs()
+        if not settings.is_slave:
+            # A slave gets the tables of its master instead.
+            jobs += list_saving_jobs(core, self._jobs, self._writer, self._save_offsets)
+        return jobs
 
-    def _saving_jobs(self) -> list[BackgroundJob]:
-        """Return the jobs that save tables. A slave gets the tables of its master instead."""
-        core = self.core
-        settings = self.settings
-        save = self._writer.write
-        delayed = core.delayed
-        filters = core.filters
-
-        def save_delayed() -> Awaitable[None]:
-            delayed.remove_old_log_files()
-            return save(*delayed.documents, core.epochs.table.document)
-
-        def save_filters() -> Awaitable[None]:
-            filters.remove_expired()
-            return save(filters.document, core.assignments.document)
-
-        return [
-            # A change is in the journal at once; only RocketMQ's JSON files lag by this period.
-            (
-                "saving topics",
-                lambda: TABLES_S,
-                lambda: save(*core.journaled_documents, core.locks.document),
-            ),
-            (
-                "saving offsets",
-                lambda: settings.broker.consumer_offset_flush_interval_ms / 1000,
-                self._save_offsets,
-            ),
-            ("saving filters", lambda: FILTERS_PERIOD_S, save_filters),
-            (
-                "saving delay levels",
-                lambda: settings.store.delay_offset_flush_interval_ms / 1000,
-                save_delayed,
-            ),
-            (
-                "saving timers",
-                lambda: settings.store.timer_flush_interval_ms / 1000,
-                lambda: self._jobs.run_steps(delayed.timers.save()),
-            ),
-        ]
+    async def _check_access_rules(self, guard: Guard) -> None:
+        """Apply edits of the rule files, each as a whole and between two requests."""
+        guard.apply_checked_files(await self._jobs.run(guard.check_files))
+        if isinstance(self.replication_side, MasterSide):
+            await self._jobs.run(self.replication_side.record_edits)
 
     def _check_store(self) -> None:
         """Log once that the store refuses writes; report it if `exitOnFatalStoreError` is true."""

@@ -77,12 +77,12 @@ class Settings:
         self._at_next_start = change.at_next_start
         self.replace(change.in_force[Part.BROKER], change.in_force[Part.STORE])
 
-    def reread(self, text: str) -> Change:
-        """Apply the edited configuration file with this text, and return the change.
+    def reread(self, content: str) -> Change:
+        """Apply the edited configuration file with the text `content`, and return the change.
 
         Raises ConfigurationError, with nothing changed, if the text is invalid.
         """
-        change = reread_settings(self.in_force, self.at_next_start, text)
+        change = reread_settings(self.in_force, self.at_next_start, content)
         self.apply(change)
         return change
 

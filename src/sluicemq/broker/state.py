@@ -41,7 +41,8 @@ from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
-from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
+from sluicemq.broker.produce.send import SendHandlers
+from sluicemq.broker.produce.send_back import SendBackHandlers
 from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
@@ -96,75 +97,84 @@ class BrokerState:
 
         `in_sync` is what a master knows about its slaves.
         """
-        files = environment.files
-        clock = environment.clock
         self.settings = settings
         self.store = store
-        self.files = files
-        self.clock = clock
+        self.files = environment.files
+        self.clock = environment.clock
         self.in_sync = in_sync
         self.offload = environment.offload
         self._announce = environment.announce
-        self.steady_clock = environment.steady_clock or SteadyClock(clock)
+        self.steady_clock = environment.steady_clock or SteadyClock(self.clock)
         """The clock for deadlines of waiting messages; it never goes back."""
-        self.supervisor = environment.supervisor or Supervisor(clock, log)
+        self.supervisor = environment.supervisor or Supervisor(self.clock, log)
         self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
         settings.set_host(environment.host)
 
-        # Topics, groups and connections.
+        # In the order in which they need each other.
+        self._make_tables()
+        self._make_loop_components(environment)
+        self._make_consumer_components(environment)
+        self._make_store_components(environment)
+        for document in self.offset_documents:
+            document.use_identity_file(store)
+        self._make_watchers()
+
+    def _make_tables(self) -> None:
+        """Create the tables of topics, groups and clients."""
+        settings = self.settings
+        files = self.files
+        clock = self.clock
         self.topics = Topics(settings, files, clock)
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock, store.columns.request_columns)
+        self.filters = ConsumerFilters(settings, files, clock, self.store.columns.request_columns)
         self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
         self.held_bytes = ClientMemory(settings)
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
+
+    def _make_loop_components(self, environment: BrokerEnvironment) -> None:
+        """Create what schedules work on the event loop, and the context of the other components."""
+        settings = self.settings
         self.scheduler = environment.scheduler or FairScheduler(
-            clock.monotonic_s, environment.call_soon
+            self.clock.monotonic_s, environment.call_soon
         )
         self.background = Background(
-            clock,
+            self.clock,
             self.scheduler,
             self.handle_outcome,
             environment.call_later,
             environment.compute,
         )
         self.group_commit = GroupCommit(
-            store,
-            clock,
+            self.store,
+            self.clock,
             call_soon=environment.call_soon,
             announce=environment.announce,
             run_sync=environment.run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
-            gate=in_sync if settings.is_gated else None,
+            gate=self.in_sync if settings.is_gated else None,
         )
         self.scheduler.before_round = self.group_commit.commit
         self.context = BrokerContext(
             settings=settings,
-            store=store,
+            store=self.store,
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
             group_commit=self.group_commit,
             background=self.background,
             scheduler=self.scheduler,
-            files=files,
-            clock=clock,
+            files=self.files,
+            clock=self.clock,
             steady_clock=self.steady_clock,
             call_soon=environment.call_soon,
             call_later=environment.call_later,
         )
-
-        self._make_consumer_components(environment)
-        self._make_store_components(environment)
-        for document in self.offset_documents:
-            document.use_identity_file(store)
-        self._make_watchers()
 
     def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that answer consumers."""
@@ -283,8 +293,9 @@ class BrokerState:
         self.offsets.mark_missing_as_deleted(
             lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
         )
-        for name in [name for name in self.offsets.groups_by_deleted_topic if name in self.topics]:
-            self._reset_groups_of_recreated_topic(name)
+        for name in [*self.offsets.groups_by_deleted_topic]:
+            if name in self.topics:
+                self._reset_groups_of_recreated_topic(name)
 
     def _on_topic_created(self, name: str) -> None:
         """Forget offsets that are left of a deleted topic of this name, and reset its groups."""
@@ -342,6 +353,7 @@ class BrokerState:
             raise open_error(self.settings.store.root, error) from error
 
     def _load_tables(self) -> None:
+        """Load all components in the order in which they need each other, as `load` explains."""
         store = self.store
         is_read_only = self.settings.is_read_only
         is_slave = self.settings.is_slave
@@ -349,36 +361,46 @@ class BrokerState:
             self.guard.load()
         self.topics.load()
         if not (is_read_only or is_slave):
-            self.topics.adopt_stored_topics(
-                key for key in store.queues() if store.queue_offsets(*key)[1]
-            )
-        for part in (
-            self.groups,
-            self.offsets,
-            self.order,
-            self.assignments,
-            self.lanes,
-            self.filters,
-            self.locks,
-        ):
-            part.load()
+            self.topics.adopt_stored_topics(self._list_used_queues())
+        self.groups.load()
+        self.offsets.load()
+        self.order.load()
+        self.assignments.load()
+        self.lanes.load()
+        self.filters.load()
+        self.locks.load()
 
         if is_slave:
             # The other jobs belong to the master, and only the master's files are written.
             discard_timer_files(store, self.files, self.settings.store.root)
             return
         if not is_read_only:
-            self.offsets.clamp_to_queue_ends(
-                lambda *key: store.committed_offset(*key) if store.queue_exists(*key) else None
-            )
-        for worker in (self.delayed, self.checkpoints, self.transactions, self.epochs):
-            worker.load()
+            self.offsets.clamp_to_queue_ends(self._find_queue_end)
+        self.delayed.load()
+        self.checkpoints.load()
+        self.transactions.load()
+        self.epochs.load()
         if is_read_only:
             readonly.add_missing_topics_and_groups(store, self.topics, self.groups, self.offsets)
         else:
             self._follow_topics()
         for document in (self.topics.document, self.groups.document, self.checkpoints.document):
             document.save()
+
+    def _list_used_queues(self) -> list[tuple[str, int]]:
+        """Return topic and id of each stored queue that has, or had, a message."""
+        used_queues = []
+        for topic, queue_id in self.store.queues():
+            _, end_offset = self.store.queue_offsets(topic, queue_id)
+            if end_offset:
+                used_queues.append((topic, queue_id))
+        return used_queues
+
+    def _find_queue_end(self, topic: str, queue_id: int) -> int | None:
+        """Return the end offset of a queue; None if the queue does not exist."""
+        if not self.store.queue_exists(topic, queue_id):
+            return None
+        return self.store.committed_offset(topic, queue_id)
 
     @property
     def journaled_documents(self) -> tuple[Document, ...]:
@@ -503,20 +525,20 @@ class BrokerState:
         Called several times a second. A component that fails pauses; the others run.
         """
         now_s = self.clock.monotonic_s()
-        run = self.supervisor.run_unless_pausing
-        run("parked pulls", lambda: self.polls.expire(now_s))
-        run("held answers", lambda: self.group_commit.expire(now_s))
-        run("requests to clients", lambda: self.client_requests.expire(now_s))
-        run("notices of members", self.consumers.notices.send_due)
+        run_unless_pausing = self.supervisor.run_unless_pausing
+        run_unless_pausing("parked pulls", lambda: self.polls.expire(now_s))
+        run_unless_pausing("held answers", lambda: self.group_commit.expire(now_s))
+        run_unless_pausing("requests to clients", lambda: self.client_requests.expire(now_s))
+        run_unless_pausing("notices of members", self.consumers.notices.send_due)
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.tick)
+            run_unless_pausing("in-sync set", self.in_sync.tick)
         self.delayed.run_slice()
-        run("ordered pops", self.order.wake_free_queues)
-        run("epochs", self.epochs.run_slice)
-        run("transaction checks", self.transactions.run_slice)
-        run("filter watch", self.filter_watch.survey_if_due)
+        run_unless_pausing("ordered pops", self.order.wake_free_queues)
+        run_unless_pausing("epochs", self.epochs.run_slice)
+        run_unless_pausing("transaction checks", self.transactions.run_slice)
+        run_unless_pausing("filter watch", self.filter_watch.survey_if_due)
 
     def run_every_second(self) -> None:
         """Take samples for rates, and run the lanes. Called once a second."""

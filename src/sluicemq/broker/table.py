@@ -11,7 +11,7 @@ table is answered with REQUEST_CODE_NOT_SUPPORTED.
 
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.access import AccessHandlers
@@ -30,7 +30,8 @@ from sluicemq.broker.pop.acknowledge import InFlightHandlers, PopAckHandlers
 from sluicemq.broker.pop.assignment import Assignments
 from sluicemq.broker.pop.pop import PopHandlers
 from sluicemq.broker.produce.relays import RelayHandlers, ReplyHandlers
-from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
+from sluicemq.broker.produce.send import SendHandlers
+from sluicemq.broker.produce.send_back import SendBackHandlers
 from sluicemq.broker.replication.requests import (
     ReplicaRequests,
     make_slave_handlers,
@@ -303,23 +304,9 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
     A slave and a read-only broker refuse the requests that they must not handle. With access
     control, each request is checked first.
     """
-    objects_by_class = {type(item).__name__: item for item in make_handler_objects(core)}
+    handlers, fast_paths = _bind_table(core)
 
-    def bind(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        class_name = function.__qualname__.partition(".")[0]
-        return MethodType(function, objects_by_class[class_name])
-
-    def make_handler(row: Row) -> Handler:
-        header = row.header
-        handle = bind(row.handler)
-        if header is None:
-            return handle
-        return lambda command, peer: handle(decode_header(header, command.fields), command, peer)
-
-    handlers = {int(code): make_handler(row) for code, row in TABLE.items()}
-    fast_paths = {
-        int(code): bind(row.fast_path) for code, row in TABLE.items() if row.fast_path is not None
-    }
+    # What a broker in this role must refuse, or handle in another way.
     if core.in_sync is not None and core.settings.is_gated:
         handlers, fast_paths = refuse_unsafe_sends(core.in_sync, handlers, fast_paths)
     if core.settings.is_read_only:
@@ -335,6 +322,7 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         # Each of these requests must be checked, or be passed on to the master.
         fast_paths.pop(Code.HEART_BEAT, None)
         fast_paths.pop(Code.PULL_MESSAGE, None)
+
     return Dispatcher(
         handlers,
         fast_handlers=fast_paths,
@@ -345,6 +333,34 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         codes_with_messages=CODES_WITH_MESSAGES,
         scheduler=core.scheduler,
     )
+
+
+def _bind_table(core: BrokerState) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
+    """Return (handlers, fast paths) by request code: the rows of `TABLE`, bound to objects."""
+    objects_by_class = {
+        type(handler_object).__name__: handler_object
+        for handler_object in make_handler_objects(core)
+    }
+
+    def bind(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        class_name, _, _ = function.__qualname__.partition(".")
+        return MethodType(function, objects_by_class[class_name])
+
+    handlers: dict[int, Handler] = {}
+    fast_paths: dict[int, FastHandler] = {}
+    for code, table_row in TABLE.items():
+        handle = bind(table_row.handler)
+        if table_row.header is not None:
+            handle = _decode_before(handle, table_row.header)
+        handlers[int(code)] = handle
+        if table_row.fast_path is not None:
+            fast_paths[int(code)] = bind(table_row.fast_path)
+    return handlers, fast_paths
+
+
+def _decode_before(handle: Callable[..., Outcome], header_class: type[Any]) -> Handler:
+    """Return a handler that decodes the fields of a request and passes the header to `handle`."""
+    return lambda command, peer: handle(decode_header(header_class, command.fields), command, peer)
 
 
 def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:

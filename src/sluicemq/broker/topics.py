@@ -85,14 +85,14 @@ REVIVE_QUEUES: Final = 8
 """The number of queues of the revive topic (spec/delivery.md §7)."""
 
 
-def _find_fault(kind: str, name: str, length_max: int) -> str | None:
+def _find_fault(what: str, name: str, length_max: int) -> str | None:
     """Return why `name` is invalid, in RocketMQ's words, or None if it is valid."""
     if not name.strip():
-        return f"The specified {kind} is blank."
+        return f"The specified {what} is blank."
     if not _NAME.fullmatch(name):
-        return f"The specified {kind} contains illegal characters, allowing only ^{_NAME.pattern}$"
+        return f"The specified {what} contains illegal characters, allowing only ^{_NAME.pattern}$"
     if len(name) > length_max:
-        return f"The specified {kind} has {len(name)} characters; the limit is {length_max}."
+        return f"The specified {what} has {len(name)} characters; the limit is {length_max}."
     return None
 
 
@@ -170,17 +170,21 @@ class Table(ABC, Generic[Config, Item]):
         """
         for config in saved:
             self._set(config)
-        changes = self.document.load_journal(self.table)
-        for change in changes:
+
+        journal_changes = self.document.load_journal(self.table)
+        for change in journal_changes:
             self.table.pop(change.name, None)
             if change.value is not None:
                 self._set(self._read(change.value, change.name))
-        missing = [config for config in system if config.name not in self.table]
-        for config in missing:
+
+        # Selected before the first is added: if two have one name, the settings of the last count.
+        missing_configs = [config for config in system if config.name not in self.table]
+        for config in missing_configs:
             self._set(config)
-        if changes:
-            self.version = max(self.version, changes[-1].version)
-        if missing or changes:
+
+        if journal_changes:
+            self.version = max(self.version, journal_changes[-1].version)
+        if missing_configs or journal_changes:
             self._bump()
 
     def _bump(self) -> None:
@@ -198,21 +202,26 @@ class Table(ABC, Generic[Config, Item]):
         is changed, if the journal cannot be written. Without `is_asked`, the change is made in
         memory even then, and is saved with the next write of the file.
         """
-        changes = [config for config in configs if self.config_of(config.name) != config]
-        if not changes:
+        changed_configs = [config for config in configs if self.config_of(config.name) != config]
+        if not changed_configs:
             return
-        values = {config.name: self._write(config) for config in changes}
-        self._append_to_journal(values, is_asked=is_asked)
-        for config in changes:
+        # In the journal before any of them is made in memory.
+        settings_by_name = {config.name: self._write(config) for config in changed_configs}
+        self._append_to_journal(settings_by_name, is_asked=is_asked)
+        for config in changed_configs:
             is_created = config.name not in self.table
-            verb = "created" if is_created else "changed"
             self._set(config)
-            # The creation of the group is logged already when its retry topic is created.
-            level = logging.DEBUG if config.name.startswith(RETRY_PREFIX) else logging.INFO
-            log.log(level, "%s %s: %s", self._kind, verb, config)
+            self._log_put(config, is_created=is_created)
             self.on_change(config.name)
             if is_created:
                 self.on_created(config.name)
+
+    def _log_put(self, config: Config, *, is_created: bool) -> None:
+        """Log that a topic or group was created or changed."""
+        verb = "created" if is_created else "changed"
+        # The creation of the group is logged already when its retry topic is created.
+        level = logging.DEBUG if config.name.startswith(RETRY_PREFIX) else logging.INFO
+        log.log(level, "%s %s: %s", self._kind, verb, config)
 
     def remove(self, name: str) -> bool:
         """Delete a topic or group, and call `on_change` and `on_removed` with its name.
@@ -291,9 +300,10 @@ class Topic(TopicState):
     def __str__(self) -> str:
         """Return the description of the topic as RocketMQ's answers contain it."""
         config = self.config
-        bits = zip((PERM_READ, PERM_WRITE, PERM_INHERIT), "RWX", strict=True)
-        perm = "".join(character if config.perm & bit else "-" for bit, character in bits)
-        attributes = ", ".join(f"{key}={value}" for key, value in config.attributes.items())
+        perm = "R" if config.perm & PERM_READ else "-"
+        perm += "W" if config.perm & PERM_WRITE else "-"
+        perm += "X" if config.perm & PERM_INHERIT else "-"
+        attributes = ", ".join(f"{key}={setting}" for key, setting in config.attributes.items())
         return (
             f"TopicConfig [topicName={config.name}, readQueueNums={config.read_queues}, "
             f"writeQueueNums={config.write_queues}, perm={perm}, "
@@ -322,29 +332,32 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
 
     See spec/store.md §11.
     """
-
-    def topic(name: str, queues: int = 1, perm: int = READ_WRITE) -> TopicConfig:
-        return TopicConfig(name, queues, queues, perm)
-
-    cluster = config.cluster_name
-    broker = config.broker_name
-    inherited = READ_WRITE | PERM_INHERIT
-    yield topic(SELF_TEST_TOPIC)
+    cluster_name = config.cluster_name
+    broker_name = config.broker_name
+    inheritable = READ_WRITE | PERM_INHERIT
+    cluster_perm = inheritable if config.cluster_topic_enable else PERM_INHERIT
+    broker_perm = inheritable if config.broker_topic_enable else PERM_INHERIT
+    yield _topic_config(SELF_TEST_TOPIC)
     if config.auto_create_topic:
-        yield topic(DEFAULT_TOPIC, config.default_topic_queues, inherited)
-    yield topic(BENCHMARK_TOPIC, 1024)
-    yield topic(cluster, 16, inherited if config.cluster_topic_enable else PERM_INHERIT)
-    yield topic(broker, 1, inherited if config.broker_topic_enable else PERM_INHERIT)
-    yield topic(OFFSET_MOVED_TOPIC)
-    yield topic(SCHEDULE_TOPIC, 18)
+        yield _topic_config(DEFAULT_TOPIC, config.default_topic_queues, inheritable)
+    yield _topic_config(BENCHMARK_TOPIC, 1024)
+    yield _topic_config(cluster_name, 16, cluster_perm)
+    yield _topic_config(broker_name, 1, broker_perm)
+    yield _topic_config(OFFSET_MOVED_TOPIC)
+    yield _topic_config(SCHEDULE_TOPIC, 18)
     if config.trace_topic_enable:
-        yield topic(config.trace_topic_name)
-    yield topic(reply_topic(cluster))
-    yield topic(revive_topic(cluster), REVIVE_QUEUES)
-    yield topic(sync_member_topic(broker), 1, PERM_INHERIT)
-    yield topic(HALF_TOPIC)
-    yield topic(OP_TOPIC)
-    yield topic(TIMER_TOPIC)
+        yield _topic_config(config.trace_topic_name)
+    yield _topic_config(reply_topic(cluster_name))
+    yield _topic_config(revive_topic(cluster_name), REVIVE_QUEUES)
+    yield _topic_config(sync_member_topic(broker_name), 1, PERM_INHERIT)
+    yield _topic_config(HALF_TOPIC)
+    yield _topic_config(OP_TOPIC)
+    yield _topic_config(TIMER_TOPIC)
+
+
+def _topic_config(name: str, queues: int = 1, perm: int = READ_WRITE) -> TopicConfig:
+    """Return the settings of a topic with `queues` queues for reading and as many for writing."""
+    return TopicConfig(name, queues, queues, perm)
 
 
 class Topics(Table[TopicConfig, Topic]):
@@ -376,10 +389,12 @@ class Topics(Table[TopicConfig, Topic]):
         Otherwise like `Table.remove`.
         """
         topic = self.get(name)
-        (messages, size_bytes) = self.deleted_topic_totals
+        message_count, size_bytes = self.deleted_topic_totals
         is_removed = super().remove(name)
         if topic is not None and is_removed:
-            self.deleted_topic_totals = messages + topic.messages_in, size_bytes + topic.bytes_in
+            message_count += topic.messages_in
+            size_bytes += topic.bytes_in
+            self.deleted_topic_totals = message_count, size_bytes
         return is_removed
 
     def config_of(self, name: str) -> TopicConfig | None:
@@ -418,21 +433,21 @@ class Topics(Table[TopicConfig, Topic]):
         Such a topic was created by a send, and the power failed before the table was saved. This
         makes its acknowledged messages readable.
         """
-        counts: dict[str, int] = {}
+        used_counts: dict[str, int] = {}  # by topic: the number of queues up to the highest id
         for name, queue_id in queues:
             if name not in self.table and not name.startswith(LMQ_PREFIX):
-                counts[name] = max(counts.get(name, 0), queue_id + 1)
-        for name, used in counts.items():
-            default = 1 if name.startswith(RETRY_PREFIX) else self._queues_default
-            count = max(used, default)
+                used_counts[name] = max(used_counts.get(name, 0), queue_id + 1)
+        for name, used_count in used_counts.items():
+            default_count = 1 if name.startswith(RETRY_PREFIX) else self._queues_default
+            queue_count = max(used_count, default_count)
             log.warning(
                 "Topic %s has messages but is not in %s. It is added with %d queues.",
                 name,
                 self.document.path,
-                count,
+                queue_count,
             )
-            self.table[name] = Topic(TopicConfig(name, count, count, READ_WRITE))
-        if counts:
+            self.table[name] = Topic(_topic_config(name, queue_count))
+        if used_counts:
             self._bump()
 
     def require(self, name: str) -> Topic:
@@ -555,12 +570,17 @@ class Groups(Table[GroupConfig, GroupConfig]):
 
         The change is not written to the journal. It is saved with the next write of the file.
         """
-        bits = self.forbidden.get(group, {}).get(topic, 0) & ~PERM_READ
-        changed = {**self.forbidden.get(group, {}), topic: bits | (PERM_READ * is_forbidden)}
-        changed = {name: value for name, value in changed.items() if value}
-        self.forbidden = {name: value for name, value in self.forbidden.items() if name != group}
-        if changed:
-            self.forbidden[group] = changed
+        # New dicts, because a snapshot shares the old ones.
+        forbidden = dict(self.forbidden)
+        bits_by_topic = dict(forbidden.pop(group, {}))
+        bits = bits_by_topic.get(topic, 0) & ~PERM_READ
+        if is_forbidden:
+            bits |= PERM_READ
+        bits_by_topic[topic] = bits
+        remaining_bits = {name: bits for name, bits in bits_by_topic.items() if bits}
+        if remaining_bits:
+            forbidden[group] = remaining_bits
+        self.forbidden = forbidden
         self._bump()
 
     def can_read(self, group: str, topic: str) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
-from sluicemq.broker.lanes import group as group_module
+from sluicemq.broker.lanes import idle_lanes as idle_lanes_module
 from sluicemq.broker.lanes.assignments import MOVE_WAIT_MS
 from sluicemq.broker.lanes.rules import split_key
 from sluicemq.filter.subscriptions import compile_sql92
@@ -291,7 +291,7 @@ def test_many_changing_filters_are_accepted_and_their_unread_messages_wait(
     merged = 0
     for seed in range(max(SEEDS // 45, 1)):
         world = World(seed, contract)
-        monkeypatch.setattr(group_module, "IDLE_LANES_MAX", (1, 4, 16)[seed % 3])
+        monkeypatch.setattr(idle_lanes_module, "IDLE_LANES_MAX", (1, 4, 16)[seed % 3])
         world.tags = ROLLING
         known: list[Wanted] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker.lanes import group as group_module
+from sluicemq.broker.lanes import idle_lanes as idle_lanes_module
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lanes_file import encode_group
@@ -85,7 +85,7 @@ def test_very_many_subscriptions_and_the_next_one_are_served_each_with_its_own_m
 def test_a_merged_lane_is_split_off_with_all_its_messages(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(idle_lanes_module, "IDLE_LANES_MAX", 2)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(12))
     balance([stays, *others])
@@ -106,8 +106,8 @@ def test_a_merged_lane_is_split_off_with_all_its_messages(
 def test_forgotten_subscriptions_are_reported(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
-    monkeypatch.setattr(group_module, "IDLE_SUBSCRIPTIONS_MAX", 4)
+    monkeypatch.setattr(idle_lanes_module, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(idle_lanes_module, "IDLE_SUBSCRIPTIONS_MAX", 4)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(7))
     balance([stays, *others])

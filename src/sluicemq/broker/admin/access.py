@@ -13,7 +13,7 @@ No answer contains a secret key: GET_BROKER_CLUSTER_ACL_CONFIG shows `******`.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -21,7 +21,7 @@ from typing import Any, Final
 from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard, access_status
 from sluicemq.acl.loading import RuleFiles, decode_text
-from sluicemq.acl.rules import GROUP_PREFIX, PERMISSION_WORDS
+from sluicemq.acl.rules import GROUP_PREFIX, PERMISSION_WORDS, Account
 from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
@@ -88,19 +88,10 @@ class AccessHandlers:
         if account is not None:
             path, _, _ = account.origin.rpartition(":")  # the origin is `path:line`
 
-        fields: dict[str, Any] = {
-            "secretKey": header.secret_key or None,
-            "whiteRemoteAddress": header.white_address,
-            "admin": header.admin,
-            "defaultTopicPerm": header.topic_default or None,
-            "defaultGroupPerm": header.group_default or None,
-            "topicPerms": _split_permissions(header.topic_permissions),
-            "groupPerms": _split_permissions(header.group_permissions),
-        }
-        changes = {name: value for name, value in fields.items() if value is not None}
+        changes = _list_account_changes(header)
 
-        def set_account(text: str) -> str | None:
-            return edit.with_account(text, header.access_key, changes, self.clock.now_ms())
+        def set_account(file_text: str) -> str | None:
+            return edit.with_account(file_text, header.access_key, changes, self.clock.now_ms())
 
         self._edit_files_and_answer(command, peer, set_account, UPDATE_FAILED, path)
 
@@ -114,8 +105,8 @@ class AccessHandlers:
         if access_key not in self._require_guard().accounts:
             raise RequestError(DELETE_FAILED, f"account {access_key} does not exist.")
 
-        def remove_account(text: str) -> str | None:
-            return edit.without_account(text, access_key, self.clock.now_ms())
+        def remove_account(file_text: str) -> str | None:
+            return edit.without_account(file_text, access_key, self.clock.now_ms())
 
         self._edit_files_and_answer(command, peer, remove_account, DELETE_FAILED)
 
@@ -130,13 +121,14 @@ class AccessHandlers:
         guard = self._require_guard()
         path = header.file or guard.path
         if path not in guard.paths:
-            raise RequestError(
-                WHITE_FAILED, f"{path} is not one of the files: {', '.join(guard.paths)}."
-            )
-        addresses = [address.strip() for address in header.addresses.split(",") if address.strip()]
+            known_paths = ", ".join(guard.paths)
+            raise RequestError(WHITE_FAILED, f"{path} is not one of the files: {known_paths}.")
 
-        def set_addresses(text: str) -> str | None:
-            return edit.with_white_addresses(text, addresses, self.clock.now_ms())
+        stripped_addresses = map(str.strip, header.addresses.split(","))
+        addresses = [address for address in stripped_addresses if address]
+
+        def set_addresses(file_text: str) -> str | None:
+            return edit.with_white_addresses(file_text, addresses, self.clock.now_ms())
 
         self._edit_files_and_answer(command, peer, set_addresses, WHITE_FAILED, path)
 
@@ -176,22 +168,21 @@ class AccessHandlers:
         read or written.
         """
         # Edit the texts in memory.
-        text_by_edited_path = {}
-        contents = []
-        for file_path, data in guard.source.read_files().contents:
-            new_text = None
-            if path is None or path == file_path:
-                new_text = edit_text(decode_text(file_path, data))
+        new_texts: dict[str, str] = {}  # the new text of each edited file, by path
+        new_contents = []
+        for file_path, old_content in guard.source.read_files().contents:
+            is_to_edit = path is None or path == file_path
+            new_text = edit_text(decode_text(file_path, old_content)) if is_to_edit else None
             if new_text is None:
-                contents.append((file_path, data))
+                new_contents.append((file_path, old_content))
             else:
-                text_by_edited_path[file_path] = new_text
-                contents.append((file_path, new_text.encode()))
+                new_texts[file_path] = new_text
+                new_contents.append((file_path, new_text.encode()))
 
         # Load them for a check before anything is written: this raises ConfigurationError.
-        guard.source.load(RuleFiles(tuple(contents)))
+        guard.source.load(RuleFiles(tuple(new_contents)))
 
-        for file_path, new_text in text_by_edited_path.items():
+        for file_path, new_text in new_texts.items():
             overwrite_text(self.files, file_path, new_text)
         return guard.check_files()
 
@@ -199,32 +190,43 @@ class AccessHandlers:
         self,
         command: Command,
         peer: Peer,
-        work: Callable[[], Any],
+        blocking_work: Callable[[], Any],
         make_answer: Callable[[Any], Command | Announced],
         failure_code: int,
     ) -> None:
-        """Run `work` on another thread once all earlier jobs have ended, and answer the request.
+        """Run `blocking_work` on another thread after all earlier jobs, and answer the request.
 
         Each job thus reads what the job before it has written. `make_answer` returns the answer
-        from the result of `work`. If `work` raises an error, the answer has `failure_code`.
+        from the result of `blocking_work`. If that raises an error, the answer has `failure_code`.
         """
 
-        def on_end(result: Any) -> None:
+        def answer_and_start_next(result_or_error: Any) -> None:
             self.pending_jobs.popleft()
-            if isinstance(result, Exception):
-                answer: Command | Announced = Command(failure_code, remark=str(result))
+            if isinstance(result_or_error, Exception):
+                answer: Command | Announced = Command(failure_code, remark=str(result_or_error))
             else:
-                answer = make_answer(result)
-            if isinstance(answer, Announced):
-                self.handle_outcome(answer, command, peer)
-            else:
-                peer.write(b"" if command.is_oneway else encode_response_to(answer, command))
+                answer = make_answer(result_or_error)
+            self._send_answer(answer, command, peer)
             if self.pending_jobs:
-                self.pending_jobs[0]()
+                start_next_job = self.pending_jobs[0]
+                start_next_job()
 
-        self.pending_jobs.append(lambda: self.offload(work, on_end))
-        if len(self.pending_jobs) == 1:
-            self.pending_jobs[0]()
+        def start_job() -> None:
+            self.offload(blocking_work, answer_and_start_next)
+
+        self.pending_jobs.append(start_job)
+        is_only_job = len(self.pending_jobs) == 1
+        if is_only_job:
+            start_job()
+
+    def _send_answer(self, answer: Command | Announced, command: Command, peer: Peer) -> None:
+        """Send an answer to `command` now, or when it is announced. One-way requests get none."""
+        if isinstance(answer, Announced):
+            self.handle_outcome(answer, command, peer)
+        elif command.is_oneway:
+            peer.write(b"")
+        else:
+            peer.write(encode_response_to(answer, command))
 
     # --- queries
 
@@ -236,54 +238,30 @@ class AccessHandlers:
         guard = self._require_guard()
         contents = guard.files.contents if guard.files is not None else ()
 
-        def parse_versions() -> dict[str, Any]:
-            version_by_path = {}
-            for path, data in contents:
-                counter, time_ms = edit.version_of(decode_text(path, data))
-                version = DataVersion(counter, time_ms or guard.loaded_ms)
-                version_by_path[path] = data_version_object(version)
-            return version_by_path
-
-        def make_answer(version_by_path: Any) -> Command:
+        def make_answer(versions: Any) -> Command:
             config = self.settings.broker
             header = AccessVersionResponse(
-                version=_json(version_by_path.get(guard.path)),
-                all_versions=_json(version_by_path),
+                version=_json(versions.get(guard.path)),
+                all_versions=_json(versions),
                 broker=config.broker_name,
                 address=str(peer.local),
                 cluster=config.cluster_name,
             )
             return Command(ResponseCode.SUCCESS, encode_header(header))
 
+        parse_versions = partial(_parse_versions, contents, guard)
         self._run_in_order(command, peer, parse_versions, make_answer, ResponseCode.SYSTEM_ERROR)
 
     def list_rules(self, command: Command, peer: Peer) -> Command:
         """Answer GET_BROKER_CLUSTER_ACL_CONFIG (54) with all rules, but without secret keys."""
         guard = self._require_guard()
-        account_objects = []
-        for account in guard.accounts.values():
-            topic_permissions: list[str] = []
-            group_permissions: list[str] = []
-            for name, permission in account.permissions.items():
-                entry = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
-                is_group = name.startswith(GROUP_PREFIX)
-                (group_permissions if is_group else topic_permissions).append(entry)
-            white_address = "" if account.white_addresses is None else account.white_addresses.text
-            account_objects.append(
-                {
-                    "accessKey": account.access_key,
-                    "secretKey": MASK,
-                    "whiteRemoteAddress": white_address,
-                    "admin": account.is_admin,
-                    "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
-                    "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
-                    "topicPerms": topic_permissions,
-                    "groupPerms": group_permissions,
-                }
-            )
-        global_addresses = [pattern.text for pattern in guard.rules.white_addresses]
-        body = {"globalWhiteAddrs": global_addresses, "plainAccessConfigs": account_objects}
-        return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
+        rules = {
+            "globalWhiteAddrs": [pattern.text for pattern in guard.rules.white_addresses],
+            "plainAccessConfigs": [
+                _describe_account(account) for account in guard.accounts.values()
+            ],
+        }
+        return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(rules))
 
     def get_status(self, command: Command, peer: Peer) -> Command:
         """Answer SLUICE_ACCESS_STATUS (900121) with the state of access control."""
@@ -298,16 +276,71 @@ class AccessHandlers:
         return self.guard
 
 
-def _split_permissions(text: str | None) -> list[str] | None:
+def _parse_versions(contents: Iterable[tuple[str, bytes]], guard: Guard) -> dict[str, Any]:
+    """Return the versions of files as JSON objects, by path.
+
+    `contents` has the path and the content of each file. A file without a time has the one at which
+    `guard` has loaded it.
+    """
+    versions = {}
+    for path, content in contents:
+        counter, time_ms = edit.version_of(decode_text(path, content))
+        version = DataVersion(counter, time_ms or guard.loaded_ms)
+        versions[path] = data_version_object(version)
+    return versions
+
+
+def _list_account_changes(header: UpdateAccountRequest) -> dict[str, Any]:
+    """Return the fields of an account that a request changes, by their names in the file."""
+    fields: dict[str, Any] = {
+        "secretKey": header.secret_key or None,
+        "whiteRemoteAddress": header.white_address,
+        "admin": header.admin,
+        "defaultTopicPerm": header.topic_default or None,
+        "defaultGroupPerm": header.group_default or None,
+        "topicPerms": _split_permissions(header.topic_permissions),
+        "groupPerms": _split_permissions(header.group_permissions),
+    }
+    return {name: content for name, content in fields.items() if content is not None}
+
+
+def _split_permissions(comma_separated: str | None) -> list[str] | None:
     """Return the entries of a comma-separated list of permissions; None if there is no list.
 
     Empty entries are left out, but white space around an entry stays.
     """
-    if text is None:
+    if comma_separated is None:
         return None
-    return [entry for entry in text.split(",") if entry.strip()]
+    return [permission for permission in comma_separated.split(",") if permission.strip()]
 
 
-def _json(value: Any) -> str:
-    """Return a value as JSON text."""
-    return fastjson.dumps_strict(value).decode()
+def _describe_account(account: Account) -> dict[str, Any]:
+    """Return the JSON object of an account, as its file contains it, but without its secret key."""
+    topic_permissions = []
+    group_permissions = []
+    for name, permission in account.permissions.items():
+        permission_word = PERMISSION_WORDS[permission]
+        if name.startswith(GROUP_PREFIX):
+            group = name.removeprefix(GROUP_PREFIX)
+            group_permissions.append(f"{group}={permission_word}")
+        else:
+            topic_permissions.append(f"{name}={permission_word}")
+
+    white_address = ""
+    if account.white_addresses is not None:
+        white_address = account.white_addresses.text
+    return {
+        "accessKey": account.access_key,
+        "secretKey": MASK,
+        "whiteRemoteAddress": white_address,
+        "admin": account.is_admin,
+        "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
+        "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
+        "topicPerms": topic_permissions,
+        "groupPerms": group_permissions,
+    }
+
+
+def _json(json_object: Any) -> str:
+    """Return an object as JSON text."""
+    return fastjson.dumps_strict(json_object).decode()

@@ -12,7 +12,7 @@ Attributes of RocketMQ that this broker does not implement are rejected too, bec
 would promise its effect. Unknown attributes in a document that another broker wrote stay unchanged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -85,17 +85,19 @@ class AttributeRule(NamedTuple):
 
 def _require_one_of(*values: str) -> Callable[[str], str]:
     """Return a `find_fault` that accepts only `values`."""
-    text = f"value is not in set: [{', '.join(values)}]"
-    return lambda value: "" if value in values else text
+    fault = f"value is not in set: [{', '.join(values)}]"
+    return lambda attribute: "" if attribute in values else fault
 
 
 def _find_fault_of_number(value: str) -> str:
     """Return what is wrong with a number from -1 to 2**63 - 1, or "" if it is valid."""
     try:
-        number = int(value)
+        parsed = int(value)
     except ValueError:
         return f'For input string: "{value}"'
-    return "" if -1 <= number <= _INT64_MAX else f"value is not in range(-1, {_INT64_MAX})"
+    if not -1 <= parsed <= _INT64_MAX:
+        return f"value is not in range(-1, {_INT64_MAX})"
+    return ""
 
 
 TOPIC_ATTRIBUTES: Final = {
@@ -111,64 +113,89 @@ GROUP_ATTRIBUTES: Final = {CONTRACT: AttributeRule(_require_one_of(*CONTRACTS))}
 """The attributes of a group, with their rules."""
 
 
-def parse_attribute_changes(text: str) -> Iterable[tuple[str, str | None]]:
+def parse_attribute_changes(changes: str) -> Iterable[tuple[str, str | None]]:
     """Yield (change, value) for each attribute change in a text such as `+key=value,-key`.
 
     `+key=value` gives ("+key", "value"), `-key` gives ("-key", None). Raises RequestError for other
     forms.
     """
-    for change in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = change.partition("=")
-        if separator and not key.startswith("+"):
-            raise _system_error(f"add/alter attribute format is wrong: {key}: write +key=value.")
-        if not separator and not key.startswith("-"):
-            raise _system_error(
-                f"delete attribute format is wrong: {key}: write -key, or +key=value."
-            )
-        yield key, value if separator else None
+    for change in map(str.strip, changes.split(",")):
+        if not change:
+            continue
+        signed_key, separator, value = change.partition("=")
+        if separator:
+            if not signed_key.startswith("+"):
+                raise _system_error(
+                    f"add/alter attribute format is wrong: {signed_key}: write +key=value."
+                )
+            yield signed_key, value
+        else:
+            if not signed_key.startswith("-"):
+                raise _system_error(
+                    f"delete attribute format is wrong: {signed_key}: write -key, or +key=value."
+                )
+            yield signed_key, None
 
 
 def apply_attribute_changes(
-    old: Mapping[str, str] | None,
+    present: Mapping[str, str] | None,
     changes: Iterable[tuple[str, str | None]],
-    known: Mapping[str, AttributeRule],
+    rules: Mapping[str, AttributeRule],
 ) -> dict[str, str]:
     """Return the attributes of a topic or group after the changes of a tool.
 
-    `old` are its present attributes, or None if it is new. `changes` are pairs of `+key` and the
-    value, or `-key` and None. `known` are the rules of all attributes.
+    `present` are its present attributes, or None if it is new. `changes` are pairs of `+key` and
+    the value, or `-key` and None. `rules` has the rules of all attributes, by key.
 
     Raises RequestError, with RocketMQ's text and code, for a change that is not allowed.
     """
-    attributes = dict(old or {})
-    seen: set[str] = set()
-    for change, value in changes:
-        sign = change[:1]
-        key = change[1:]
-        if not key or "+" in key or "-" in key:
-            raise _system_error(
-                f"kv string format wrong: {change!r} is neither +key=value nor -key."
-            )
-        if key in seen:
-            raise _system_error(f"key duplication: {change}")
-        seen.add(key)
-        if sign not in "+-":
-            raise _system_error(f"wrong format key: {change}: write +key=value or -key.")
-        if sign == "-" and old is None:
+    is_new = present is None
+    attributes = dict(present or {})
+    changed_keys: set[str] = set()
+    for signed_key, value in changes:
+        key = _strip_sign(signed_key, changed_keys)
+        changed_keys.add(key)
+        is_deletion = signed_key.startswith("-")
+        if is_deletion and is_new:
             raise _system_error(f"only add attribute is supported while creating topic. key: {key}")
-        if sign == "-" and key not in attributes:
+        if is_deletion and key not in attributes:
             raise _system_error(f"attempt to delete a nonexistent key: {key}")
-        rule = known.get(key)
-        if rule is None:
-            names = ", ".join(sorted(known))
-            raise _system_error(f"unsupported key: {key}. The attributes are {names}.")
-        if old is not None and not rule.is_changeable:
+
+        rule = _require_rule(rules, key)
+        if not is_new and not rule.is_changeable:
             raise _system_error(f"attempt to update an unchangeable attribute. key: {key}")
-        if sign == "-":
+
+        if is_deletion:
             del attributes[key]
         else:
             attributes[key] = _check_value(rule, key, value or "")
     return attributes
+
+
+def _require_rule(rules: Mapping[str, AttributeRule], key: str) -> AttributeRule:
+    """Return the rule of an attribute. Raises RequestError if there is no such attribute."""
+    rule = rules.get(key)
+    if rule is None:
+        names = ", ".join(sorted(rules))
+        raise _system_error(f"unsupported key: {key}. The attributes are {names}.")
+    return rule
+
+
+def _strip_sign(signed_key: str, earlier_keys: Container[str]) -> str:
+    """Return the key in `+key` or `-key`.
+
+    Raises RequestError for any other form, and for a key in `earlier_keys`.
+    """
+    key = signed_key[1:]
+    if not key or "+" in key or "-" in key:
+        raise _system_error(
+            f"kv string format wrong: {signed_key!r} is neither +key=value nor -key."
+        )
+    if key in earlier_keys:
+        raise _system_error(f"key duplication: {signed_key}")
+    if not signed_key.startswith(("+", "-")):
+        raise _system_error(f"wrong format key: {signed_key}: write +key=value or -key.")
+    return key
 
 
 def _check_value(rule: AttributeRule, key: str, value: str) -> str:
@@ -199,20 +226,20 @@ def _system_error(remark: str) -> RequestError:
 
 def _decode_topics(body: bytes | memoryview) -> list[TopicConfig]:
     """Return the topics of the body of a request. Raises ProtocolError."""
-    items = take_list(load_object(body, "topic list"), "topicConfigList")
-    return [topic_from(as_object(item, "A topic")) for item in items]
+    topic_objects = take_list(load_object(body, "topic list"), "topicConfigList")
+    return [topic_from(as_object(topic_object, "A topic")) for topic_object in topic_objects]
 
 
 def _decode_groups(body: bytes | memoryview) -> list[GroupConfig]:
     """Return the groups of the body of a request. Raises ProtocolError."""
-    items = take_list(load_object(body, "group list"), "groupConfigList")
-    return [group_from(as_object(item, "A group")) for item in items]
+    group_objects = take_list(load_object(body, "group list"), "groupConfigList")
+    return [group_from(as_object(group_object, "A group")) for group_object in group_objects]
 
 
-def _split_into_chunks(items: list[T]) -> Iterator[list[T]]:
-    """Yield the items in lists of up to `ITEMS_PER_STEP`."""
-    for begin in range(0, len(items), ITEMS_PER_STEP):
-        yield items[begin : begin + ITEMS_PER_STEP]
+def _split_into_chunks(configs: list[T]) -> Iterator[list[T]]:
+    """Yield topics or groups in lists of up to `ITEMS_PER_STEP`."""
+    for begin in range(0, len(configs), ITEMS_PER_STEP):
+        yield configs[begin : begin + ITEMS_PER_STEP]
 
 
 class MetadataHandlers(BrokerComponent):
@@ -264,15 +291,18 @@ class MetadataHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Announced]:
             configs = yield from decode_body(_decode_topics, command.body)
-            checked = []
-            for number, chunk in enumerate(_split_into_chunks(configs)):
-                if number:
+
+            # Check all topics before the first one is changed. `yield None` ends a step.
+            checked_configs = []
+            for chunk_index, chunk in enumerate(_split_into_chunks(configs)):
+                if chunk_index > 0:
                     yield None
-                checked += [
+                checked_configs += [
                     self._complete_topic(config, config.attributes.items()) for config in chunk
                 ]
-            for number, chunk in enumerate(_split_into_chunks(checked)):
-                if number:
+
+            for chunk_index, chunk in enumerate(_split_into_chunks(checked_configs)):
+                if chunk_index > 0:
                     yield None
                 self.topics.put(*chunk)
             return Announced(Command(ResponseCode.SUCCESS))
@@ -294,10 +324,11 @@ class MetadataHandlers(BrokerComponent):
                 raise _invalid_parameter(
                     f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}."
                 )
-        old = self.topics.config_of(config.name)
-        attributes = apply_attribute_changes(
-            None if old is None else old.attributes, changes, TOPIC_ATTRIBUTES
-        )
+        present_config = self.topics.config_of(config.name)
+        present_attributes = None
+        if present_config is not None:
+            present_attributes = present_config.attributes
+        attributes = apply_attribute_changes(present_attributes, changes, TOPIC_ATTRIBUTES)
         return replace(config, attributes=attributes)
 
     def _check_not_system_topic(self, name: str) -> None:
@@ -318,25 +349,36 @@ class MetadataHandlers(BrokerComponent):
         """
         name = header.topic
         self._check_not_system_topic(name)
-        retries = []
-        if self.settings.broker.clear_pop_retries:
-            retries = [
-                pop_retry_topic(group, name, is_v2=is_v2)
-                for group in self.offsets.groups_of(name)
-                for is_v2 in (False, True)
-            ]
         if name in self.topics or any(name == topic for topic, _ in self.store.queues()):
-            for deleted in (*filter(self.topics.get, retries), name):
-                self.topics.remove(deleted)
-                # `Store.delete_topic` commits too. Answers that wait for a commit must be released
-                # or failed by their own group commit before that.
-                self.commit()
-                self.store.delete_topic(deleted)
-                self.offsets.delete_topic(deleted)
+            for retry_topic in self._find_pop_retry_topics(name):
+                self._delete_existing_topic(retry_topic)
+            self._delete_existing_topic(name)
         else:  # Offsets may be left of a deleted topic, but never of an invalid name.
             _require_no_fault(find_topic_name_fault(name, TOPIC_LENGTH_MAX))
             self.offsets.forget(topic=name)
         return Announced(Command(ResponseCode.SUCCESS))
+
+    def _find_pop_retry_topics(self, topic: str) -> list[str]:
+        """Return the existing topics for retries of popped messages of `topic`.
+
+        Return an empty list if a setting forbids to delete them with their topic.
+        """
+        if not self.settings.broker.clear_pop_retries:
+            return []
+        retry_topics = []
+        for group in self.offsets.groups_of(topic):
+            retry_topics.append(pop_retry_topic(group, topic, is_v2=False))
+            retry_topics.append(pop_retry_topic(group, topic, is_v2=True))
+        return [name for name in retry_topics if self.topics.get(name)]
+
+    def _delete_existing_topic(self, name: str) -> None:
+        """Delete a topic from the table, its queues from the store, and its offsets."""
+        self.topics.remove(name)
+        # `Store.delete_topic` commits too. Answers that wait for a commit must be released or
+        # failed by their own group commit before that.
+        self.commit()
+        self.store.delete_topic(name)
+        self.offsets.delete_topic(name)
 
     def list_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:
         """Answer GET_ALL_TOPIC_CONFIG (21) with the configuration of all topics.
@@ -387,13 +429,16 @@ class MetadataHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Announced]:
             configs = yield from decode_body(_decode_groups, command.body)
-            checked: list[GroupConfig] = []
-            for number, chunk in enumerate(_split_into_chunks(configs)):
-                if number:
+
+            # Check all groups before the first one is changed. `yield None` ends a step.
+            checked_configs: list[GroupConfig] = []
+            for chunk_index, chunk in enumerate(_split_into_chunks(configs)):
+                if chunk_index > 0:
                     yield None
-                checked += self._complete_groups(chunk)
-            for number, chunk in enumerate(_split_into_chunks(checked)):
-                if number:
+                checked_configs += self._complete_groups(chunk)
+
+            for chunk_index, chunk in enumerate(_split_into_chunks(checked_configs)):
+                if chunk_index > 0:
                     yield None
                 self.groups.put(*chunk)
             return Announced(Command(ResponseCode.SUCCESS))
@@ -405,7 +450,7 @@ class MetadataHandlers(BrokerComponent):
 
         Raises RequestError if a name, a number of queues or an attribute is invalid.
         """
-        checked = []
+        completed_configs = []
         for config in configs:
             _require_no_fault(find_group_name_fault(config.name))
             if not 0 <= config.retry_queues <= QUEUES_MAX:
@@ -413,12 +458,15 @@ class MetadataHandlers(BrokerComponent):
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "
                     f"{QUEUES_MAX}."
                 )
-            old = self.groups.config_of(config.name)
+            present_config = self.groups.config_of(config.name)
+            present_attributes = None
+            if present_config is not None:
+                present_attributes = present_config.attributes
             attributes = apply_attribute_changes(
-                None if old is None else old.attributes, config.attributes.items(), GROUP_ATTRIBUTES
+                present_attributes, config.attributes.items(), GROUP_ATTRIBUTES
             )
-            checked.append(replace(config, attributes=attributes))
-        return checked
+            completed_configs.append(replace(config, attributes=attributes))
+        return completed_configs
 
     def delete_group(self, header: DeleteGroupRequest, command: Command, peer: Peer) -> Announced:
         """Answer DELETE_SUBSCRIPTIONGROUP (207): delete a group, and its offsets if requested."""

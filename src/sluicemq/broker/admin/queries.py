@@ -82,26 +82,46 @@ class QueryHandlers(BrokerComponent):
         the end, and a client that asks for the end in a second request would skip the messages that
         arrive in between.
         """
-        lane = self.consumers.lane_of(header.group, peer, command.fields)
-        if lane is None:
-            offset = self.offsets.committed(header.group, header.topic, header.queue_id)
-        else:
-            start = lane.start_from_offset_query((header.topic, header.queue_id))
-            offset = start.committed_offset if start is not None else -1
-        if offset >= 0:
-            return _make_offset_answer(offset)
-        topic = self.topics.get(header.topic)
-        is_queue = topic is not None and 0 <= header.queue_id < topic.queues
-        if header.zero_if_not_found is not False and is_queue:
-            low, high = self.store.queue_offsets(header.topic, header.queue_id)
-            if low == high:
-                return _make_offset_answer(high)
-            if low <= 0 and self._has_first_message(header.topic, header.queue_id):
-                return _make_offset_answer(0)
+        committed_offset = self._find_committed_offset(header, command, peer)
+        if committed_offset >= 0:
+            return _make_offset_answer(committed_offset)
+        if header.zero_if_not_found is not False:
+            start_offset = self._find_start_offset(header.topic, header.queue_id)
+            if start_offset is not None:
+                return _make_offset_answer(start_offset)
         return _make_error_answer(
             ResponseCode.QUERY_NOT_FOUND,
             "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
         )
+
+    def _find_committed_offset(
+        self, header: QueryConsumerOffsetRequest, command: Command, peer: Peer
+    ) -> int:
+        """Return the committed offset of the group, or of the client's lane; -1 if there is none.
+
+        A lane is the part of the group that has the same subscription as the client.
+        """
+        lane = self.consumers.lane_of(header.group, peer, command.fields)
+        if lane is None:
+            return self.offsets.committed(header.group, header.topic, header.queue_id)
+        start = lane.start_from_offset_query((header.topic, header.queue_id))
+        return start.committed_offset if start is not None else -1
+
+    def _find_start_offset(self, topic_name: str, queue_id: int) -> int | None:
+        """Return where a group starts that has committed no offset of a queue.
+
+        That is 0, or the end of an empty queue. Return None if there is no such queue, or if the
+        client must choose the offset.
+        """
+        topic = self.topics.get(topic_name)
+        if topic is None or not 0 <= queue_id < topic.queues:
+            return None
+        first_offset, end_offset = self.store.queue_offsets(topic_name, queue_id)
+        if first_offset == end_offset:
+            return end_offset
+        if first_offset <= 0 and self._has_first_message(topic_name, queue_id):
+            return 0
+        return None
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
         """Return whether a queue still has its message 0, and that message is probably in memory.
@@ -109,10 +129,10 @@ class QueryHandlers(BrokerComponent):
         It is if the log behind it is not larger than accessMessageInMemoryMaxRatio percent of the
         machine's memory.
         """
-        data = self.store.reader.read(topic, queue_id, 0, 1).data
-        if not data:
+        records = self.store.reader.read(topic, queue_id, 0, 1).data
+        if not records:
             return False
-        age_bytes = self.store.written_offset - parse_head(data[0]).physical_offset
+        age_bytes = self.store.written_offset - parse_head(records[0]).physical_offset
         return age_bytes <= memory_bytes() * self.settings.store.memory_ratio // 100
 
     def commit_offset(
@@ -166,9 +186,9 @@ class QueryHandlers(BrokerComponent):
         That is the first offset stored at or after `header.time_ms`. If the request asks for the
         upper boundary, it is the last offset stored at or before it (`store.read` has the details).
         """
-        boundary: Literal["lower", "upper"] = (
-            "upper" if (header.boundary or "").lower() == "upper" else "lower"
-        )
+        boundary: Literal["lower", "upper"] = "lower"
+        if header.boundary is not None and header.boundary.lower() == "upper":
+            boundary = "upper"
         offset = self.store.reader.offset_by_time(
             header.topic, header.queue_id, header.time_ms, boundary
         )
@@ -190,41 +210,46 @@ class QueryHandlers(BrokerComponent):
         The body contains their records (spec/store.md §4). The answer has an error code if no
         message was found, if the key index is disabled or not complete, and for a query by tag.
         """
-        config = self.settings.store
-        is_unique = header.is_unique_key is True or header.index_type == INDEX_UNIQUE
-        count = config.query_count if is_unique else header.count_max
-        found = None
-        if header.index_type != INDEX_TAG:
-            found = self.store.keys.find(
-                header.topic,
-                header.key,
-                min(count, config.query_count_max),
-                header.begin_time_ms,
-                header.end_time_ms,
-                is_unique=is_unique,
-            )
-        if found is None:
+        if header.index_type == INDEX_TAG:
             return _make_error_answer(
                 ResponseCode.SYSTEM_ERROR,
-                "messages cannot be queried by tag: consume with a filter instead"
-                if header.index_type == INDEX_TAG
-                else "messages cannot be queried by key: messageIndexEnable is false on this "
-                "broker",
+                "messages cannot be queried by tag: consume with a filter instead",
             )
-        if found.behind_bytes:
+
+        # Search the key index, which contains keys and message ids.
+        config = self.settings.store
+        is_message_id = header.is_unique_key is True or header.index_type == INDEX_UNIQUE
+        count_max = config.query_count if is_message_id else header.count_max
+        query_result = self.store.keys.find(
+            header.topic,
+            header.key,
+            min(count_max, config.query_count_max),
+            header.begin_time_ms,
+            header.end_time_ms,
+            is_unique=is_message_id,
+        )
+        if query_result is None:
+            return _make_error_answer(
+                ResponseCode.SYSTEM_ERROR,
+                "messages cannot be queried by key: messageIndexEnable is false on this broker",
+            )
+        if query_result.behind_bytes:
             return _make_error_answer(
                 ResponseCode.SYSTEM_BUSY,
-                f"the key index is being built: {found.behind_bytes} bytes of the log are left; "
-                "try again later",
+                f"the key index is being built: {query_result.behind_bytes} bytes of the log are "
+                "left; try again later",
             )
+
+        # Answer with the records.
         fields = encode_header(
             QueryMessageResponse(
-                index_time_ms=found.last_time_ms, index_physical_offset=found.last_offset
+                index_time_ms=query_result.last_time_ms,
+                index_physical_offset=query_result.last_offset,
             )
         )
-        if not found.records:
+        if not query_result.records:
             return Command(ResponseCode.QUERY_NOT_FOUND, fields, remark=NOTHING_FOUND_REMARK)
-        return Command(ResponseCode.SUCCESS, fields, body=b"".join(found.records))
+        return Command(ResponseCode.SUCCESS, fields, body=b"".join(query_result.records))
 
     def view_message(self, header: ViewMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer VIEW_MESSAGE_BY_ID (33) with the record at a position of the commit log.
@@ -248,15 +273,19 @@ class QueryHandlers(BrokerComponent):
         """
 
         def steps() -> WorkItem[Command]:
-            data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
-            locked: list[MessageQueue] = []
-            for number, queues in enumerate(_split_into_chunks(data.queues)):
-                if number:
-                    yield None
-                locked += self.locks.lock(group, data.client_id, queues)
-            encode = partial(bodies.encode_locked_queues, sorted(set(locked)))
-            body = encode() if len(locked) <= QUEUES_PER_STEP else (yield encode)
+            request = yield from decode_body(bodies.decode_lock_batch, command.body)
+            lock_name = self.consumers.lanes.get_lock_name(request.group, request.client_id)
+            locked_queues: list[MessageQueue] = []
+            for chunk_index, queues in enumerate(_split_into_chunks(request.queues)):
+                if chunk_index > 0:
+                    yield None  # ends a step
+                locked_queues += self.locks.lock(lock_name, request.client_id, queues)
+
+            encode_answer = partial(bodies.encode_locked_queues, sorted(set(locked_queues)))
+            if len(locked_queues) <= QUEUES_PER_STEP:
+                body = encode_answer()
+            else:
+                body = yield encode_answer  # run on another thread
             return Command(ResponseCode.SUCCESS, body=body)
 
         return run_or_postpone(steps())
@@ -268,12 +297,12 @@ class QueryHandlers(BrokerComponent):
         """
 
         def steps() -> WorkItem[Command]:
-            data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
-            for number, queues in enumerate(_split_into_chunks(data.queues)):
-                if number:
-                    yield None
-                self.locks.unlock(group, data.client_id, queues)
+            request = yield from decode_body(bodies.decode_lock_batch, command.body)
+            lock_name = self.consumers.lanes.get_lock_name(request.group, request.client_id)
+            for chunk_index, queues in enumerate(_split_into_chunks(request.queues)):
+                if chunk_index > 0:
+                    yield None  # ends a step
+                self.locks.unlock(lock_name, request.client_id, queues)
             return Command(ResponseCode.SUCCESS)
 
         return run_or_postpone(steps())

@@ -21,6 +21,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
+from sluicemq.config import StoreConfig
 from sluicemq.config.settings import host_name
 from sluicemq.files import Files
 from sluicemq.model.system_names import REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX
@@ -108,35 +109,53 @@ def prepare_settings(settings: Settings, files: Files) -> None:
 
     Path and address changes are logged. Raises StoreError if the directory contains no store.
     """
-    store = settings.store
-    config = settings.broker
-    log_path = f"{store.root}/commitlog"
-    queue_path = f"{store.root}/consumequeue"
-    configured_paths = (store.commit_log_path, store.consume_queue_path)
-    if files.names(log_path) and configured_paths != (log_path, queue_path):
-        log.info("read-only: using the paths in the store instead of those in the configuration")
-        store = replace(store, commit_log_path=log_path, consume_queue_path=queue_path)
-    settings.store = store = detect_file_sizes(store, files)
+    settings.store = _adapt_store_config(settings.store, files)
     log.info(
         "opened the store in %s read-only (files of %d and %d bytes): its files never change, and "
         "offsets of consumers are kept in memory",
-        store.root,
-        store.commit_log_file_bytes,
-        store.consume_queue_file_bytes,
+        settings.store.root,
+        settings.store.commit_log_file_bytes,
+        settings.store.consume_queue_file_bytes,
     )
-    if config.broker_ip1 or config.broker_ip2:
+    if settings.broker.broker_ip1 or settings.broker.broker_ip2:
         log.info("read-only: ignoring brokerIP1 and brokerIP2 of the configuration")
-    broker = config.broker_name
-    cluster = config.cluster_name
-    document = Document(files, f"{store.root}/config/topics.json", str)
-    for name in (document.load(tables.decode_topic_table_file) or tables.TopicTable()).topics:
-        if name.startswith(SYNC_MEMBER_TOPIC_PREFIX) and broker == host_name():
-            broker = name.removeprefix(SYNC_MEMBER_TOPIC_PREFIX)
-        elif name.startswith(REVIVE_TOPIC_PREFIX) and cluster == DEFAULT_CLUSTER:
-            cluster = name.removeprefix(REVIVE_TOPIC_PREFIX)
+    broker_name, cluster_name = _find_names(settings, files)
     settings.broker = replace(
-        config, broker_name=broker, cluster_name=cluster, broker_ip1=None, broker_ip2=None
+        settings.broker,
+        broker_name=broker_name,
+        cluster_name=cluster_name,
+        broker_ip1=None,
+        broker_ip2=None,
     )
+
+
+def _adapt_store_config(config: StoreConfig, files: Files) -> StoreConfig:
+    """Return `config` with the paths in the store, if it has a commit log, and with file sizes."""
+    log_path = f"{config.root}/commitlog"
+    queue_path = f"{config.root}/consumequeue"
+    configured_paths = (config.commit_log_path, config.consume_queue_path)
+    if files.names(log_path) and configured_paths != (log_path, queue_path):
+        log.info("read-only: using the paths in the store instead of those in the configuration")
+        config = replace(config, commit_log_path=log_path, consume_queue_path=queue_path)
+    return detect_file_sizes(config, files)
+
+
+def _find_names(settings: Settings, files: Files) -> tuple[str, str]:
+    """Return the names of the broker and of its cluster.
+
+    They are those of the configuration. A name that is the default is replaced by the name that a
+    system topic of the store contains.
+    """
+    broker_name = settings.broker.broker_name
+    cluster_name = settings.broker.cluster_name
+    document = Document(files, f"{settings.store.root}/config/topics.json", str)
+    topic_table = document.load(tables.decode_topic_table_file) or tables.TopicTable()
+    for topic in topic_table.topics:
+        if topic.startswith(SYNC_MEMBER_TOPIC_PREFIX) and broker_name == host_name():
+            broker_name = topic.removeprefix(SYNC_MEMBER_TOPIC_PREFIX)
+        elif topic.startswith(REVIVE_TOPIC_PREFIX) and cluster_name == DEFAULT_CLUSTER:
+            cluster_name = topic.removeprefix(REVIVE_TOPIC_PREFIX)
+    return broker_name, cluster_name
 
 
 def add_missing_topics_and_groups(

@@ -104,14 +104,14 @@ class UnreadMonitor:
         unread_counts = self._unread_counts
         self._unread_counts = {}
         self._groups_by_topic = {}
-        for (topic, group), count in sorted(unread_counts.items()):
-            total = self.deleted_unread_counts.get((topic, group), 0) + count
-            self.deleted_unread_counts[topic, group] = total
+        for (topic, group), unread_count in sorted(unread_counts.items()):
+            earlier_count = self.deleted_unread_counts.get((topic, group), 0)
+            self.deleted_unread_counts[topic, group] = earlier_count + unread_count
             log.warning(
                 "group %s loses %d unread messages of topic %s: log file %020d is being deleted "
                 "(last written %s; %s)",
                 group,
-                count,
+                unread_count,
                 topic,
                 file.base,
                 _format_time(file.modified_ms),
@@ -141,16 +141,17 @@ class UnreadMonitor:
         the queue that is behind all of them. The deletion time is that of the file with the first
         unread message. Return None if there is no unread message in the files.
         """
-        first = max(committed, self._store.queue_offsets(topic, queue_id)[0])
-        if first >= expiring_end:
+        queue_start, _ = self._store.queue_offsets(topic, queue_id)
+        first_unread = max(committed, queue_start)
+        if first_unread >= expiring_end:
             return None
-        position = self._retention.position_of(topic, queue_id, first)
+
+        # Find the file with the first unread message.
+        position = self._retention.position_of(topic, queue_id, first_unread)
         file = next((file for file in files if file.end > position), files[-1])
         now_ms = self._clock.now_ms()
-        return ExpiringMessages(
-            expiring_end - first,
-            deletion_ms(file, self._retention.config, self.disk_percent, now_ms),
-        )
+        deletion_time_ms = deletion_ms(file, self._retention.config, self.disk_percent, now_ms)
+        return ExpiringMessages(expiring_end - first_unread, deletion_time_ms)
 
     def survey(self) -> Iterator[Step]:
         """Find the expiring messages of all groups, store them in `expiring_unread`, and warn.
@@ -160,24 +161,19 @@ class UnreadMonitor:
         files that expire soon, `expiring_unread` becomes empty. Raises OSError.
         """
         files = self._retention.expiring_files()
+        committed_offsets = list(self._offsets.iter_offsets()) if files else ()
         expiring_unread: dict[TopicGroup, ExpiringMessages] = {}
-        end_by_queue: dict[tuple[str, int], int] = {}
+        expiring_ends: dict[tuple[str, int], int] = {}
         slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
-        offsets = list(self._offsets.iter_offsets()) if files else ()
-        for group, topic, queue_id, committed in offsets:
-            key = topic, queue_id
-            if key not in end_by_queue:
-                end_by_queue[key] = self._retention.first_offset_from(*key, files[-1].end)
-            expiring = self._find_in_files(files, *key, committed, end_by_queue[key])
+        for group, topic, queue_id, committed in committed_offsets:
+            queue = topic, queue_id
+            if queue not in expiring_ends:
+                # Looked up once for all groups of the queue.
+                expiring_ends[queue] = self._retention.first_offset_from(*queue, files[-1].end)
+            expiring = self._find_in_files(files, *queue, committed, expiring_ends[queue])
             if expiring is not None:
-                deletion_time_ms = expiring.earliest_deletion_ms
-                other_queues = expiring_unread.get(
-                    (topic, group), ExpiringMessages(0, deletion_time_ms)
-                )
-                expiring_unread[topic, group] = ExpiringMessages(
-                    other_queues.message_count + expiring.message_count,
-                    min(other_queues.earliest_deletion_ms, deletion_time_ms),
-                )
+                expiring_elsewhere = expiring_unread.get((topic, group))
+                expiring_unread[topic, group] = _add_expiring(expiring_elsewhere, expiring)
             if self._clock.monotonic_s() > slice_end_s:
                 yield 0.0
                 slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
@@ -272,21 +268,21 @@ class RetentionHandlers:
         Queues of system topics, and queues whose name begins with %LMQ%, are kept. The queues are
         deleted before the answer, which is SUCCESS, and each topic is logged.
         """
-        unused = {
-            topic
-            for topic, _ in self._store.queues()
-            if topic not in self._topics
-            and not self._topics.is_system(topic)
-            and not topic.startswith(LMQ_PREFIX)
-        }
-        if unused:
+        stored_topics = {topic for topic, _ in self._store.queues()}
+        unused_topics = sorted(filter(self._is_unused, stored_topics))
+        if unused_topics:
             # `Store.delete_topic` commits too. Answers that wait for a commit must be released or
             # failed by their own group commit before that.
             self._commit()
-        for topic in sorted(unused):
+        for topic in unused_topics:
             log.info("%s requested the deletion of unused topics: deleting %s", peer.remote, topic)
             self._store.delete_topic(topic)
         return Command(ResponseCode.SUCCESS)
+
+    def _is_unused(self, topic: str) -> bool:
+        """Return whether the queues of a topic may be deleted, because the topic does not exist."""
+        is_kept = self._topics.is_system(topic) or topic.startswith(LMQ_PREFIX)
+        return topic not in self._topics and not is_kept
 
     # --- scheduled jobs
 
@@ -319,6 +315,16 @@ class RetentionHandlers:
         if now_s >= self._next_survey_s:
             self._next_survey_s = now_s + SURVEY_PERIOD_S
             yield from self._unread_monitor.survey()
+
+
+def _add_expiring(earlier: ExpiringMessages | None, added: ExpiringMessages) -> ExpiringMessages:
+    """Return the sum of both counts with the earliest deletion. `earlier` None means nothing."""
+    if earlier is None:
+        return added
+    return ExpiringMessages(
+        earlier.message_count + added.message_count,
+        min(earlier.earliest_deletion_ms, added.earliest_deletion_ms),
+    )
 
 
 def _format_time(time_ms: int) -> str:

@@ -90,34 +90,35 @@ class StatisticsHandlers(BrokerComponent):
 
         Raises RequestError for an unknown counter. The remark says what to use instead, if known.
         """
-        is_whole_broker = header.key == self.settings.broker.cluster_name
-        counted_key = "" if is_whole_broker else header.key
-        count_by_period = self.runtime.period_counters.count_by_period
         if header.name == "QUEUE_PUT_NUMS":
             growth_by_period = self._count_messages_of_queue(header.key)
         else:
-            growth_by_period = count_by_period(f"{header.name} {counted_key}")
+            growth_by_period = self._count_by_period(header.name, header.key)
         if growth_by_period is None:
-            remark = f"The stats <{header.name}> <{header.key}> not exist"
-            if header.name in UNMEASURED_REASONS:
-                remark += f": {UNMEASURED_REASONS[header.name]}"
-            raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
+            raise _make_unknown_counter_error(header)
 
         # A counter of bytes has a counter of the same messages, for the bytes per message.
         messages_by_period = growth_by_period
         if header.name.endswith("_SIZE"):
             message_counter = header.name.replace("_SIZE", "_NUMS")
-            messages_by_period = count_by_period(f"{message_counter} {counted_key}") or {}
+            messages_by_period = self._count_by_period(message_counter, header.key) or {}
 
         body = {}
-        for period, (growth, rate) in growth_by_period.items():
-            message_count = messages_by_period.get(period, (0, 0.0))[0]
-            body[period] = {
-                "avgpt": growth / message_count if message_count else 0.0,
-                "sum": growth,
-                "tps": rate,
-            }
+        for period, (growth, rate_per_s) in growth_by_period.items():
+            message_count, _ = messages_by_period.get(period, (0, 0.0))
+            average = growth / message_count if message_count else 0.0
+            body[period] = {"avgpt": average, "sum": growth, "tps": rate_per_s}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def _count_by_period(self, name: str, key: str) -> dict[str, tuple[int, float]] | None:
+        """Return (growth, growth per second) of a sampled counter for each period, by its name.
+
+        `key` is what it counts for; the cluster name means the whole broker. Return None for an
+        unknown counter.
+        """
+        is_whole_broker = key == self.settings.broker.cluster_name
+        sampled_key = "" if is_whole_broker else key
+        return self.runtime.period_counters.count_by_period(f"{name} {sampled_key}")
 
     def _count_messages_of_queue(self, key: str) -> dict[str, tuple[int, float]] | None:
         """Return (messages stored in a queue, messages per second) for each period, by its name.
@@ -133,21 +134,23 @@ class StatisticsHandlers(BrokerComponent):
         if topic is None or queue_id is None or queue_id >= topic.queues:
             return None
 
-        store = self.status.store
         now_ms = self.status.clock.now_ms()
-        _, queue_end = store.queue_offsets(topic_name, queue_id)
         growth_by_period = {}
         for period, period_s in _PERIOD_SECONDS.items():
-            period_start_offset = 0
-            if queue_end > 0:
-                period_start_ms = now_ms - 1000 * period_s
-                period_start_offset = store.reader.offset_by_time(
-                    topic_name, queue_id, period_start_ms
-                )
-            # The offset found by time may be beyond the end that was read above.
-            message_count = max(queue_end - period_start_offset, 0)
+            period_start_ms = now_ms - 1000 * period_s
+            message_count = self._count_stored_since(topic_name, queue_id, period_start_ms)
             growth_by_period[period] = (message_count, message_count / period_s)
         return growth_by_period
+
+    def _count_stored_since(self, topic: str, queue_id: int, since_ms: int) -> int:
+        """Return the number of messages that were stored in a queue since a time."""
+        store = self.status.store
+        _, queue_end = store.queue_offsets(topic, queue_id)
+        if queue_end == 0:
+            return 0
+        offset_since = store.reader.offset_by_time(topic, queue_id, since_ms)
+        # The offset found by time may be beyond the end that was read before.
+        return max(queue_end - offset_since, 0)
 
     def find_topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
         """Return for each existing group the topics of which it has committed offsets.
@@ -184,15 +187,15 @@ class StatisticsHandlers(BrokerComponent):
             lag_count = 0
             in_flight_count = 0
             for group, topics in sorted(topics_by_group.items()):
-                stats_of_topics = [
-                    self.status.collect_consume_stats(group, [topic]) for topic in topics
-                ]
-                for topic_stats in stats_of_topics:
+                stats_of_topics = []
+                for topic in topics:
+                    topic_stats = self.status.collect_consume_stats(group, [topic])
+                    stats_of_topics.append(topic_stats)
                     for queue in topic_stats.queues.values():
                         lag_count += queue.broker_offset - queue.consumer_offset
                         in_flight_count += queue.pull_offset - queue.consumer_offset
                 stats_by_group.append({group: stats_of_topics})
-                yield None
+                yield None  # ends a step
             answer = bodies.ConsumeStatsOfBroker(
                 self._address, stats_by_group, lag_count, in_flight_count
             )
@@ -210,8 +213,9 @@ class StatisticsHandlers(BrokerComponent):
         clock = self.status.clock
         # Heartbeats are noted by the monotonic clock: add the wall-clock time of its zero.
         monotonic_zero_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
-        producers_by_group = {
-            group: [
+        producers_by_group: dict[str, list[dict[str, Any]]] = {}
+        for group, members in self.producers.groups.items():
+            producers_by_group[group] = [
                 {
                     "clientId": member.client_id,
                     "language": member.language,
@@ -221,8 +225,6 @@ class StatisticsHandlers(BrokerComponent):
                 }
                 for member in members.values()
             ]
-            for group, members in self.producers.groups.items()
-        }
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps({"data": producers_by_group}))
 
     def list_topics_of_group(
@@ -237,10 +239,10 @@ class StatisticsHandlers(BrokerComponent):
 
         The answer has no subscription if the group is offline or does not subscribe to the topic.
         """
-        entry = self.consumers.find_subscription(header.group, header.topic)
+        group_subscription = self.consumers.find_subscription(header.group, header.topic)
         body: dict[str, Any] = {"group": header.group, "topic": header.topic}
-        if entry is not None:
-            body["subscriptionData"] = bodies.subscription_object(entry.subscription)
+        if group_subscription is not None:
+            body["subscriptionData"] = bodies.subscription_object(group_subscription.subscription)
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
     def update_forbidden(
@@ -258,26 +260,25 @@ class StatisticsHandlers(BrokerComponent):
         """
         group = header.group
         topic = header.topic
-        requested = header.is_readable
-        if requested is False:
+        may_read = header.is_readable
+        if may_read is None:
+            return _make_forbidden_answer(header, may_read=self.groups.can_read(group, topic))
+
+        # A request to allow or forbid reading.
+        if not may_read:
             self.topics.require(topic)
             if self.groups.get_or_create(group) is None:
                 self.groups.check_exists(group)
+        self.groups.set_forbidden(group, topic, is_forbidden=not may_read)
+        verb = "may" if may_read else "may not"
+        log.info("%s: group %s %s read topic %s", peer.remote, group, verb, topic)
 
-        may_read = self.groups.can_read(group, topic) if requested is None else requested
-        body = fastjson.dumps({"group": group, "readable": may_read, "topic": topic})
-        answer = Command(ResponseCode.SUCCESS, remark="", body=body)
-        if requested is None:
-            return answer
+        # The answer is sent after the write.
+        answer = _make_forbidden_answer(header, may_read=may_read)
+        return self._answer_after_write(answer)
 
-        self.groups.set_forbidden(group, topic, is_forbidden=not requested)
-        log.info(
-            "%s: group %s %s read topic %s",
-            peer.remote,
-            group,
-            "may" if requested else "may not",
-            topic,
-        )
+    def _answer_after_write(self, answer: Command) -> Postponed:
+        """Return an answer that is sent when the groups are on disk, and on the slaves."""
         write_groups = self.groups.document.prepare_write()
         assert write_groups is not None, "the document has just changed"
 
@@ -292,3 +293,17 @@ class StatisticsHandlers(BrokerComponent):
         """The address that the broker advertises, as host:port."""
         host = self.settings.host
         return f"{self.settings.broker.broker_ip1 or host.address}:{host.port}"
+
+
+def _make_unknown_counter_error(header: StatisticsRequest) -> RequestError:
+    """Return the error for an unknown counter. It says what to use instead, if that is known."""
+    remark = f"The stats <{header.name}> <{header.key}> not exist"
+    if header.name in UNMEASURED_REASONS:
+        remark += f": {UNMEASURED_REASONS[header.name]}"
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _make_forbidden_answer(header: GroupForbiddenRequest, *, may_read: bool) -> Command:
+    """Return the answer that says whether the group of a request may read its topic."""
+    body = fastjson.dumps({"group": header.group, "readable": may_read, "topic": header.topic})
+    return Command(ResponseCode.SUCCESS, remark="", body=body)

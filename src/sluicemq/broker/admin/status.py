@@ -31,7 +31,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.produce.send import SendHandlers
 from sluicemq.broker.registration import parse_credentials
-from sluicemq.config import Part, change_settings, edit_properties, settings_text
+from sluicemq.config import Change, Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
@@ -106,17 +106,20 @@ class CounterHistory:
         self._times.append(now_s)
         histories = self._histories
         oldest_s = self._times[0]
-        for name, value in counters.items():
+        for name, count in counters.items():
             history = histories.get(name)
             if history is None:
-                histories[name] = deque([(now_s, value)])
-            elif history[-1][1] != value:
-                history.append((now_s, value))
+                histories[name] = deque([(now_s, count)])
+                continue
+            _, last_count = history[-1]
+            if count != last_count:
+                history.append((now_s, count))
+                # Keep one change at or before the oldest sample: it has the count at that time.
                 while history[1][0] <= oldest_s:
                     history.popleft()
         if len(histories) > len(counters):
-            for name in histories.keys() - counters.keys():
-                del histories[name]
+            for deleted_name in histories.keys() - counters.keys():
+                del histories[deleted_name]
 
     def compute_rate(self, name: str, window_s: int) -> float:
         """Return the rate of a counter per second, over the last `window_s` samples.
@@ -127,10 +130,9 @@ class CounterHistory:
         if history is None or len(self._times) < 2:
             return 0.0
         begin_s = self._times[max(0, len(self._times) - 1 - window_s)]
-        index = bisect_right(history, begin_s, key=itemgetter(0))
-        counted = history[-1][1] - (history[index - 1][1] if index else 0)
-        seconds = self._times[-1] - begin_s
-        return counted / seconds if seconds > 0 else 0.0
+        growth = history[-1][1] - _find_count_at(history, begin_s)
+        elapsed_s = self._times[-1] - begin_s
+        return growth / elapsed_s if elapsed_s > 0 else 0.0
 
     def get_newest_sample(self, name: str) -> tuple[float, int | None]:
         """Return the time of the last sample, and the value of the counter in it.
@@ -146,9 +148,8 @@ class CounterHistory:
 
         The value is 0 if the counter did not exist then. There must be at least one sample.
         """
-        history = self._histories.get(name, ())
-        index = bisect_right(history, self._times[0], key=itemgetter(0))
-        return self._times[0], history[index - 1][1] if index else 0
+        oldest_s = self._times[0]
+        return oldest_s, _find_count_at(self._histories.get(name, ()), oldest_s)
 
     def format_rates(self, *names: str) -> str:
         """Return the rates of the sum of several counters as text.
@@ -158,6 +159,18 @@ class CounterHistory:
         return " ".join(
             str(sum(self.compute_rate(name, window_s) for name in names)) for window_s in WINDOWS_S
         )
+
+
+def _find_count_at(history: Sequence[tuple[float, int]], time_s: float) -> int:
+    """Return the count at a time; 0 if the counter did not exist then.
+
+    `history` has (time, count) for each change of the counter, in order.
+    """
+    change_count = bisect_right(history, time_s, key=itemgetter(0))
+    if change_count == 0:
+        return 0
+    _, count = history[change_count - 1]
+    return count
 
 
 class MidnightCounters:
@@ -222,16 +235,18 @@ class PeriodCounters:
         The result maps the name of a period to the growth and the growth per second. Return None
         for an unknown counter.
         """
-        newest_s, newest = self._histories[PERIODS[0][0]].get_newest_sample(name)
-        if newest is None:
+        shortest_period, _, _ = PERIODS[0]
+        newest_s, newest_count = self._histories[shortest_period].get_newest_sample(name)
+        if newest_count is None:
             return None
         growth_by_period = {}
         for period, history in self._histories.items():
-            oldest_s, oldest = history.get_oldest_sample(name)
-            seconds = newest_s - oldest_s
+            oldest_s, oldest_count = history.get_oldest_sample(name)
             # The counters of a topic start at 0 if it is deleted and created again.
-            growth = max(newest - oldest, 0)
-            growth_by_period[period] = (growth, growth / seconds if seconds > 0 else 0.0)
+            growth = max(newest_count - oldest_count, 0)
+            elapsed_s = newest_s - oldest_s
+            growth_per_s = growth / elapsed_s if elapsed_s > 0 else 0.0
+            growth_by_period[period] = (growth, growth_per_s)
         return growth_by_period
 
 
@@ -266,27 +281,29 @@ class RuntimeInfo(BrokerComponent):
         The names have the form "NAME KEY", with RocketMQ's names, such as "TOPIC_PUT_NUMS orders".
         The key is empty for counters of the whole broker: "BROKER_PUT_NUMS ".
         """
-        found = {
-            "BROKER_PUT_NUMS ": self.topics.deleted_topic_totals[0],
+        deleted_topics_count, _ = self.topics.deleted_topic_totals
+        counters = {
+            "BROKER_PUT_NUMS ": deleted_topics_count,
             "BROKER_GET_NUMS ": 0,
             "BROKER_ACK_NUMS ": 0,
         }
         for topic in self.topics:
             if topic.messages_in:
-                found["BROKER_PUT_NUMS "] += topic.messages_in
-                found[f"TOPIC_PUT_NUMS {topic.name}"] = topic.messages_in
-                found[f"TOPIC_PUT_SIZE {topic.name}"] = topic.bytes_in
-        for (name, group), delivered in self.pull.deliveries.items():
+                counters["BROKER_PUT_NUMS "] += topic.messages_in
+                counters[f"TOPIC_PUT_NUMS {topic.name}"] = topic.messages_in
+                counters[f"TOPIC_PUT_SIZE {topic.name}"] = topic.bytes_in
+        for (topic_name, group), delivered in self.pull.deliveries.items():
+            key = f"{topic_name}@{group}"
             if delivered.messages_out:
-                found["BROKER_GET_NUMS "] += delivered.messages_out
-                found[f"GROUP_GET_NUMS {name}@{group}"] = delivered.messages_out
-                found[f"GROUP_GET_SIZE {name}@{group}"] = delivered.bytes_out
+                counters["BROKER_GET_NUMS "] += delivered.messages_out
+                counters[f"GROUP_GET_NUMS {key}"] = delivered.messages_out
+                counters[f"GROUP_GET_SIZE {key}"] = delivered.bytes_out
             if delivered.acknowledged_count:
-                found["BROKER_ACK_NUMS "] += delivered.acknowledged_count
-                found[f"GROUP_ACK_NUMS {name}@{group}"] = delivered.acknowledged_count
+                counters["BROKER_ACK_NUMS "] += delivered.acknowledged_count
+                counters[f"GROUP_ACK_NUMS {key}"] = delivered.acknowledged_count
             if delivered.sent_back_count:
-                found[f"SNDBCK_PUT_NUMS {name}@{group}"] = delivered.sent_back_count
-        return found
+                counters[f"SNDBCK_PUT_NUMS {key}"] = delivered.sent_back_count
+        return counters
 
     def collect_counters(self) -> dict[str, int]:
         """Return the counters of rates and daily sums, which are sampled once a second.
@@ -294,34 +311,23 @@ class RuntimeInfo(BrokerComponent):
         The names are "put", "put_bytes", "get" for messages stored and delivered; "found" and
         "miss" for pulls with and without messages; "in:TOPIC" and "out:TOPIC@GROUP" for messages.
         """
-        found = {"found": self.pull.found_count, "miss": self.pull.missed_count}
-        put, put_bytes = self.topics.deleted_topic_totals
+        counters = {"found": self.pull.found_count, "miss": self.pull.missed_count}
+        stored_count, stored_bytes = self.topics.deleted_topic_totals
         for topic in self.topics:
-            put += topic.messages_in
-            put_bytes += topic.bytes_in
+            stored_count += topic.messages_in
+            stored_bytes += topic.bytes_in
             if topic.messages_in:
-                found[f"in:{topic.name}"] = topic.messages_in
-        got = 0
-        for (name, group), delivered in self.pull.deliveries.items():
-            got += delivered.messages_out
-            found[f"out:{name}@{group}"] = delivered.messages_out
-        return found | {"put": put, "put_bytes": put_bytes, "get": got}
+                counters[f"in:{topic.name}"] = topic.messages_in
+        delivered_count = 0
+        for (topic_name, group), delivered in self.pull.deliveries.items():
+            delivered_count += delivered.messages_out
+            counters[f"out:{topic_name}@{group}"] = delivered.messages_out
+        return counters | {"put": stored_count, "put_bytes": stored_bytes, "get": delivered_count}
 
     def collect_table(self) -> dict[str, str]:
         """Return all entries of the runtime information (28), as text by key."""
         from sluicemq import __version__, engine  # noqa: PLC0415 - a higher layer
 
-        counters = self.collect_counters()
-        rates = self.rates
-        put = counters["put"]
-        latency_counts = self.group_commit.latency_counts
-        # RocketMQ's format of the distribution: `[<=0ms]:0 [0~10ms]:5 …`
-        bucket_counts = [0] * len(_LATENCY_BUCKETS)
-        for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), latency_counts, strict=True):
-            bucket = next(
-                index for index, (_, limit) in enumerate(_LATENCY_BUCKETS) if bound <= limit
-            )
-            bucket_counts[bucket] += count
         table = {
             "brokerActive": "true",
             "brokerVersion": str(VERSION),
@@ -338,37 +344,81 @@ class RuntimeInfo(BrokerComponent):
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
             "sluiceParkedPulls": str(len(self.polls)),
+            "putMessageFailedTimes": str(self.send.failure_count),
+            "getMessageEntireTimeMax": "0",
+        }
+        for pool, capacity in _POOLS:
+            table[f"{pool}ThreadPoolQueueSize"] = "0"
+            table[f"{pool}ThreadPoolQueueCapacity"] = str(capacity)
+            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        table |= self._describe_rates()
+        table |= self._describe_totals()
+        table |= self._describe_latencies()
+        for collect in self.extra_collectors:
+            table |= collect()
+        return table | self.store.runtime_info()
+
+    def _describe_rates(self) -> dict[str, str]:
+        """Return the entries with rates per second, over 10, 60 and 600 seconds."""
+        rates = self.rates
+        return {
             "putTps": rates.format_rates("put"),
             "getFoundTps": rates.format_rates("found"),
             "getMissTps": rates.format_rates("miss"),
             "getTotalTps": rates.format_rates("found", "miss"),
             "getTransferredTps": rates.format_rates("get"),
             "getTransferedTps": rates.format_rates("get"),  # mqadmin 4.9 reads this spelling
-            "putMessageTimesTotal": str(put),
-            "putMessageFailedTimes": str(self.send.failure_count),
-            "putMessageSizeTotal": str(counters["put_bytes"]),
-            "putMessageAverageSize": str(counters["put_bytes"] / put if put else 0.0),
-            "putMessageEntireTimeMax": str(round(_quantile_s(latency_counts, 1.0) * 1000)),
-            "getMessageEntireTimeMax": "0",
-            "putMessageDistributeTime": "".join(
-                f"[{name}]:{count} "
-                for (name, _), count in zip(_LATENCY_BUCKETS, bucket_counts, strict=True)
-            ),
+        }
+
+    def _describe_totals(self) -> dict[str, str]:
+        """Return the entries with the messages since the start, and those since midnights."""
+        counters = self.collect_counters()
+        stored_count = counters["put"]
+        stored_bytes = counters["put_bytes"]
+        average_bytes = stored_bytes / stored_count if stored_count else 0.0
+        entries = {
+            "putMessageTimesTotal": str(stored_count),
+            "putMessageSizeTotal": str(stored_bytes),
+            "putMessageAverageSize": str(average_bytes),
+        }
+        yesterday_start = self.midnight_counters.yesterday_start
+        today_start = self.midnight_counters.today_start
+        for name in ("put", "get"):
+            prefix = f"msg{name.capitalize()}Total"
+            entries[f"{prefix}YesterdayMorning"] = str(yesterday_start.get(name, 0))
+            entries[f"{prefix}TodayMorning"] = str(today_start.get(name, 0))
+            entries[f"{prefix}TodayNow"] = str(counters[name])
+        return entries
+
+    def _describe_latencies(self) -> dict[str, str]:
+        """Return the entries with the latencies of sends."""
+        latency_counts = self.group_commit.latency_counts
+        max_ms = round(_quantile_s(latency_counts, 1.0) * 1000)
+        # RocketMQ's format of the distribution: `[<=0ms]:0 [0~10ms]:5 …`
+        distribution = ""
+        bucket_counts = _count_by_bucket(latency_counts)
+        for (bucket_name, _), count in zip(_LATENCY_BUCKETS, bucket_counts, strict=True):
+            distribution += f"[{bucket_name}]:{count} "
+        return {
+            "putMessageEntireTimeMax": str(max_ms),
+            "putMessageDistributeTime": distribution,
             "putLatency99": f"{_quantile_s(latency_counts, 0.99) * 1000:.2f}",
             "putLatency999": f"{_quantile_s(latency_counts, 0.999) * 1000:.2f}",
         }
-        for name, capacity in _POOLS:
-            table[f"{name}ThreadPoolQueueSize"] = "0"
-            table[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
-            table[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        midnights = self.midnight_counters
-        for word, name in (("Put", "put"), ("Get", "get")):
-            table[f"msg{word}TotalYesterdayMorning"] = str(midnights.yesterday_start.get(name, 0))
-            table[f"msg{word}TotalTodayMorning"] = str(midnights.today_start.get(name, 0))
-            table[f"msg{word}TotalTodayNow"] = str(counters[name])
-        for collect in self.extra_collectors:
-            table |= collect()
-        return table | self.store.runtime_info()
+
+
+def _count_by_bucket(latency_counts: list[int]) -> list[int]:
+    """Return the number of sends in each of RocketMQ's buckets, `_LATENCY_BUCKETS`.
+
+    `latency_counts` are those of `GroupCommit.latency_counts`, whose buckets are finer.
+    """
+    bucket_counts = [0] * len(_LATENCY_BUCKETS)
+    for bound_s, count in zip((*LATENCY_BOUNDS_S, 10.0), latency_counts, strict=True):
+        for bucket, (_, bucket_bound_s) in enumerate(_LATENCY_BUCKETS):
+            if bound_s <= bucket_bound_s:
+                bucket_counts[bucket] += count
+                break
+    return bucket_counts
 
 
 def _quantile_s(counts: list[int], share: float) -> float:
@@ -377,12 +427,12 @@ def _quantile_s(counts: list[int], share: float) -> float:
     `counts` are those of `GroupCommit.latency_counts`, and `share` is the quantile, from 0 to 1.
     The last bucket has no bound; it counts as 10 s. Return 0.0 if there are no latencies.
     """
-    wanted = sum(counts) * share
-    reached = 0
-    for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), counts, strict=True):
-        reached += count
-        if count and reached >= wanted:
-            return bound
+    required_count = sum(counts) * share
+    reached_count = 0
+    for bound_s, count in zip((*LATENCY_BOUNDS_S, 10.0), counts, strict=True):
+        reached_count += count
+        if count and reached_count >= required_count:
+            return bound_s
     return 0.0
 
 
@@ -427,29 +477,24 @@ class StatusHandlers(BrokerComponent):
         if no key of the request has an effect.
         """
         settings = self.settings
+        requested_lines = bytes(command.body).decode("utf-8", "replace")
         try:
             change = change_settings(
                 settings.in_force,
                 settings.at_next_start,
-                bytes(command.body).decode("utf-8", "replace"),
+                requested_lines,
                 UNCHANGEABLE_SETTINGS,
             )
             if change.pending:
-                # Reject settings with which the broker could not start the next time.
-                from sluicemq.net.openssl import load_server_context  # noqa: PLC0415 - rarely needed
-
-                config = change.at_next_start[Part.BROKER]
-                parse_credentials(config.inner_credentials)
-                load_server_context(config)
-                if config.acl_enable:
-                    source = RuleSource.from_config(self.files, config)
-                    source.load(source.read_files())
+                self._check_next_start(change)
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+        # Write the file, and then let the change come into force.
         path = settings.broker.config_path
         if path and change.entries:
-            old = read_text(self.files, path) or ""
-            edit_text(self.files, path, edit_properties(old, change.entries))
+            old_content = read_text(self.files, path) or ""
+            edit_text(self.files, path, edit_properties(old_content, change.entries))
         settings.apply(change)
         self.config_version = DataVersion(self.config_version.counter + 1, self.clock.now_ms())
         names = ", ".join(change.entries) or "nothing"
@@ -458,13 +503,24 @@ class StatusHandlers(BrokerComponent):
             log.warning("%s", warning)
         return Command(ResponseCode.SUCCESS, remark=change.remark)
 
+    def _check_next_start(self, change: Change) -> None:
+        """Raise ConfigurationError if the broker could not start with the changed settings."""
+        from sluicemq.net.openssl import load_server_context  # noqa: PLC0415 - rarely needed
+
+        config = change.at_next_start[Part.BROKER]
+        parse_credentials(config.inner_credentials)
+        load_server_context(config)
+        if config.acl_enable:
+            source = RuleSource.from_config(self.files, config)
+            source.load(source.read_files())
+
     def get_config(self, command: Command, peer: Peer) -> Command:
         """Answer GET_BROKER_CONFIG (26) with all settings as lines of `key=value`."""
-        text = settings_text(self.settings.in_force, self.settings.at_next_start)
-        text += "filterServerNums=0\n"  # exportConfigs of mqadmin 4.9 fails without this line
+        lines = settings_text(self.settings.in_force, self.settings.at_next_start)
+        lines += "filterServerNums=0\n"  # exportConfigs of mqadmin 4.9 fails without this line
         version = tables.encode_data_version(self.config_version).decode()
         fields = encode_header(GetBrokerConfigResponse(version=version))
-        return Command(ResponseCode.SUCCESS, fields, text.encode())
+        return Command(ResponseCode.SUCCESS, fields, lines.encode())
 
     def get_runtime_info(self, command: Command, peer: Peer) -> Command:
         """Answer GET_BROKER_RUNTIME_INFO (28) with the runtime information."""
@@ -481,10 +537,12 @@ class StatusHandlers(BrokerComponent):
         topic = self.topics.require(header.topic)
         queues = {}
         for queue_id in range(topic.queues):
-            low, high = self.store.queue_offsets(topic.name, queue_id)
-            time_ms = self.store.reader.store_time_ms(topic.name, queue_id, high - 1) if high else 0
+            first_offset, end_offset = self.store.queue_offsets(topic.name, queue_id)
+            last_time_ms = 0
+            if end_offset:
+                last_time_ms = self.store.reader.store_time_ms(topic.name, queue_id, end_offset - 1)
             queue = MessageQueue(topic.name, self.settings.broker.broker_name, queue_id)
-            queues[queue] = bodies.QueueStats(low, high, max(time_ms, 0))
+            queues[queue] = bodies.QueueStats(first_offset, end_offset, max(last_time_ms, 0))
         stats = bodies.TopicStats(queues, self.rates.compute_rate(f"in:{topic.name}", 60))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_stats(stats))
 
@@ -520,27 +578,43 @@ class StatusHandlers(BrokerComponent):
                 log.info("group %s has offsets of topic %s, which does not exist", group, name)
                 continue
             for queue_id in range(topic.config.read_queues):
-                end = self.store.queue_offsets(name, queue_id)[1]
-                known = self.offsets.committed(group, name, queue_id)
-                expiring = self.unread_monitor.find_expiring(name, queue_id, known)
-                committed = max(known, 0)
-                time_ms = self.store.reader.store_time_ms(name, queue_id, committed - 1)
-                start, in_flight, extra = self.unfinished(group, name, queue_id)
-                fetched = max(start, committed, self.offsets.fetched(group, name, queue_id))
-                extra -= max(start, 0) - committed
                 queue = MessageQueue(name, self.settings.broker.broker_name, queue_id)
-                queues[queue] = bodies.QueueProgress(
-                    broker_offset=end,
-                    consumer_offset=committed,
-                    last_time_ms=max(time_ms, 0),
-                    pull_offset=fetched,
-                    messages_at_risk=0 if expiring is None else expiring.message_count,
-                    loss_time_ms=0 if expiring is None else expiring.earliest_deletion_ms,
-                    in_flight=in_flight,
-                    extra=extra,
-                )
+                queues[queue] = self._collect_queue_progress(group, name, queue_id)
         rate = sum(self.rates.compute_rate(f"out:{name}@{group}", 60) for name in names)
         return bodies.ConsumeStats(queues, rate)
+
+    def _collect_queue_progress(
+        self, group: str, topic: str, queue_id: int
+    ) -> bodies.QueueProgress:
+        """Return the progress of a group in one queue."""
+        _, end_offset = self.store.queue_offsets(topic, queue_id)
+        committed_or_none = self.offsets.committed(group, topic, queue_id)  # -1 without one
+        committed = max(committed_or_none, 0)
+        last_time_ms = self.store.reader.store_time_ms(topic, queue_id, committed - 1)
+
+        # `extra` counts unfinished messages before `start`. Those that are not committed are in the
+        # lag of the answer already, so count only the others.
+        start, in_flight, extra = self.unfinished(group, topic, queue_id)
+        fetched = max(start, committed, self.offsets.fetched(group, topic, queue_id))
+        extra -= max(start, 0) - committed
+
+        messages_at_risk = 0
+        loss_time_ms = 0
+        expiring = self.unread_monitor.find_expiring(topic, queue_id, committed_or_none)
+        if expiring is not None:
+            messages_at_risk = expiring.message_count
+            loss_time_ms = expiring.earliest_deletion_ms
+
+        return bodies.QueueProgress(
+            broker_offset=end_offset,
+            consumer_offset=committed,
+            last_time_ms=max(last_time_ms, 0),
+            pull_offset=fetched,
+            messages_at_risk=messages_at_risk,
+            loss_time_ms=loss_time_ms,
+            in_flight=in_flight,
+            extra=extra,
+        )
 
     def list_groups_of_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """Answer QUERY_TOPIC_CONSUME_BY_WHO (300) with the groups that consume a topic.
@@ -566,12 +640,17 @@ class StatusHandlers(BrokerComponent):
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
             )
+        connections = tuple(map(_describe_connection, group.members.values()))
+        subscriptions = {
+            topic: group_subscription.subscription
+            for topic, group_subscription in group.subscriptions.items()
+        }
         answer = bodies.ConsumerConnections(
-            tuple(_describe_connection(member) for member in group.members.values()),
+            connections,
             group.consume_type,
             group.message_model,
             group.consume_from_where,
-            {topic: entry.subscription for topic, entry in group.subscriptions.items()},
+            subscriptions,
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consumer_connections(answer))
 

@@ -25,71 +25,82 @@ _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
 class StagedColumns:
     """Consecutive records of a staging queue that are all in one file of the log."""
 
-    def __init__(self, units: NDArray[Any], view: memoryview, base: int) -> None:
+    def __init__(self, units: NDArray[Any], rest_of_file: memoryview, file_position: int) -> None:
         """Copy the records that `units` name from one file of the commit log.
 
-        `view` is the rest of the file from position `base` of the commit log on, where the first
-        record begins. `units` has the fields of UNIT_COLUMNS and at least one row.
+        `units` are the 20-byte entries of a queue that locate records, as an array with the fields
+        of UNIT_COLUMNS and at least one row. `rest_of_file` is the rest of the file from position
+        `file_position` of the commit log on.
         """
         self._codes = units["code"].astype(np.int64)
-        starts = units["position"].astype(np.int64) - base
+        starts = units["position"].astype(np.int64) - file_position
         ends = starts + units["size"]
-        first = int(starts[0])
-        self._data = bytes(view[first : int(ends[-1])])
-        self._starts = starts - first
-        self._ends = ends - first
+        copied_start = int(starts[0])
+        self._data = bytes(rest_of_file[copied_start : int(ends[-1])])
+        self._starts = starts - copied_start
+        self._ends = ends - copied_start
         self.heads = unaligned_view(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
         """The fixed fields of each record, in the fields of HEAD."""
         body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
         self._property_starts = body_ends + _TOPIC_BYTES
 
+    def size_of_first(self, count: int) -> int:
+        """Return the size of the first `count` records in bytes."""
+        return int(self._ends[count - 1])
+
     def first_properties(self) -> bytes:
         """Return the properties of the first record."""
         return self._data[int(self._property_starts[0]) : int(self._ends[0])]
 
-    def count_alike(self, start: bytes) -> int:
+    def count_alike(self, common_start: bytes) -> int:
         """Return how many records, from the first on, can be published together.
 
         They have the record format MAGIC_V1, the flags and hosts of the first record, and
-        properties that begin with `start` and are longer. The count ends before the first record
-        that differs; it is 0 if the first record itself does not meet this.
+        properties that begin with `common_start` and are longer. The count ends before the first
+        record that differs; it is 0 if the first record itself does not meet this.
         """
         heads = self.heads
-        first = self.heads[0]
-        is_same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first["sys_flag"])
+        first_head = self.heads[0]
+        is_same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first_head["sys_flag"])
         for name in ("born_host", "store_host"):
             hosts = np.ascontiguousarray(heads[name]).view("<u8")
             is_same &= hosts == hosts[0]
-        is_same &= self._property_starts + len(start) < self._ends
-        count = _count_leading(is_same)
-        sizes = np.full(count, len(start))
-        beginnings = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
-        return _count_leading((beginnings == np.frombuffer(start, np.uint8)).all(axis=1))
+        is_same &= self._property_starts + len(common_start) < self._ends
 
-    def to_columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
+        # Of these records, compare the beginnings of their properties, byte by byte.
+        count = _count_leading(is_same)
+        sizes = np.full(count, len(common_start))
+        beginnings = Spans(self._data, self._property_starts[:count], sizes)
+        beginning_rows = beginnings.read_rows(len(common_start))
+        common_row = np.frombuffer(common_start, np.uint8)
+        return _count_leading((beginning_rows == common_row).all(axis=1))
+
+    def to_columns(self, count: int, cut_bytes: int, new_beginning: bytes) -> BatchColumns:
         """Return the first `count` records as columns that can be appended to a topic.
 
-        The first `cut` bytes of the properties of each record are replaced by `before`, which is
-        the name of the message id with its separator. The fields `reconsume_times` and
-        `prepared_offset` are set to 0.
+        The first `cut_bytes` bytes of the properties of each record are replaced by
+        `new_beginning`, which is the name of the message id with its separator. The fields
+        `reconsume_times` and `prepared_offset` are set to 0.
         """
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
-        sizes = heads["body_length"].astype(np.int64)
-        bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, sizes)
-        starts = self._property_starts[:count] + cut
-        properties = Spans(self._data, starts, self._ends[:count] - starts)
-        stored_sizes = properties.sizes + len(before)
-        columns = BatchColumns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+        body_sizes = heads["body_length"].astype(np.int64)
+        bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, body_sizes)
+        kept_starts = self._property_starts[:count] + cut_bytes
+        properties = Spans(self._data, kept_starts, self._ends[:count] - kept_starts)
+        stored_sizes = properties.sizes + len(new_beginning)
+        columns = BatchColumns(
+            heads, bodies, properties, stored_sizes, self._codes[:count], new_beginning
+        )
 
         # The property table describes the properties as they are published. The log still has the
-        # id under the name STAGED_ID, so that name is replaced by the one in `before`.
+        # id under the name STAGED_ID, so that name is replaced by the one in `new_beginning`.
         name_bytes = len(STAGED_ID) + 1
         table = make_property_table(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:
-            table.names = (before[:-1], *table.names[1:])
+            table.names = (new_beginning[:-1], *table.names[1:])
         return columns._replace(table=table)
 
 
@@ -108,6 +119,8 @@ def select_fitting_units(
     each of these records ends.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
-    count = int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), bytes_max, "right"))
-    fitting = rows[:count]
-    return fitting, fitting["position"].astype(np.int64) + fitting["size"]
+    sizes_so_far = np.cumsum(rows["size"], dtype=np.int64)
+    fitting_count = int(np.searchsorted(sizes_so_far, bytes_max, "right"))
+    fitting_units = rows[:fitting_count]
+    record_ends = fitting_units["position"].astype(np.int64) + fitting_units["size"]
+    return fitting_units, record_ends

@@ -48,7 +48,7 @@ from typing import Any, Final
 from sluicemq.acl.guard import Access
 from sluicemq.broker.background import SliceWorker, TimeSlice
 from sluicemq.broker.context import BrokerContext
-from sluicemq.broker.epochs.staged import Publisher, StagedMessage, StagedReader
+from sluicemq.broker.epochs.staged import ColumnRun, Publisher, StagedMessage, StagedReader
 from sluicemq.broker.epochs.table import Epoch, EpochKey, EpochTable, Ranges
 from sluicemq.broker.group_commit import Announced, Postponed, RunSync, run_or_postpone
 from sluicemq.broker.produce.intake import MessageIntake
@@ -252,15 +252,8 @@ class Epochs:
                 ResponseCode.INVALID_PARAMETER,
                 f"step must be {PREPARE!r} or {COMMIT!r}, got {header.step!r}.",
             )
-        try:
-            staging.check_query(header.query)
-            key = EpochKey(account, header.query, header.epoch)
-            check = self._find_or_start_check(key, topics, ranges)
-        except ProtocolError as error:
-            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-        except RequestError as error:
-            log.warning("epoch %d of query %s: %s", header.epoch, header.query, error.remark)
-            raise
+        key = EpochKey(account, header.query, header.epoch)
+        check = self._find_or_log_check(key, topics, ranges)
 
         # Note the commit, or report a finished check when everything that it read is durable.
         if header.step == COMMIT:
@@ -273,6 +266,23 @@ class Epochs:
         if check.has_work:
             self._worker.schedule()
         return self._encode_state(CHECKING)
+
+    def _find_or_log_check(
+        self, key: EpochKey, topics: frozenset[str], ranges: Ranges
+    ) -> EpochCheck:
+        """Return the check of an epoch (`_find_or_start_check`).
+
+        Raises RequestError if the query name is invalid, or if the check has failed or cannot be
+        started, which is logged.
+        """
+        try:
+            staging.check_query(key.query)
+            return self._find_or_start_check(key, topics, ranges)
+        except ProtocolError as error:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        except RequestError as error:
+            log.warning("epoch %d of query %s: %s", key.epoch, key.query, error.remark)
+            raise
 
     def _answer_committed(self, committed: Epoch, epoch: int) -> Command:
         """Return the answer about `epoch`, where `committed` is the last epoch that is committed.
@@ -420,13 +430,13 @@ class Epochs:
         committed.log_end = committed.first_record_end = self._store.written_offset
         self._sync()
 
-    def _append_record(self, kind: str, key: EpochKey, **values: Any) -> int:
+    def _append_record(self, record_kind: str, key: EpochKey, **values: Any) -> int:
         """Append a record to the epoch topic, and return its offset there.
 
-        The record is a JSON object with `kind`, the names of the epoch and `values`. The caller
-        commits it. Raises StoreError.
+        The record is a JSON object with `record_kind`, the names of the epoch and `values`. The
+        caller commits it. Raises StoreError.
         """
-        body = fastjson.dumps_strict({"kind": kind, **key.to_json(), **values})
+        body = fastjson.dumps_strict({"kind": record_kind, **key.to_json(), **values})
         host = self._settings.store_host
         _, offset = self._store.writer.append(
             EPOCH_TOPIC, 0, body, _PROPERTIES, 0, 0, 0, self._clock.now_ms(), host, host
@@ -441,59 +451,72 @@ class Epochs:
         later with the first message that is not stored. If the remaining staged messages are
         deleted, log them as lost and complete the epoch. After the last message, start an fsync.
         """
-        owner = committed.key.owner
-        first = committed.published_count
+        chunk_start = committed.published_count
         # A chunk must be small enough for one file of the log.
         bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         runs, messages = self._reader.read_chunk(
-            owner, committed.local_ranges, first, CHUNK_MESSAGES, bytes_max
+            committed.key.owner, committed.local_ranges, chunk_start, CHUNK_MESSAGES, bytes_max
         )
         if not runs and not messages:
             log.error(
                 "%d staged messages of epoch %d of query %s were deleted before they were "
                 "published and are lost",
-                committed.message_count - first,
+                committed.message_count - chunk_start,
                 committed.epoch,
                 committed.query,
             )
             self.table.mark_complete(committed)
             return
 
-        def read_messages(ordinal: int, count: int) -> list[StagedMessage]:
-            """Return up to `count` messages of the epoch from `ordinal` on."""
-            remaining = self._reader.iter_messages(owner, committed.local_ranges, ordinal)
-            return list(islice(remaining, count))
-
-        # Append the record of the chunk, and immediately after it the messages.
-        published_end = first  # the ordinal after the last appended message
-        record_offset = committed.last_record_offset
-        chunk_start = first if runs else messages[0].ordinal
-        try:
-            record_offset = self._append_record("chunk", committed.key, first=chunk_start)
-            for ordinal_after_append in chain(
-                self._publisher.publish_runs(runs, first, read_messages),
-                self._publisher.publish_messages(messages),
-            ):
-                published_end = ordinal_after_append
-        except StoreError as error:
-            self._worker.pause_after_failure(f"cannot publish an epoch, retrying: {error}")
+        published_end, record_offset = self._append_chunk(committed, runs, messages)
         if not self._group_commit.commit_now():
             self._worker.pause_after_failure(
                 "cannot publish an epoch, retrying: the group commit failed"
             )
             return
-        if published_end == first:
+        if published_end == chunk_start:
             return
 
         # What was appended before a StoreError is stored, too.
         self._worker.clear_failure()
-        self.published_count += published_end - first
+        self.published_count += published_end - chunk_start
         committed.published_count = published_end
         committed.last_record_offset = record_offset
         committed.log_end = self._store.written_offset
         if committed.is_complete:
             self.table.mark_complete(committed)
             self._sync()
+
+    def _append_chunk(
+        self, committed: Epoch, runs: list[ColumnRun], messages: list[StagedMessage]
+    ) -> tuple[int, int]:
+        """Append the record of a chunk, and immediately after it the messages.
+
+        Return (the ordinal after the last appended message, the offset of the epoch's last record).
+        After a StoreError, which is logged, the publication pauses; then these are the values of
+        what was appended before it.
+        """
+        published_end = committed.published_count
+        record_offset = committed.last_record_offset
+        first_ordinal = committed.published_count if runs else messages[0].ordinal
+
+        def read_messages(ordinal: int, count: int) -> list[StagedMessage]:
+            """Return up to `count` messages of the epoch from `ordinal` on."""
+            remaining = self._reader.iter_messages(
+                committed.key.owner, committed.local_ranges, ordinal
+            )
+            return list(islice(remaining, count))
+
+        try:
+            record_offset = self._append_record("chunk", committed.key, first=first_ordinal)
+            for ordinal_after_append in chain(
+                self._publisher.publish_runs(runs, committed.published_count, read_messages),
+                self._publisher.publish_messages(messages),
+            ):
+                published_end = ordinal_after_append
+        except StoreError as error:
+            self._worker.pause_after_failure(f"cannot publish an epoch, retrying: {error}")
+        return published_end, record_offset
 
     # ------------------------------------------------------------------------------ the disk
 

@@ -42,10 +42,12 @@ from sluicemq.record import codec as text
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
+from sluicemq.store.writer import BatchPart
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
+    from sluicemq.broker.epochs.columns import StagedColumns
     from sluicemq.record.batch_columns import BatchColumns, Spans
 
 log = logging.getLogger(__name__)
@@ -199,6 +201,8 @@ class ColumnRun(NamedTuple):
 
     stage: Stage
     columns: "BatchColumns"
+    size_bytes: int
+    """The size of the staged records."""
 
     def __len__(self) -> int:
         return len(self.columns.bodies)
@@ -236,20 +240,12 @@ class StagedReader:
                 staged_range.offset + skipped,
             )
             for entry in islice(entries, staged_range.count - skipped):
-                record = entry.record
-                if record is None:
+                if entry.record is None:
                     continue
-                parsed = _parse_stage_property(record.properties)
-                if parsed is None or parsed[0].owner != expected_owner:
-                    continue
-
-                # Restore the properties to publish.
-                stage, stage_property = parsed
-                properties = record.properties[len(stage_property) :]
-                if properties.startswith(_STAGED_ID):
-                    properties = _ID + properties[len(_STAGED_ID) :]
                 ordinal = range_ordinal + entry.offset - staged_range.offset
-                yield StagedMessage(ordinal, record, stage, properties)
+                staged = _parse_staged_message(entry.record, ordinal)
+                if staged is not None and staged.stage.owner == expected_owner:
+                    yield staged
             range_ordinal += staged_range.count
 
     def iter_checked(
@@ -317,11 +313,36 @@ class StagedReader:
         Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
         one message is returned if there is any, even if it is larger.
         """
+        # First runs, as long as the next messages are alike.
+        runs = self._read_runs(owner, ranges, first, count_max, bytes_max)
+        run_count = sum(map(len, runs))
+        bytes_left = bytes_max - sum(run.size_bytes for run in runs)
+
+        # Then the messages that follow, one by one.
+        messages: list[StagedMessage] = []
+        following = self.iter_messages(owner, ranges, first + run_count)
+        for staged in islice(following, count_max - run_count):
+            bytes_left -= staged.record.size_bytes
+            if bytes_left < 0 and (runs or messages):
+                break
+            messages.append(staged)
+        return runs, messages
+
+    def _read_runs(
+        self,
+        owner: tuple[str, int],
+        ranges: Sequence[StagedRange],
+        first: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[ColumnRun]:
+        """Return the runs of messages that are alike, from ordinal `first` on, without a gap.
+
+        The arguments are those of `read_chunk`.
+        """
         next_ordinal = first
         count_left = count_max
         bytes_left = bytes_max
-
-        # First runs, as long as the next messages are alike.
         runs: list[ColumnRun] = []
         range_ordinal = 0  # the ordinal of the first message of the range
         for staged_range in ranges:
@@ -333,80 +354,69 @@ class StagedReader:
                 units = self._store.reader.units(
                     STAGING_TOPIC, staged_range.queue_id, offset, count
                 )
-                run, size_bytes = self._read_run(units, expected_owner, bytes_left)
+                run = self._read_run(units, expected_owner, bytes_left)
                 if run is None:
                     break
                 runs.append(run)
                 next_ordinal += len(run)
                 count_left -= len(run)
-                bytes_left -= size_bytes
+                bytes_left -= run.size_bytes
             range_ordinal = range_end_ordinal
-
-        # Then the messages that follow, one by one.
-        messages: list[StagedMessage] = []
-        for staged in islice(self.iter_messages(owner, ranges, next_ordinal), count_left):
-            bytes_left -= staged.record.size_bytes
-            if bytes_left < 0 and (runs or messages):
-                break
-            messages.append(staged)
-        return runs, messages
+        return runs
 
     # Hot path: it copies every message that is published as a part of a run.
-    def _read_run(
-        self, units: Buffer, owner: Owner, bytes_max: int
-    ) -> tuple[ColumnRun | None, int]:
-        """Return (run, size of its records in bytes) for the first messages of `units`.
+    def _read_run(self, units: Buffer, owner: Owner, bytes_max: int) -> ColumnRun | None:
+        """Return the run of the first messages of `units`.
 
         `units` are encoded units of a staging queue. The messages of the run belong to `owner` and
         have the same stage, without a delay. They are in one file of the log, and have up to
-        `bytes_max` bytes together. The run ends before the first message that differs. Return
-        (None, 0) if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
+        `bytes_max` bytes together. The run ends before the first message that differs. Return None
+        if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
-            return None, 0
-        # NumPy is imported only if a sink is used.
-        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
+            return None
+        staged = self._copy_fitting_records(units, bytes_max)
+        if staged is None:
+            return None
 
-        # Select the records that have `bytes_max` bytes together.
-        fitting_units, record_ends = columns.select_fitting_units(units, bytes_max)
-        if len(fitting_units) < COLUMNS_MIN:
-            return None, 0
-
-        # Of these, select the records that are in the same file of the log as the first one.
-        first_position = int(fitting_units["position"][0])
-        rest_of_file = self._store.reader.view_at(first_position)
-        if rest_of_file is None:  # the visible part of the log does not contain it
-            return None, 0
-        file_end = first_position + len(rest_of_file)
-        count_in_file = int(record_ends.searchsorted(file_end, "right"))
-        if count_in_file < COLUMNS_MIN:
-            return None, 0
-
-        # Check the first record: it decides whether there is a run, and of which stage.
-        staged = columns.StagedColumns(fitting_units[:count_in_file], rest_of_file, first_position)
-        first_properties = staged.first_properties()
-        first_head = staged.heads[0]
-        parsed = _parse_stage_property(first_properties)
-        if parsed is None:
-            return None, 0
+        # The first record decides whether there is a run, and of which stage.
+        parsed = _parse_start_of_run(staged)
+        if parsed is None or parsed[0].owner != owner:
+            return None
         stage, stage_property = parsed
-        if (
-            stage.owner != owner
-            or stage.delay is not None
-            or not first_properties.startswith(_STAGED_ID, len(stage_property))
-            or int(first_head["magic"]) != MAGIC_V1
-            or int(first_head["sys_flag"]) & _IPV6
-        ):
-            return None, 0
 
         # The run ends before the first record that differs.
         common_start = stage_property + _STAGED_ID
         run_count = staged.count_alike(common_start)
         if run_count < COLUMNS_MIN:
-            return None, 0
+            return None
         # In the published messages, the name of the message id replaces the common start.
-        run = ColumnRun(stage, staged.to_columns(run_count, len(common_start), _ID))
-        return run, int(record_ends[run_count - 1]) - first_position
+        columns = staged.to_columns(run_count, len(common_start), _ID)
+        return ColumnRun(stage, columns, staged.size_of_first(run_count))
+
+    def _copy_fitting_records(self, units: Buffer, bytes_max: int) -> "StagedColumns | None":
+        """Return the first records of `units` that fit into `bytes_max` and are in one file.
+
+        Return None if these are fewer than COLUMNS_MIN records.
+        """
+        # NumPy is imported only if a sink is used.
+        from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
+
+        fitting_units, record_ends = columns.select_fitting_units(units, bytes_max)
+        if len(fitting_units) < COLUMNS_MIN:
+            return None
+
+        # Of these, select the records that are in the same file of the log as the first one.
+        first_position = int(fitting_units["position"][0])
+        rest_of_file = self._store.reader.view_at(first_position)
+        if rest_of_file is None:  # the visible part of the log does not contain it
+            return None
+        file_end = first_position + len(rest_of_file)
+        count_in_file = int(record_ends.searchsorted(file_end, "right"))
+        if count_in_file < COLUMNS_MIN:
+            return None
+        units_in_file = fitting_units[:count_in_file]
+        return columns.StagedColumns(units_in_file, rest_of_file, first_position)
 
     def find_published_end(
         self, position: int, expected: Iterable[StagedMessage], file_bytes: int
@@ -437,6 +447,39 @@ class StagedReader:
             position += record.size_bytes
             published_end = staged.ordinal + 1
         return published_end
+
+
+def _parse_staged_message(record: Record, ordinal: int) -> StagedMessage | None:
+    """Return a staged message with the properties to publish; None if it has no valid stage."""
+    parsed = _parse_stage_property(record.properties)
+    if parsed is None:
+        return None
+    stage, stage_property = parsed
+    properties = record.properties[len(stage_property) :]
+    if properties.startswith(_STAGED_ID):
+        properties = _ID + properties[len(_STAGED_ID) :]
+    return StagedMessage(ordinal, record, stage, properties)
+
+
+def _parse_start_of_run(staged: "StagedColumns") -> tuple[Stage, bytes] | None:
+    """Return the stage of the first record, and its stage property, if a run can begin with it.
+
+    Return None if it cannot, because the record has no valid stage, a delay, no message id after
+    the stage property, an IPv6 address or another record format than MAGIC_V1.
+    """
+    first_properties = staged.first_properties()
+    first_head = staged.heads[0]
+    parsed = _parse_stage_property(first_properties)
+    if parsed is None:
+        return None
+    stage, stage_property = parsed
+    can_begin_run = (
+        stage.delay is None
+        and first_properties.startswith(_STAGED_ID, len(stage_property))
+        and int(first_head["magic"]) == MAGIC_V1
+        and not int(first_head["sys_flag"]) & _IPV6
+    )
+    return parsed if can_begin_run else None
 
 
 def _is_blank(rest_of_file: memoryview) -> bool:
@@ -544,22 +587,8 @@ class Publisher:
 
         Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
-
-        def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
-            """Return equal keys for messages of one batch, which have no gap between them."""
-            number, (ordinal, record, stage, _) = numbered
-            # Without a gap between two messages, their numbers differ as much as their ordinals.
-            return (
-                stage,
-                record.sys_flag,
-                record.born_time_ms,
-                record.born_host,
-                record.store_host,
-                ordinal - number,
-            )
-
-        for _, group in groupby(enumerate(messages), key=batch_key):
-            batch = [staged for _, staged in group]
+        for _, numbered_batch in groupby(enumerate(messages), key=_batch_key):
+            batch = [staged for _, staged in numbered_batch]
             stage = batch[0].stage
             topic = self._get_or_create_topic(stage.topic)
             queue_id = self._select_queue_id(topic, stage)
@@ -593,31 +622,23 @@ class Publisher:
         Return False, with nothing appended, if a message of the batch is illegal: then the caller
         must append them one by one. Raises StoreError.
         """
-        parts = [
-            (
-                staged.record.flag,
-                staged.record.body,
-                staged.properties,
-                text.tag_code_of_properties(staged.properties),
-            )
-            for staged in batch
-        ]
-        # All messages of the batch have the same flags, times and hosts (`batch_key`).
-        first = batch[0].record
+        batch_parts = [_to_batch_part(staged) for staged in batch]
+        # All messages of the batch have the same flags, times and hosts (`_batch_key`).
+        first_record = batch[0].record
         try:
             self._append_batch(
                 topic.name,
                 queue_id,
-                parts,
-                first.sys_flag,
-                first.born_time_ms,
-                first.born_host,
-                first.store_host,
+                batch_parts,
+                first_record.sys_flag,
+                first_record.born_time_ms,
+                first_record.born_host,
+                first_record.store_host,
             )
         except MessageIllegalError:
             return False
-        size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in parts])
-        _count_published(topic, len(parts), size_bytes)
+        size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in batch_parts])
+        _count_published(topic, len(batch_parts), size_bytes)
         return True
 
     def _get_or_create_topic(self, name: str) -> Topic:
@@ -640,6 +661,33 @@ class Publisher:
             return stage.queue_id % max(topic.queues, 1)
         self._queue_counter += 1
         return self._queue_counter % max(topic.config.write_queues, 1)
+
+
+def _batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
+    """Return equal keys for messages of one batch, which have no gap between them.
+
+    `numbered` is a message with its index in a list of messages.
+    """
+    index, (ordinal, record, stage, _) = numbered
+    # Without a gap between two messages, their indexes differ as much as their ordinals.
+    return (
+        stage,
+        record.sys_flag,
+        record.born_time_ms,
+        record.born_host,
+        record.store_host,
+        ordinal - index,
+    )
+
+
+def _to_batch_part(staged: StagedMessage) -> BatchPart:
+    """Return a message as the writer of the store takes it: flag, body, properties, tag code."""
+    return (
+        staged.record.flag,
+        staged.record.body,
+        staged.properties,
+        text.tag_code_of_properties(staged.properties),
+    )
 
 
 def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:

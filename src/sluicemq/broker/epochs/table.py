@@ -115,6 +115,7 @@ class EpochTable:
         an epoch is old enough to be forgotten.
         """
         self._store = store
+        self._clock = clock
         self._staged = staged
         self._broker = broker
         self._next_offset = 0
@@ -126,28 +127,26 @@ class EpochTable:
         self.unfinished: list[Epoch] = []
         """The epochs to publish, in the order of their records."""
 
-        def render() -> str:
-            """Return the document as of the last time when all epochs were complete and on disk.
+        self.document = Document(files, f"{root}/config/sluiceEpochs.json", self._render)
 
-            If that is not the case now, return the last text, and let a later save write the new
-            one. Otherwise forget epochs that are older than RETENTION_MS.
-            """
-            highest_log_end = max((known.log_end for known in self.iter_epochs()), default=0)
-            if self.unfinished or highest_log_end > self._durable_end:
-                self.document.changed = True
-                return self._text or _encode(self._next_offset, ())
-            oldest_ms = clock.now_ms() - RETENTION_MS
-            for known in [known for known in self.iter_epochs() if known.time_ms <= oldest_ms]:
-                self._forget(known)
-            self._next_offset = store.queue_offsets(EPOCH_TOPIC, 0)[1]
-            self._text = _encode(self._next_offset, self.iter_epochs())
-            return self._text
+    def _render(self) -> str:
+        """Return the document as of the last time when all epochs were complete and on disk.
 
-        self.document = Document(files, f"{root}/config/sluiceEpochs.json", render)
+        If that is not the case now, return the last text, and let a later save write the new one.
+        Otherwise forget epochs that are older than RETENTION_MS.
+        """
+        log_ends = [committed.log_end for committed in self.iter_epochs()]
+        if self.unfinished or max(log_ends, default=0) > self._durable_end:
+            self.document.changed = True
+            return self._text or _encode(self._next_offset, ())
+        self._forget_until(self._clock.now_ms() - RETENTION_MS)
+        _, self._next_offset = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        self._text = _encode(self._next_offset, self.iter_epochs())
+        return self._text
 
     def select_local(self, ranges: Ranges) -> Ranges:
         """Return those of `ranges` that are on this broker."""
-        return tuple(one for one in ranges if one.broker == self._broker)
+        return tuple(staged_range for staged_range in ranges if staged_range.broker == self._broker)
 
     def find(self, account: str, query: str, topics: Collection[str]) -> Epoch | None:
         """Return the last epoch of a query, as an account sees it; None if there is none.
@@ -156,53 +155,56 @@ class EpochTable:
         without an account counts for every account, and every epoch counts for the account "". But
         another epoch whose topics are known counts only if one of them is in `topics`.
         """
-        known_by_account = self.queries.get(query, {})
-        newest = known_by_account.get(account)
-        for owner, known in known_by_account.items():
-            can_count = owner != account and not (owner and account)
-            if (
-                can_count
-                and (newest is None or known.epoch > newest.epoch)
-                and self._shares(known, topics)
-            ):
-                newest = known
+        epoch_by_account = self.queries.get(query, {})
+        newest = epoch_by_account.get(account)
+        for other_account, other in epoch_by_account.items():
+            can_count = other_account != account and not (other_account and account)
+            if not can_count:
+                continue
+            is_newer = newest is None or other.epoch > newest.epoch
+            # Last, because it may read the log.
+            if is_newer and self._has_any_topic(other, topics):
+                newest = other
         return newest
 
     def iter_epochs(self) -> Iterator[Epoch]:
         """Yield the last epoch of each query of each account."""
-        for known_by in self.queries.values():
-            yield from known_by.values()
+        for epoch_by_account in self.queries.values():
+            yield from epoch_by_account.values()
 
-    def _put(self, known: Epoch) -> None:
+    def _put(self, committed: Epoch) -> None:
         """Make an epoch the last one of its query and account."""
-        self.queries.setdefault(known.query, {})[known.account] = known
+        self.queries.setdefault(committed.query, {})[committed.account] = committed
 
-    def _forget(self, known: Epoch) -> None:
-        """Remove the last epoch of a query and account."""
-        known_by = self.queries[known.query]
-        del known_by[known.account]
-        if not known_by:
-            del self.queries[known.query]
+    def _forget_until(self, time_ms: int) -> None:
+        """Remove the epochs that were committed at `time_ms` or before."""
+        old_epochs = [committed for committed in self.iter_epochs() if committed.time_ms <= time_ms]
+        for committed in old_epochs:
+            epoch_by_account = self.queries[committed.query]
+            del epoch_by_account[committed.account]
+            if not epoch_by_account:
+                del self.queries[committed.query]
 
-    def _shares(self, known: Epoch, topics: Collection[str]) -> bool:
+    def _has_any_topic(self, committed: Epoch, topics: Collection[str]) -> bool:
         """Return whether an epoch was published to one of `topics`, or whether that is unknown.
 
         Its record names the topics. A record of an earlier release does not: then the topic of the
         first message of each range of this broker is read. It is unknown if no such message is
         left, and the result is True.
         """
-        values = self._record(known)
-        named_topics = values.get("topics")
+        fields = self._read_epoch_record(committed)
+        named_topics = fields.get("topics")
         if isinstance(named_topics, list):
             return not set(topics).isdisjoint(named_topics)
-        staged = [
-            message
-            for one in self.select_local(staged_ranges_from_json(values.get("ranges") or []))
-            for message in self._staged.iter_messages(
-                (known.query, known.epoch), (replace(one, count=1),)
-            )
-        ]
-        return not staged or any(message.stage.topic in topics for message in staged)
+
+        # A record of an earlier release.
+        found_topics: set[str] = set()
+        ranges = staged_ranges_from_json(fields.get("ranges") or [])
+        for staged_range in self.select_local(ranges):
+            range_of_first = replace(staged_range, count=1)
+            for staged in self._staged.iter_messages(committed.key.owner, (range_of_first,)):
+                found_topics.add(staged.stage.topic)
+        return not found_topics or not found_topics.isdisjoint(topics)
 
     def add(self, key: EpochKey, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
         """Add an epoch as the last one of its query and account, and return it.
@@ -212,7 +214,7 @@ class EpochTable:
         to `unfinished`, to be published. The document is marked as changed.
         """
         local_ranges = self.select_local(ranges)
-        known = Epoch(
+        committed = Epoch(
             account=key.account,
             query=key.query,
             epoch=key.epoch,
@@ -220,32 +222,34 @@ class EpochTable:
             time_ms=time_ms,
             ranges=ranges,
             local_ranges=local_ranges,
-            message_count=sum(one.count for one in local_ranges),
+            message_count=sum(staged_range.count for staged_range in local_ranges),
             last_record_offset=offset,
         )
-        self._put(known)
-        if known.message_count:
-            self.unfinished.append(known)
+        self._put(committed)
+        if committed.message_count:
+            self.unfinished.append(committed)
         self.document.changed = True
-        return known
+        return committed
 
-    def mark_complete(self, known: Epoch) -> None:
+    def mark_complete(self, committed: Epoch) -> None:
         """Count all messages of an epoch as published, and remove it from `unfinished`.
 
         The document is marked as changed.
         """
-        known.published_count = known.message_count
-        if known in self.unfinished:
-            self.unfinished.remove(known)
+        committed.published_count = committed.message_count
+        if committed in self.unfinished:
+            self.unfinished.remove(committed)
         self.document.changed = True
 
-    def is_record_durable(self, known: Epoch) -> bool:
+    def is_record_durable(self, committed: Epoch) -> bool:
         """Return whether the record of an epoch is on disk and visible."""
-        return self._is_range_durable(known.record_offset, known.first_record_end)
+        return self._is_range_durable(committed.record_offset, committed.first_record_end)
 
-    def is_durable(self, known: Epoch) -> bool:
+    def is_durable(self, committed: Epoch) -> bool:
         """Return whether all messages of an epoch are on disk and visible."""
-        return known.is_complete and self._is_range_durable(known.last_record_offset, known.log_end)
+        return committed.is_complete and self._is_range_durable(
+            committed.last_record_offset, committed.log_end
+        )
 
     def _is_range_durable(self, offset: int, end: int) -> bool:
         """Return whether the log is durable up to `end`, and the record at `offset` visible."""
@@ -260,23 +264,26 @@ class EpochTable:
         """The position up to which the log is on disk, and on as many replicas as it must be."""
         return min(self._store.synced_offset, self._store.reader.visible_end)
 
-    def read_ranges(self, known: Epoch) -> Ranges:
+    def read_ranges(self, committed: Epoch) -> Ranges:
         """Return the ranges of an epoch on all brokers; () if its record is deleted."""
-        if known.ranges is not None:
-            return known.ranges
-        values = self._record(known)
-        return staged_ranges_from_json(take_list(values, "ranges")) if values else ()
+        if committed.ranges is not None:
+            return committed.ranges
+        fields = self._read_epoch_record(committed)
+        return staged_ranges_from_json(take_list(fields, "ranges")) if fields else ()
 
-    def _record(self, known: Epoch) -> dict[Any, Any]:
+    def _read_epoch_record(self, committed: Epoch) -> dict[Any, Any]:
         """Return the fields of an epoch's record; {} if it is deleted."""
-        entry = next(iter_queue(self._store, EPOCH_TOPIC, 0, known.record_offset), None)
-        values = _parse_record(None if entry is None else entry.record)
-        return values if values and _key_of(values) == known.key else {}
+        first_entry = next(iter_queue(self._store, EPOCH_TOPIC, 0, committed.record_offset), None)
+        if first_entry is None:
+            return {}
+        fields = _parse_record(first_entry.record)
+        is_of_epoch = bool(fields) and _key_of(fields) == committed.key
+        return fields if is_of_epoch else {}
 
-    def drop_ranges(self, known: Epoch) -> None:
+    def drop_ranges(self, committed: Epoch) -> None:
         """Free the memory of a published epoch's ranges. `read_ranges` reads its record instead."""
-        known.ranges = None
-        known.local_ranges = ()
+        committed.ranges = None
+        committed.local_ranges = ()
 
     # ------------------------------------------------------------------------------- the start
 
@@ -289,41 +296,52 @@ class EpochTable:
 
         `file_bytes` is the size of the files of the log. The call blocks for the time of the reads.
         """
-        saved = self.document.load(_decode)
-        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        if saved is not None:
-            next_offset, epochs = saved
-            is_sealed = self.document.verdict is FileVerdict.SEALED
-            is_beyond_log = next_offset > high and not is_sealed
-            if self.document.is_doubtful or is_beyond_log:
-                next_offset, epochs = low, self._confirmed(next_offset, epochs)
-            self._next_offset = next_offset
-            for known in epochs:
-                self._put(known)
-            self._text = _encode(next_offset, epochs)
-        last_chunk: tuple[EpochKey, int, int] | None = None
-        """The epoch of the last chunk record, its first ordinal, and where its messages begin."""
-        begun: list[Epoch] = []
+        self._load_document()
+
+        # An epoch record commits an epoch. Each chunk record is followed by published messages.
+        last_chunk: Chunk | None = None
+        begun_epochs: list[Epoch] = []
         """The epochs to publish whose records are before the last chunk record."""
-        for entry in iter_queue(
-            self._store, EPOCH_TOPIC, 0, min(max(self._next_offset, low), high)
-        ):
+        topic_start, topic_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        read_start = min(max(self._next_offset, topic_start), topic_end)
+        for entry in iter_queue(self._store, EPOCH_TOPIC, 0, read_start):
             if entry.record is None:
                 continue
-            values = _parse_record(entry.record)
-            key = _key_of(values)
-            if take_text(values, "kind") == "epoch":
-                ranges = staged_ranges_from_json(take_list(values, "ranges"))
-                known = self.add(key, ranges, entry.offset, entry.record.store_time_ms)
-                known.log_end = known.first_record_end = self._store.written_offset
-            elif take_text(values, "kind") == "chunk":
+            fields = _parse_record(entry.record)
+            key = _key_of(fields)
+            record_kind = take_text(fields, "kind")
+            if record_kind == "epoch":
+                ranges = staged_ranges_from_json(take_list(fields, "ranges"))
+                committed = self.add(key, ranges, entry.offset, entry.record.store_time_ms)
+                committed.log_end = committed.first_record_end = self._store.written_offset
+            elif record_kind == "chunk":
                 messages_start = entry.position + entry.record.size_bytes
-                last_chunk = key, take_integer(values, "first"), messages_start
-                begun = self.unfinished.copy()
+                last_chunk = Chunk(key, take_integer(fields, "first"), messages_start)
+                begun_epochs = self.unfinished.copy()
         if last_chunk is not None:
-            self._resume(reader, begun, *last_chunk, file_bytes)
+            self._resume(reader, begun_epochs, last_chunk, file_bytes)
 
-    def _confirmed(self, next_offset: int, epochs: list[Epoch]) -> list[Epoch]:
+    def _load_document(self) -> None:
+        """Add the epochs of the document to the table, and set the offset from which to read.
+
+        Do nothing if there is no document. See `load` for a document that is doubtful.
+        """
+        saved = self.document.load(_decode)
+        if saved is None:
+            return
+        next_offset, epochs = saved
+        topic_start, topic_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        is_sealed = self.document.verdict is FileVerdict.SEALED
+        is_beyond_log = next_offset > topic_end and not is_sealed
+        if self.document.is_doubtful or is_beyond_log:
+            epochs = self._select_confirmed(next_offset, epochs)
+            next_offset = topic_start
+        self._next_offset = next_offset
+        for committed in epochs:
+            self._put(committed)
+        self._text = _encode(next_offset, epochs)
+
+    def _select_confirmed(self, next_offset: int, epochs: list[Epoch]) -> list[Epoch]:
         """Return the epochs of a doubtful document that belong to this store.
 
         `next_offset` and `epochs` are the content of the document. An epoch whose record is in the
@@ -331,18 +349,23 @@ class EpochTable:
         `next_offset` nor another epoch contradicts the log. The number of other epochs is logged,
         and the document is marked as changed.
         """
-        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        confirmed = [
-            known for known in epochs if known.record_offset >= low and self._record(known)
-        ]
-        deleted = [known for known in epochs if known.record_offset < low]
-        is_of_store = next_offset <= high and len(confirmed) + len(deleted) == len(epochs)
+        topic_start, topic_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        confirmed = []
+        deleted = []
+        for saved_epoch in epochs:
+            if saved_epoch.record_offset < topic_start:
+                deleted.append(saved_epoch)
+            elif self._read_epoch_record(saved_epoch):
+                confirmed.append(saved_epoch)
+        has_contradiction = len(confirmed) + len(deleted) != len(epochs)
+        is_of_store = next_offset <= topic_end and not has_contradiction
+        foreign_count = 0 if is_of_store else len(epochs) - len(confirmed)
         log.warning(
             "%s is not what this broker wrote last: it is an older copy or of another store. "
             "Reading epochs from the log instead. %d epochs in the file are not of this store. If "
             "you replaced the file, restore the right one to keep epochs with deleted records.",
             self.document.path,
-            0 if is_of_store else len(epochs) - len(confirmed),
+            foreign_count,
         )
         self.document.changed = True
         return [*deleted, *confirmed] if is_of_store else confirmed
@@ -350,39 +373,51 @@ class EpochTable:
     def _resume(
         self,
         reader: StagedReader,
-        begun: list[Epoch],
-        key: EpochKey,
-        first: int,
-        position: int,
+        begun_epochs: list[Epoch],
+        last_chunk: "Chunk",
         file_bytes: int,
     ) -> None:
-        """Set how far the epochs `begun` have been published, from the last chunk record.
+        """Set how far the epochs `begun_epochs` have been published, from the last chunk.
 
-        The last chunk is of epoch `key` and begins with ordinal `first`. Its messages begin at
-        `position` of the log, where `reader` counts those that are there. The epochs before `key`
-        are complete, because epochs are published one after the other. Those after it stay as they
-        are. Do nothing if `key` is not in `begun`.
+        `reader` counts the messages of the chunk that are in the log. The epochs before that of the
+        chunk are complete, because epochs are published one after the other. Those after it stay as
+        they are. Do nothing if the epoch of the chunk is not in `begun_epochs`.
         """
-        if all(known.key != key for known in begun):
+        begun_keys = [committed.key for committed in begun_epochs]
+        if last_chunk.key not in begun_keys:
             return  # Its record is deleted, so it was complete long ago.
-        for known in begun:
-            if known.key != key:
-                self.mark_complete(known)
-                continue
-            rest = reader.iter_messages(key.owner, known.local_ranges, first)
-            reached = reader.find_published_end(position, rest, file_bytes)
-            known.published_count = first if reached is None else reached
-            if known.is_complete:
-                self.mark_complete(known)
-            else:
-                log.info(
-                    "continuing epoch %d of query %s at message %d of %d",
-                    known.epoch,
-                    known.query,
-                    known.published_count,
-                    known.message_count,
-                )
+        index = begun_keys.index(last_chunk.key)
+        for earlier in begun_epochs[:index]:
+            self.mark_complete(earlier)
+
+        interrupted = begun_epochs[index]
+        expected_messages = reader.iter_messages(
+            interrupted.key.owner, interrupted.local_ranges, last_chunk.start
+        )
+        published_end = reader.find_published_end(
+            last_chunk.position, expected_messages, file_bytes
+        )
+        interrupted.published_count = last_chunk.start if published_end is None else published_end
+        if interrupted.is_complete:
+            self.mark_complete(interrupted)
             return
+        log.info(
+            "continuing epoch %d of query %s at message %d of %d",
+            interrupted.epoch,
+            interrupted.query,
+            interrupted.published_count,
+            interrupted.message_count,
+        )
+
+
+class Chunk(NamedTuple):
+    """A chunk of an epoch's messages, as its record describes it."""
+
+    key: EpochKey
+    start: int
+    """The ordinal of its first message."""
+    position: int
+    """Where its messages begin in the log."""
 
 
 def _parse_record(record: Record | None) -> dict[Any, Any]:
@@ -396,30 +431,36 @@ def _parse_record(record: Record | None) -> dict[Any, Any]:
         return {}
 
 
-def _key_of(values: dict[Any, Any]) -> EpochKey:
+def _key_of(fields: dict[Any, Any]) -> EpochKey:
     """Return the names of the epoch in the fields of a record. Raises ProtocolError."""
-    account = take_text(values, "account")
-    query = take_text(values, "query")
-    return EpochKey(account, query, take_integer(values, "epoch"))
+    account = take_text(fields, "account")
+    query = take_text(fields, "query")
+    return EpochKey(account, query, take_integer(fields, "epoch"))
 
 
-def _decode(data: str) -> tuple[int, list[Epoch]]:
+def _decode(content: str) -> tuple[int, list[Epoch]]:
     """Return (next offset, epochs) from the text of a document.
 
     The next offset is that of the epoch topic from which a start reads. `_encode` explains the
     text. Raises ProtocolError if it is malformed.
     """
-    values = load_object(data, "sluiceEpochs.json")
+    document = load_object(content, "sluiceEpochs.json")
     epochs = []
-    for name, value in take_object(values, "queries").items():
-        item = as_object(value, "An epoch")
-        epoch, offset, time_ms = (take_integer(item, n) for n in ("epoch", "offset", "time"))
-        query = str(name).rpartition("/")[2]
-        epochs.append(Epoch(take_text(item, "account"), query, epoch, offset, time_ms))
-    return take_integer(values, "next"), epochs
+    for name, json_value in take_object(document, "queries").items():
+        fields = as_object(json_value, "An epoch")
+        _, _, query = str(name).rpartition("/")
+        saved_epoch = Epoch(
+            account=take_text(fields, "account"),
+            query=query,
+            epoch=take_integer(fields, "epoch"),
+            record_offset=take_integer(fields, "offset"),
+            time_ms=take_integer(fields, "time"),
+        )
+        epochs.append(saved_epoch)
+    return take_integer(document, "next"), epochs
 
 
-def _encode(offset: int, queries: Iterable[Epoch]) -> str:
+def _encode(next_offset: int, epochs: Iterable[Epoch]) -> str:
     """Return the document with the next offset of the epoch topic and the last epochs.
 
         {"next": 7, "queries": {"<query>": {"epoch": 3, "offset": 5, "time": <ms>, "account": …}}}
@@ -427,10 +468,16 @@ def _encode(offset: int, queries: Iterable[Epoch]) -> str:
     An epoch is stored under the name of its query, or under `account/name` if a query of another
     account has that name. A name contains no `/`.
     """
-    table: dict[str, dict[str, Any]] = {}
-    for known in queries:
-        name = known.query if known.query not in table else f"{known.account}/{known.query}"
-        table[name] = {"epoch": known.epoch, "offset": known.record_offset, "time": known.time_ms}
-        if known.account:
-            table[name]["account"] = known.account
-    return fastjson.dumps_file({"next": offset, "queries": table})
+    queries: dict[str, dict[str, Any]] = {}
+    for saved_epoch in epochs:
+        name = saved_epoch.query
+        if name in queries:
+            name = f"{saved_epoch.account}/{name}"
+        queries[name] = {
+            "epoch": saved_epoch.epoch,
+            "offset": saved_epoch.record_offset,
+            "time": saved_epoch.time_ms,
+        }
+        if saved_epoch.account:
+            queries[name]["account"] = saved_epoch.account
+    return fastjson.dumps_file({"next": next_offset, "queries": queries})

@@ -137,8 +137,8 @@ class LaneAssignments:
         """Return an iterator of the ids of the clients that read the queue for the lane `key`."""
         return (
             client_id
-            for (client_id, one), lane in self._lanes.items()
-            if one == queue and lane == key
+            for (client_id, read_queue), lane_key in self._lanes.items()
+            if read_queue == queue and lane_key == key
         )
 
     def forget_lane(self, key: str) -> None:
@@ -147,15 +147,18 @@ class LaneAssignments:
         Called when the lane is removed. A later lane with the same key is another lane, of which
         these clients have nothing in flight.
         """
-        for entry in [entry for entry, lane in self._lanes.items() if lane == key]:
-            self._lanes[entry] = ""
+        for client_and_queue, lane_key in self._lanes.items():
+            if lane_key == key:
+                self._lanes[client_and_queue] = ""
 
     def remove_client(self, client_id: str) -> None:
         """Remove the assignments, the redirects and the move of a client that left the group."""
         self._moving_until_ms.pop(client_id, None)
         self._redirects.forget(group=client_id)
-        for entry in [entry for entry in self._lanes if entry[0] == client_id]:
-            del self._lanes[entry]
+        for client_and_queue in [*self._lanes]:
+            assigned_client, _ = client_and_queue
+            if assigned_client == client_id:
+                del self._lanes[client_and_queue]
 
     def to_objects(self, members: Mapping[str, Collection[str]]) -> list[list[Any]]:
         """Return the assignments of moving clients to their old lanes, as JSON values.

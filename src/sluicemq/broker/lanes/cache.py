@@ -38,19 +38,20 @@ class ByteCache(Generic[T]):
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any) -> T:
-        entry = self._entries.get(arguments)
-        if entry is not None:
-            self._entries.move_to_end(arguments)
-            return entry[0]
-        result = self._function(*arguments)
-        size_bytes = ENTRY_BYTES + self._size_of(*arguments)
-        if size_bytes <= self._bytes_max:
-            self._entries[arguments] = (result, size_bytes)
-            self.size_bytes += size_bytes
+        cached = self._entries.get(arguments)
+        if cached is not None:
+            self._entries.move_to_end(arguments)  # it was used last
+            return cached[0]
+
+        computed = self._function(*arguments)
+        entry_bytes = ENTRY_BYTES + self._size_of(*arguments)
+        if entry_bytes <= self._bytes_max:
+            self._entries[arguments] = (computed, entry_bytes)
+            self.size_bytes += entry_bytes
         while self.size_bytes > self._bytes_max:
             _, (_, removed_bytes) = self._entries.popitem(last=False)
             self.size_bytes -= removed_bytes
-        return result
+        return computed
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -16,8 +16,9 @@ match. Then the clauses are combined row by row. The result is a verdict for eac
 or NEEDS_RECORD if only the record of the message can decide.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.broker.lanes.cache import cache_by_size
@@ -63,8 +64,9 @@ def format_in_expression(name: str, values: list[str]) -> str:
     """
     if not values:
         return "FALSE"
-    quoted_values = ["'{}'".format(value.replace("'", "''")) for value in values]
-    return f"{name} IN ({', '.join(quoted_values)})"
+    escaped_values = [value.replace("'", "''") for value in values]
+    quoted_values = ", ".join([f"'{escaped}'" for escaped in escaped_values])
+    return f"{name} IN ({quoted_values})"
 
 
 class DecidedRows(NamedTuple):
@@ -100,19 +102,26 @@ def _translate_to_sql92(atom: Atom) -> list[list[str]]:
         return [[format_in_expression(TAGS, matched_tags)]]
     if atom.kind == LANE_KIND:
         return [[format_in_expression(LANE_PROPERTY, [atom.text])]]
-    if atom.kind != SUBSCRIPTION_KIND:
-        return []
+    if atom.kind == SUBSCRIPTION_KIND:
+        return _translate_subscription(atom.text)
+    return []
 
-    # A whole subscription: for each topic, the topic of origin together with its expression.
+
+def _translate_subscription(key: str) -> list[list[str]]:
+    """Return a whole subscription as lists of SQL92 expressions, as `_translate_to_sql92` does.
+
+    For each topic of the subscription key `key`, the topic of origin must be this topic, and its
+    expression must match.
+    """
     expression_lists: list[list[str]] = []
-    for topic, topic_atom in parse_key(atom.text).items():
+    for topic, atom in parse_key(key).items():
         is_from_topic = format_in_expression(RETRY_TOPIC, [topic])
-        if _matches_all(topic_atom):
+        if _matches_all(atom):
             expression_lists.append([is_from_topic])
-        else:
-            expression_lists += [
-                [is_from_topic, *expressions] for expressions in _translate_to_sql92(topic_atom)
-            ]
+            continue
+        expression_lists += [
+            [is_from_topic, *expressions] for expressions in _translate_to_sql92(atom)
+        ]
     return expression_lists
 
 
@@ -132,10 +141,10 @@ class AtomColumnFilter:
         self._expression_lists: list[list[Vectorised]] = []
         """The atom matches if, for one of the lists, all expressions of the list match."""
         if not self._matches_all:
-            for texts in _translate_to_sql92(atom):
+            for sql92_list in _translate_to_sql92(atom):
                 with suppress(FilterError):  # an invalid expression matches nothing
-                    compiled = [compile_sql92(text).vectorised for text in texts]
-                    self._expression_lists.append(compiled)
+                    compiled_list = [compile_sql92(sql92).vectorised for sql92 in sql92_list]
+                    self._expression_lists.append(compiled_list)
 
         names: set[str] = set()
         for expressions in self._expression_lists:
@@ -252,25 +261,15 @@ class RuleColumnFilter:
         rows = (~rejected).nonzero()[0]
         rows = rows[~_is_in(rows, block.odd)]
 
-        # A test is the name of a property whose value is looked up, or the filter of an atom.
-        tests: list[tuple[AtomChain, str | AtomColumnFilter]] = []
-        for chain, general_filters in excluded_chains:
-            tests += [(chain, TAGS), (chain, LANE_PROPERTY)]
-            tests += [(chain, atom_filter) for atom_filter in general_filters]
-
-        for chain, test in tests:
+        for find_excluded in _list_tests(excluded_chains):
             if len(rows) <= FEW_ROWS_MAX:
                 matching[rows] = False  # undecided
                 break
-            remaining_block = block.take_rows(rows)
-            if isinstance(test, AtomColumnFilter):
-                excluding = test.evaluate(remaining_block)
-            else:
-                excluding = _look_up_values(test, chain, remaining_block)
-            is_maybe_excluded = ~excluding.rejected
+            excluded = find_excluded(block.take_rows(rows))
+            is_maybe_excluded = ~excluded.rejected
             matching[rows[is_maybe_excluded]] = False
-            rejected[rows[excluding.matching]] = True
-            rows = rows[~excluding.matching]
+            rejected[rows[excluded.matching]] = True
+            rows = rows[~excluded.matching]
         matching[block.odd] = False
 
     def count(self, block: ColumnBlock) -> int | None:
@@ -286,6 +285,20 @@ class RuleColumnFilter:
         )
 
 
+def _list_tests(excluded_chains: ExcludedChains) -> list[Callable[[ColumnBlock], DecidedRows]]:
+    """Return functions that return which rows of a block the atoms of the chains match.
+
+    Of each chain, the first two functions look up the value of a property, and each of the others
+    evaluates one general atom.
+    """
+    tests: list[Callable[[ColumnBlock], DecidedRows]] = []
+    for chain, general_filters in excluded_chains:
+        tests.append(partial(_look_up_values, TAGS, chain))
+        tests.append(partial(_look_up_values, LANE_PROPERTY, chain))
+        tests += [atom_filter.evaluate for atom_filter in general_filters]
+    return tests
+
+
 def _look_up_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
     """Return the rows that an atom of the chain matches by the value of property `name`.
 
@@ -297,10 +310,11 @@ def _look_up_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedR
     column = block.columns.get(name)
     if column is None:
         return DecidedRows(no_rows, all_rows)
-    # A column contains for each row the index of its value in `column.values`.
-    matching_codes = [
-        code for code, value in enumerate(column.values) if chain.has_value(name, value)
-    ]
+    # A column contains for each row the index of its value in `column.values`: its code.
+    matching_codes = []
+    for code, property_value in enumerate(column.values):
+        if chain.has_value(name, property_value):
+            matching_codes.append(code)
     matching = _is_in(column.codes, matching_codes)
     return DecidedRows(matching, ~matching)
 
@@ -394,27 +408,32 @@ def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
     `RuleFilter`. A rule that matches no message has a `TagFilter` without codes.
     """
     clauses = _simplify_clauses(rule)
-    matches_all = any(not clause.required and not clause.excluded for clause in clauses)
-    if matches_all:
-        return None
+    sole_atoms: list[Atom] = []  # of the clauses that have one atom and no exclusions
+    for required, excluded in clauses:
+        if not required and not excluded:
+            return None  # the clause matches all messages
+        if len(required) == 1 and not excluded:
+            sole_atoms += required
 
-    is_each_clause_one_atom = all(
-        len(clause.required) == 1 and not clause.excluded for clause in clauses
-    )
-    if not is_each_clause_one_atom:
-        return RuleFilter(frozenset(clauses))
+    if len(sole_atoms) == len(clauses):
+        subscription_filter = _find_subscription_filter(sole_atoms)
+        if subscription_filter is not None:
+            return subscription_filter
+    return RuleFilter(frozenset(clauses))
 
-    # The rule is the union of these atoms, and matches nothing if there are none.
-    atoms = [atom for clause in clauses for atom in clause.required]
+
+def _find_subscription_filter(atoms: list[Atom]) -> MessageFilter | None:
+    """Return the filter of an ordinary subscription that matches if one of `atoms` does.
+
+    Return None if there is no such filter. A filter without atoms matches nothing.
+    """
     if len(atoms) == 1 and atoms[0].kind == SQL92:
         try:
             return compile_sql92(atoms[0].text)
         except FilterError:  # an invalid expression matches nothing
             return _create_tag_filter(frozenset())
     codes = _unite_codes([get_tag_codes(atom) for atom in atoms])
-    if codes is not None:
-        return _create_tag_filter(codes)
-    return RuleFilter(frozenset(clauses))
+    return _create_tag_filter(codes) if codes is not None else None
 
 
 def _simplify_clauses(rule: LaneRule) -> list[Clause]:

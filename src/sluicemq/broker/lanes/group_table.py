@@ -15,6 +15,7 @@ from sluicemq.broker.lanes.lane import Lane, TopicRules
 from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, create_spans
 from sluicemq.broker.lanes.rules import (
     MATCH_NOTHING,
+    AtomChain,
     LaneRule,
     compute_rules,
     compute_sole_rule,
@@ -118,12 +119,9 @@ class GroupLaneTable:
         are created in one call, because the rules of lanes that get their state at different times
         might not exclude each other.
         """
-        topic = queue[0]
-        is_retry = topic == RETRY_PREFIX + self.name
+        topic, _ = queue
         lanes_without_state = [
-            lane
-            for lane in self.lanes.values()
-            if queue not in lane.queues and (is_retry or topic in get_atoms_by_topic(lane.key))
+            lane for lane in self.lanes.values() if self._is_state_missing(lane, queue)
         ]
         if not lanes_without_state:
             return
@@ -143,6 +141,15 @@ class GroupLaneTable:
                 committed_offset, start_offset, spans, read_end=start_offset
             )
 
+    def _is_state_missing(self, lane: Lane, queue: QueueKey) -> bool:
+        """Return whether a lane has no state in a queue, although it subscribes to the topic.
+
+        All lanes subscribe to the group's retry topic.
+        """
+        topic, _ = queue
+        is_retry = topic == RETRY_PREFIX + self.name
+        return queue not in lane.queues and (is_retry or topic in get_atoms_by_topic(lane.key))
+
     def reassign_rules(self) -> None:
         """Replace the rules of all lanes for the messages that will be stored from now on.
 
@@ -156,20 +163,16 @@ class GroupLaneTable:
         end_offsets: dict[QueueKey, int] = {}
         for lane in self.lanes.values():
             for queue, lane_queue in lane.queues.items():
-                end_offset = end_offsets.get(queue)
-                if end_offset is None:
-                    end_offset = end_offsets[queue] = self.storage.get_end_offset(queue)
+                if queue not in end_offsets:
+                    end_offsets[queue] = self.storage.get_end_offset(queue)
                 topic, _ = queue
-                new = self._topic_rules[topic]
+                topic_rules = self._topic_rules[topic]
                 if lane.is_idle:
-                    lane_queue.restrict_from(end_offset, new.unwanted)
+                    lane_queue.restrict_from(end_offsets[queue], topic_rules.unwanted)
                     continue
-                rule = new.future.get(lane.key, MATCH_NOTHING)
-                old = previous_rules.get(topic)
-                # In `hand_over` are only lanes that were live at the last call.
-                was_live = old is not None and lane.key in old.hand_over
-                if old is None or not was_live or old.future[lane.key] != rule:
-                    lane_queue.set_rule_from(end_offset, rule)
+                rule = topic_rules.future.get(lane.key, MATCH_NOTHING)
+                if rule != _find_live_rule(previous_rules.get(topic), lane.key):
+                    lane_queue.set_rule_from(end_offsets[queue], rule)
 
     def _compute_topic_rules(self, previous_rules: dict[str, TopicRules]) -> dict[str, TopicRules]:
         """Return the rules of the present lanes for each topic that they read.
@@ -178,7 +181,7 @@ class GroupLaneTable:
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
         topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
-        topic_rules: dict[str, TopicRules] = {}
+        rules_by_topic: dict[str, TopicRules] = {}
         for topic in topics:
             # Computed first, because it keeps the chains alive (`AtomChain`) that the rules extend.
             unwanted = create_rule([], *compute_wanted_chains(topic, live_keys))
@@ -190,8 +193,8 @@ class GroupLaneTable:
             is_retry = topic == RETRY_PREFIX + self.name
             if is_retry and idle_keys:
                 future = compute_rules(topic, live_keys, idle_keys)
-            topic_rules[topic] = TopicRules(future, hand_over, unwanted)
-        return topic_rules
+            rules_by_topic[topic] = TopicRules(future, hand_over, unwanted)
+        return rules_by_topic
 
     def save_rules(self) -> None:
         """Write the rules of the group to disk, on another thread. Its pulls wait for that.
@@ -246,22 +249,23 @@ class GroupLaneTable:
         the lowest offset of its lanes on.
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
-        topics = {topic for key in (*live_keys, *idle_keys) for topic in get_atoms_by_topic(key)}
-        for topic in topics:
-            # The rule that matches what no lane wants, and how many messages it may examine.
-            chains = [
-                chain
-                for keys in (live_keys, idle_keys)
-                for chain in compute_wanted_chains(topic, keys)
-                if chain
-            ]
-            unwanted = create_rule([], *chains)
-            atom_count = sum(1 for chain in chains for _ in chain.iter_general_atoms())
-            count_max = EVALUATIONS_MAX // (1 + atom_count) + 1
+        queues_by_topic: dict[str, set[QueueKey]] = {}
+        for lane in self.lanes.values():
+            for topic in get_atoms_by_topic(lane.key):
+                queues_by_topic.setdefault(topic, set())
+        for lane in self.lanes.values():
+            for queue in lane.queues:
+                topic, _ = queue
+                if topic in queues_by_topic:  # it is not a retry topic
+                    queues_by_topic[topic].add(queue)
 
-            queues = {
-                queue for lane in self.lanes.values() for queue in lane.queues if queue[0] == topic
-            }
+        for topic, queues in queues_by_topic.items():
+            # The rule that matches what no lane wants, and how many messages it may examine.
+            wanted_by_live = compute_wanted_chains(topic, live_keys)
+            wanted_by_idle = compute_wanted_chains(topic, idle_keys)
+            unwanted = create_rule([], *wanted_by_live, *wanted_by_idle)
+            atom_count = _count_general_atoms(*wanted_by_live, *wanted_by_idle)
+            count_max = EVALUATIONS_MAX // (1 + atom_count) + 1
             for queue in sorted(queues):
                 self._count_unmatched_in_queue(queue, unwanted, count_max)
 
@@ -301,3 +305,23 @@ class GroupLaneTable:
             if rule_end is not None or rule != compute_sole_rule(topic, lane.key):
                 return False
         return True
+
+
+def _find_live_rule(topic_rules: TopicRules | None, key: str) -> LaneRule | None:
+    """Return the rule for new messages that the lane `key` had at an earlier `reassign_rules`.
+
+    Return None if the topic had no rules then, or the lane was not live.
+    """
+    # In `hand_over` are only lanes that were live.
+    if topic_rules is None or key not in topic_rules.hand_over:
+        return None
+    return topic_rules.future[key]
+
+
+def _count_general_atoms(*chains: AtomChain | None) -> int:
+    """Return the number of atoms in `chains` that must be evaluated one by one."""
+    atom_count = 0
+    for chain in chains:
+        if chain is not None:
+            atom_count += len(list(chain.iter_general_atoms()))
+    return atom_count

@@ -7,6 +7,8 @@ of the lane, the rule is the one at the current offset.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from sluicemq.broker.lanes.rules import Clause, LaneRule, intersect_rules
@@ -95,16 +97,16 @@ class LaneQueue:
         """
         offset = max(offset, self.current_offset)
         clauses: list[Clause] = []
-        rule_end: int | None = None
-        for first, end, clause in self.spans:
-            if first > offset:
-                rule_end = first if rule_end is None else min(first, rule_end)
-            elif end is None:
+        later_changes: list[int] = []  # the offsets after `offset` at which a span begins or ends
+        for span_start, span_end, clause in self.spans:
+            if span_start > offset:
+                later_changes.append(span_start)
+            elif span_end is None:
                 clauses.append(clause)
-            elif end > offset:
+            elif span_end > offset:
                 clauses.append(clause)
-                rule_end = end if rule_end is None else min(end, rule_end)
-        return frozenset(clauses), rule_end
+                later_changes.append(span_end)
+        return frozenset(clauses), min(later_changes, default=None)
 
     def commit(self, offset: int) -> None:
         """Set the committed offset, which may go back, and remove the spans that end before it.
@@ -121,12 +123,16 @@ class LaneQueue:
         Do nothing if a span begins at `offset` or earlier, or if all spans begin after the current
         offset: then they are for messages that the lane has not reached.
         """
-        oldest_first = min((span.first for span in self.spans), default=offset)
-        if offset < oldest_first <= self.current_offset:
-            self.spans = [
-                Span(offset if first == oldest_first else first, end, clause)
-                for first, end, clause in self.spans
-            ]
+        oldest_start = min((span.first for span in self.spans), default=offset)
+        if not offset < oldest_start <= self.current_offset:
+            return
+        extended_spans = []
+        for span in self.spans:
+            if span.first == oldest_start:
+                extended_spans.append(span._replace(first=offset))
+            else:
+                extended_spans.append(span)
+        self.spans = extended_spans
 
     def set_rule_from(self, offset: int, rule: LaneRule) -> None:
         """Replace the rule for all messages from `offset` on. Spans before `offset` are kept."""
@@ -143,17 +149,17 @@ class LaneQueue:
         `end` None means all later offsets. Spans without such offsets are left out.
         """
         sliced_spans = []
-        for span_first, span_end, clause in self.spans:
-            sliced_first = max(span_first, first)
+        for span in self.spans:
+            sliced_start = max(span.first, first)
             # The lower one of the two ends, of which None is the highest.
             if end is None:
-                sliced_end = span_end
-            elif span_end is None:
+                sliced_end = span.end
+            elif span.end is None:
                 sliced_end = end
             else:
-                sliced_end = min(span_end, end)
-            if sliced_end is None or sliced_first < sliced_end:
-                sliced_spans.append(Span(sliced_first, sliced_end, clause))
+                sliced_end = min(span.end, end)
+            if sliced_end is None or sliced_start < sliced_end:
+                sliced_spans.append(Span(sliced_start, sliced_end, span.clause))
         return sliced_spans
 
     def restrict_from(self, offset: int, rule: LaneRule) -> None:
@@ -162,13 +168,11 @@ class LaneQueue:
         Messages before `offset` stay. Clauses that require no atom (messages of a retry topic that
         no lane asks for) are removed from `offset` on.
         """
-        restricted = [
-            Span(span.first, span.end, clause)
-            for span in self.slice_spans(offset)
-            if span.clause.required
-            for clause in intersect_rules(frozenset([span.clause]), rule)
-        ]
-        self.spans = merge_spans([*self.slice_spans(0, offset), *restricted])
+        restricted_spans: list[Span] = []
+        for span in self.slice_spans(offset):
+            if span.clause.required:
+                restricted_spans += _intersect_span(span, rule)
+        self.spans = merge_spans([*self.slice_spans(0, offset), *restricted_spans])
 
     def find_shared_spans(self, first: int, end: int, rule: LaneRule) -> list[Span]:
         """Return spans of the lane's messages from `first` up to `end` that `rule` matches, too.
@@ -180,9 +184,10 @@ class LaneQueue:
         rule_with_atoms = frozenset(clause for clause in rule if clause.required)
         shared_spans: list[Span] = []
         for span in self.slice_spans(first, end):
-            other_rule = rule_with_atoms if span.clause.required else rule
-            shared_rule = intersect_rules(frozenset([span.clause]), other_rule)
-            shared_spans += [Span(span.first, span.end, clause) for clause in shared_rule]
+            if span.clause.required:
+                shared_spans += _intersect_span(span, rule_with_atoms)
+            else:
+                shared_spans += _intersect_span(span, rule)
         return shared_spans
 
     def add_spans(self, gained_spans: list[Span]) -> None:
@@ -230,24 +235,33 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
     They are grouped by clause, and ascending within a clause.
     """
     merged_by_clause: dict[Clause, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: span.first):
-        merged = merged_by_clause.setdefault(span.clause, [])
-        if not merged:
-            merged.append(span)
-            continue
-        last = merged[-1]
-        has_gap = last.end is not None and last.end < span.first
-        if has_gap:
-            merged.append(span)
-            continue
-        # The span touches or overlaps the last one: extend that to the higher end, or to None.
-        end = None
-        if last.end is not None and span.end is not None:
-            end = max(last.end, span.end)
-        merged[-1] = Span(last.first, end, span.clause)
-    return [span for merged in merged_by_clause.values() for span in merged]
+    for span in sorted(spans, key=attrgetter("first")):
+        merged_spans = merged_by_clause.setdefault(span.clause, [])
+        if merged_spans and _touches(merged_spans[-1], span):
+            merged_spans[-1] = _unite_spans(merged_spans[-1], span)
+        else:
+            merged_spans.append(span)
+    return list(chain.from_iterable(merged_by_clause.values()))
 
 
-def create_spans(first: int, rule: LaneRule) -> list[Span]:
-    """Return spans by which `rule` holds for all messages from offset `first` on."""
-    return [Span(first, None, clause) for clause in rule]
+def _touches(earlier: Span, later: Span) -> bool:
+    """Return whether two spans touch or overlap. `later` does not begin before `earlier`."""
+    return earlier.end is None or earlier.end >= later.first
+
+
+def _unite_spans(earlier: Span, later: Span) -> Span:
+    """Return the span of all offsets of two spans of one clause that touch or overlap."""
+    if earlier.end is None or later.end is None:
+        return earlier._replace(end=None)
+    return earlier._replace(end=max(earlier.end, later.end))
+
+
+def _intersect_span(span: Span, rule: LaneRule) -> list[Span]:
+    """Return spans of the messages that both a span and a rule match."""
+    shared_rule = intersect_rules(frozenset([span.clause]), rule)
+    return [Span(span.first, span.end, clause) for clause in shared_rule]
+
+
+def create_spans(start_offset: int, rule: LaneRule) -> list[Span]:
+    """Return spans by which `rule` holds for all messages from `start_offset` on."""
+    return [Span(start_offset, None, clause) for clause in rule]

@@ -83,17 +83,19 @@ def describe_atoms(atoms: tuple[Atom, ...]) -> list[str]:
     The kind is TAG if all atoms are tag expressions. Otherwise it is SQL92, and tag expressions are
     translated to SQL92. A merged lane has several atoms, any other lane has one.
     """
-    if all(kind == TAG for kind, _ in atoms):
-        return [TAG, "||".join(text for _, text in atoms)]
-    texts = []
-    for atom in atoms:
-        if atom.kind != TAG:
-            texts.append(atom.text)
-        elif (tags := get_matched_tags(atom)) is None:
-            texts.append("TRUE")
-        else:
-            texts.append(format_in_expression(TAGS, sorted(tags)))
-    return [SQL92, " OR ".join(texts)]
+    if all(atom.kind == TAG for atom in atoms):
+        return [TAG, "||".join(atom.text for atom in atoms)]
+    return [SQL92, " OR ".join(map(_describe_in_sql92, atoms))]
+
+
+def _describe_in_sql92(atom: Atom) -> str:
+    """Return the expression of an atom, where a tag expression is translated to SQL92."""
+    if atom.kind != TAG:
+        return atom.text
+    tags = get_matched_tags(atom)
+    if tags is None:  # it matches all messages
+        return "TRUE"
+    return format_in_expression(TAGS, sorted(tags))
 
 
 class _ClauseTable:
@@ -123,18 +125,20 @@ class _ClauseTable:
         return self._clauses[clause]
 
     def to_objects(self) -> dict[str, Any]:
-        """Return the fields `clauses` and `orders` of the file."""
-        chains = self._chains
-        return {
-            "clauses": [
-                [sorted(map(list, required)), sorted(chains[chain] for chain in excluded)]
-                for required, excluded in self._clauses
-            ],
-            "orders": [
-                [chains[chain.parent] if chain.parent is not None else -1, *chain.atom]
-                for chain in chains
-            ],
-        }
+        """Return the fields `clauses` and `orders` of the file.
+
+        A clause is [its required atoms, the numbers of its excluded chains]. A chain is [the number
+        of its parent, or -1 without one, and kind and text of its last atom].
+        """
+        encoded_clauses = []
+        for required, excluded in self._clauses:
+            chain_numbers = [self._chains[chain] for chain in excluded]
+            encoded_clauses.append([sorted(map(list, required)), sorted(chain_numbers)])
+        encoded_chains = []
+        for chain in self._chains:
+            parent_number = self._chains[chain.parent] if chain.parent is not None else -1
+            encoded_chains.append([parent_number, *chain.atom])
+        return {"clauses": encoded_clauses, "orders": encoded_chains}
 
 
 def encode_group(lanes: GroupLanes) -> dict[str, Any]:
@@ -164,76 +168,87 @@ def _encode_lane(lane: Lane, table: _ClauseTable) -> dict[str, Any]:
         "offers": sorted(lane.unoffered_queues),
         "orphans": sorted(lane.abandoned_queues),
         "places": [
-            [
-                *queue,
-                lane_queue.committed_offset,
-                lane_queue.start_offset,
-                lane_queue.reader,
-                [
-                    [first, end, table.get_or_add_number(clause)]
-                    for first, end, clause in lane_queue.spans
-                ],
-            ]
+            _encode_lane_queue(queue, lane_queue, table)
             for queue, lane_queue in lane.queues.items()
         ],
         "subscription": lane.key,
     }
 
 
-def decode_group(lanes: GroupLanes, value: Any) -> None:
-    """Fill `lanes`, which must have no lanes yet, from `value`, a result of `encode_group`.
+def _encode_lane_queue(queue: QueueKey, lane_queue: LaneQueue, table: _ClauseTable) -> list[Any]:
+    """Return the state of a lane in a queue as a JSON list; the module's docstring explains it."""
+    encoded_spans = []
+    for start_offset, end_offset, clause in lane_queue.spans:
+        encoded_spans.append([start_offset, end_offset, table.get_or_add_number(clause)])
+    return [
+        *queue,
+        lane_queue.committed_offset,
+        lane_queue.start_offset,
+        lane_queue.reader,
+        encoded_spans,
+    ]
 
-    No lane has members. Raises LookupError, TypeError or ValueError for an invalid `value`; some of
+
+def decode_group(lanes: GroupLanes, group_object: Any) -> None:
+    """Fill `lanes`, which must have no lanes yet, from a result of `encode_group`.
+
+    No lane has members. Raises LookupError, TypeError or ValueError for an invalid object; some of
     the lanes may have been added then.
     """
-    clauses = _decode_clauses(value)
-    for item in value["lanes"]:
-        lane = _decode_lane(lanes, item, clauses)
+    clauses = _decode_clauses(group_object)
+    for lane_object in group_object["lanes"]:
+        lane = _decode_lane(lanes, lane_object, clauses)
         lanes.lanes[lane.key] = lane
         lanes.last_join_number = max(lanes.last_join_number, lane.join_number)
-    lanes.assignments.load(value.get("movers", ()))
-    lanes.resets.load(value.get("resets", ()))
-    lanes.forgotten_subscriptions.extend(value.get("forgotten", ()))
-    lanes.unmatched_count = int(value.get("unmatched", 0))
+    lanes.assignments.load(group_object.get("movers", ()))
+    lanes.resets.load(group_object.get("resets", ()))
+    lanes.forgotten_subscriptions.extend(group_object.get("forgotten", ()))
+    lanes.unmatched_count = int(group_object.get("unmatched", 0))
 
 
-def _decode_clauses(value: Any) -> list[Clause]:
+def _decode_clauses(group_object: Any) -> list[Clause]:
     """Return the clauses of a JSON object of a group, by their number.
 
     Raises LookupError, TypeError or ValueError for an invalid object.
     """
+    chains = _decode_chains(group_object["orders"])
+    clauses = []
+    for required_atoms, chain_numbers in group_object["clauses"]:
+        required = frozenset([Atom(*encoded_atom) for encoded_atom in required_atoms])
+        excluded_or_none = [chains[chain_number] for chain_number in chain_numbers]
+        excluded = frozenset([chain for chain in excluded_or_none if chain is not None])
+        clauses.append(Clause(required, excluded))
+    return clauses
+
+
+def _decode_chains(encoded_chains: Any) -> list[AtomChain | None]:
+    """Return the chains of atoms of a group, by their number.
+
+    Each encoded chain has the number of an earlier chain, which it extends by one atom, or -1 if
+    it has only this atom. Raises LookupError, TypeError or ValueError.
+    """
     chains: list[AtomChain | None] = []
-    for parent, kind, text in value["orders"]:
-        chains.append(extend_chain(chains[parent] if parent >= 0 else None, Atom(kind, text)))
-    return [
-        Clause(
-            frozenset(Atom(*atom) for atom in required),
-            frozenset(chain for number in excluded if (chain := chains[number])),
-        )
-        for required, excluded in value["clauses"]
-    ]
+    for parent_number, atom_kind, expression in encoded_chains:
+        parent = chains[parent_number] if parent_number >= 0 else None
+        chains.append(extend_chain(parent, Atom(atom_kind, expression)))
+    return chains
 
 
-def _decode_lane(lanes: GroupLanes, item: Any, clauses: list[Clause]) -> Lane:
-    """Return the lane of the group `lanes` that the JSON object `item` describes.
+def _decode_lane(lanes: GroupLanes, lane_object: Any, clauses: list[Clause]) -> Lane:
+    """Return the lane of the group `lanes` that a JSON object describes.
 
     The lane counts as left by its last member now. `clauses` are those of the group, by number.
     Raises LookupError, TypeError or ValueError for an invalid object.
     """
     now_ms = lanes.storage.clock.now_ms()
-    lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now_ms)
-    lane.is_idle = bool(item["isIdle"])
-    lane.idle_since_ms = int(item["idleMs"])
-    lane.unoffered_queues = _decode_queues(item["offers"])
-    lane.abandoned_queues = _decode_queues(item.get("orphans", ()))
-    for topic, queue_id, committed_offset, start_offset, reader, spans in item["places"]:
+    lane = Lane(str(lane_object["subscription"]), int(lane_object["number"]), left_ms=now_ms)
+    lane.is_idle = bool(lane_object["isIdle"])
+    lane.idle_since_ms = int(lane_object["idleMs"])
+    lane.unoffered_queues = _decode_queues(lane_object["offers"])
+    lane.abandoned_queues = _decode_queues(lane_object.get("orphans", ()))
+    for topic, queue_id, *state in lane_object["places"]:
         queue = (str(topic), int(queue_id))
-        lane_queue = lane.queues[queue] = LaneQueue(
-            committed_offset=int(committed_offset),
-            start_offset=int(start_offset),
-            spans=[Span(first, end, clauses[number]) for first, end, number in spans],
-            reader=str(reader),
-        )
+        lane_queue = lane.queues[queue] = _decode_lane_queue(state, clauses)
         # The offset of the group is the lowest of its lanes, unless a broker without lanes has
         # run since the file was written. Then the messages before it are done for all lanes.
         group_offset = lanes.storage.offsets.committed(lanes.name, *queue)
@@ -246,6 +261,23 @@ def _decode_lane(lanes: GroupLanes, item: Any, clauses: list[Clause]) -> Lane:
     return lane
 
 
-def _decode_queues(items: Any) -> set[QueueKey]:
+def _decode_lane_queue(state: list[Any], clauses: list[Clause]) -> LaneQueue:
+    """Return the state of a lane in a queue from its JSON list without the queue.
+
+    `clauses` are those of the group, by number. Raises LookupError, TypeError or ValueError.
+    """
+    committed_offset, start_offset, reader, encoded_spans = state
+    return LaneQueue(
+        committed_offset=int(committed_offset),
+        start_offset=int(start_offset),
+        spans=[
+            Span(span_start, span_end, clauses[clause_number])
+            for span_start, span_end, clause_number in encoded_spans
+        ],
+        reader=str(reader),
+    )
+
+
+def _decode_queues(queue_lists: Any) -> set[QueueKey]:
     """Return queues from a JSON list of topic and queue id. Raises TypeError or ValueError."""
-    return {(str(topic), int(queue_id)) for topic, queue_id in items}
+    return {(str(topic), int(queue_id)) for topic, queue_id in queue_lists}

@@ -129,13 +129,13 @@ class AtomChain:
     def __contains__(self, atom: Atom) -> bool:
         return self._index.atoms.get(atom, self.length) < self.length
 
-    def has_value(self, name: str, value: str | None) -> bool:
+    def has_value(self, name: str, property_value: str | None) -> bool:
         """Return whether an atom of the chain matches each message with this property value.
 
-        Only tag expressions and lane ids count, that is, properties TAGS and LANE_PROPERTY. `value`
-        None means a message without the property.
+        Only tag expressions and lane ids count, that is, properties TAGS and LANE_PROPERTY.
+        `property_value` None means a message without the property.
         """
-        return self._index.values.get((name, value), self.length) < self.length
+        return self._index.values.get((name, property_value), self.length) < self.length
 
     def iter_general_atoms(self) -> Iterator[Atom]:
         """Yield the atoms that `has_value` does not cover, so that they must be evaluated."""
@@ -163,9 +163,9 @@ class AtomChain:
             next(self.iter_general_atoms(), None) is not None
         )
 
-    def is_prefix_of(self, other: "AtomChain") -> bool:
-        """Return whether the other chain begins with all atoms of this one, or is this one."""
-        node: AtomChain | None = other
+    def is_prefix_of(self, longer: "AtomChain") -> bool:
+        """Return whether `longer` begins with all atoms of this chain, or is this chain."""
+        node: AtomChain | None = longer
         while node is not None and node.length > self.length:
             node = node.parent
         return node is self
@@ -242,50 +242,74 @@ def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> LaneRu
     """
     atoms = frozenset(required)
     chains = [chain for chain in excluded if chain is not None]
-    is_required_excluded = any(
-        MATCH_ALL in chain or any(atom in chain for atom in atoms) for chain in chains
-    )
-    if is_required_excluded:
+    if any(_excludes_any(chain, atoms) for chain in chains):
         return MATCH_NOTHING
-    requires_two_lane_ids = sum(atom.kind == LANE_KIND for atom in atoms) > 1
-    if requires_two_lane_ids:
+    lane_ids = [atom for atom in atoms if atom.kind == LANE_KIND]
+    if len(lane_ids) > 1:  # a message names only one lane
         return MATCH_NOTHING
 
-    tag_sets = [
-        tags for atom in atoms if atom.kind == TAG and (tags := get_matched_tags(atom)) is not None
-    ]
-    if tag_sets:
-        tags = frozenset.intersection(*tag_sets)
-        are_tags_excluded = all(any(chain.has_value(TAGS, tag) for chain in chains) for tag in tags)
-        if are_tags_excluded:  # as they are, too, if there is no tag that all sets contain
+    tags = _find_common_tags(atoms)
+    if tags is not None:
+        remaining_tags = [tag for tag in tags if not _is_tag_excluded(tag, chains)]
+        if not remaining_tags:
             return MATCH_NOTHING
         codes = frozenset(map(java_hash, tags))
         chains = [chain for chain in chains if chain.may_match_codes(codes)]
     return frozenset([Clause(atoms, frozenset(chains))])
 
 
+def _excludes_any(chain: AtomChain, atoms: Iterable[Atom]) -> bool:
+    """Return whether a chain contains one of `atoms`, or the atom that matches all messages."""
+    return MATCH_ALL in chain or any(atom in chain for atom in atoms)
+
+
+def _is_tag_excluded(tag: str, chains: Iterable[AtomChain]) -> bool:
+    """Return whether an atom of `chains` matches each message with this tag."""
+    return any(chain.has_value(TAGS, tag) for chain in chains)
+
+
+def _find_common_tags(atoms: Iterable[Atom]) -> frozenset[str] | None:
+    """Return the tags that all tag expressions in `atoms` match; None if they match all messages.
+
+    Other atoms are ignored.
+    """
+    common_tags: frozenset[str] | None = None
+    for atom in atoms:
+        if atom.kind != TAG:
+            continue
+        tags = get_matched_tags(atom)
+        if tags is not None:
+            common_tags = tags if common_tags is None else common_tags & tags
+    return common_tags
+
+
 @cache_by_size(estimate_rule_bytes)
-def intersect_rules(one: LaneRule, other: LaneRule) -> LaneRule:
+def intersect_rules(first_rule: LaneRule, second_rule: LaneRule) -> LaneRule:
     """Return the rule that matches the messages which both rules match."""
     clauses: set[Clause] = set()
-    for left in one:
-        for right in other:
-            # Of two chains, one of which begins with the other, the longer one suffices.
-            chains = [
-                chain for chain in left.excluded if not _is_prefix_of_any(chain, right.excluded)
-            ]
-            chains += [
-                chain
-                for chain in right.excluded - left.excluded
-                if not _is_prefix_of_any(chain, chains)
-            ]
-            clauses |= create_rule(left.required | right.required, *chains)
+    for first in first_rule:
+        for second in second_rule:
+            chains = _unite_excluded(first.excluded, second.excluded)
+            clauses |= create_rule(first.required | second.required, *chains)
     return frozenset(clauses)
 
 
-def _is_prefix_of_any(chain: AtomChain, others: Iterable[AtomChain]) -> bool:
-    """Return whether one of `others` is longer than the chain and begins with all its atoms."""
-    return any(chain is not other and chain.is_prefix_of(other) for other in others)
+def _unite_excluded(first: frozenset[AtomChain], second: frozenset[AtomChain]) -> list[AtomChain]:
+    """Return chains that contain all atoms of the chains in two sets.
+
+    Of two chains of different sets, one of which begins with the other, only the longer one is in
+    the result.
+    """
+    chains_of_first = [chain for chain in first if not _is_prefix_of_any(chain, second)]
+    chains_of_second = [
+        chain for chain in second - first if not _is_prefix_of_any(chain, chains_of_first)
+    ]
+    return chains_of_first + chains_of_second
+
+
+def _is_prefix_of_any(chain: AtomChain, candidates: Iterable[AtomChain]) -> bool:
+    """Return whether one of `candidates` is longer than the chain and begins with its atoms."""
+    return any(chain is not candidate and chain.is_prefix_of(candidate) for candidate in candidates)
 
 
 # ------------------------------------------------------------------------------ subscriptions
@@ -307,9 +331,9 @@ def iter_topic_atoms(
     The subscription to the group's retry topic is left out.
     """
     retry_topic = RETRY_PREFIX + group
-    for item in subscriptions:
-        if item.topic != retry_topic:
-            yield item.topic, normalize_atom(item.kind, item.expression)
+    for subscription in subscriptions:
+        if subscription.topic != retry_topic:
+            yield subscription.topic, normalize_atom(subscription.kind, subscription.expression)
 
 
 def encode_key(atoms: Iterable[tuple[str, Atom]]) -> str:
@@ -328,18 +352,26 @@ def normalize_atom(kind: str, expression: str) -> Atom:
     `kind` is the kind of expression in a subscription, such as TAG or SQL92. An expression that
     cannot be compiled, or whose kind is unknown, is an atom of its own, which matches no message.
     """
-    try:
-        if is_tag_kind(kind):
-            if not expression or expression == ALL:
-                return Atom(TAG, ALL)
-            tags = split_tags(expression)
-            return Atom(TAG, "||".join(sorted(tags)) if tags else expression)
-        if kind == SQL92:
-            return Atom(kind, render(compile_sql92(expression).tree))
-    except FilterError:
-        return Atom(TAG, expression) if is_tag_kind(kind) else Atom(kind, expression.strip())
+    if is_tag_kind(kind):
+        return Atom(TAG, _normalize_tags(expression))
+    if kind == SQL92:
+        try:
+            return Atom(SQL92, render(compile_sql92(expression).tree))
+        except FilterError:
+            return Atom(SQL92, expression.strip())
     # An unknown kind must not be mistaken for LANE_KIND or SUBSCRIPTION_KIND.
     return Atom(f"?{kind}", expression)
+
+
+def _normalize_tags(expression: str) -> str:
+    """Return a tag expression with its tags in order; unchanged if it is invalid."""
+    if not expression or expression == ALL:
+        return ALL
+    try:
+        tags = split_tags(expression)
+    except FilterError:
+        return expression
+    return "||".join(sorted(tags)) if tags else expression
 
 
 def _estimate_key_bytes(key: str) -> int:
@@ -350,26 +382,30 @@ def _estimate_key_bytes(key: str) -> int:
 @cache_by_size(_estimate_key_bytes)
 def parse_key(key: str) -> dict[str, Atom]:
     """Return the atoms of a subscription key by topic. The key must be of one subscription."""
-    return {topic: Atom(kind, text) for topic, kind, text in orjson.loads(key)}
+    return {topic: Atom(kind, expression) for topic, kind, expression in orjson.loads(key)}
 
 
-def describe_difference(old: str, new: str) -> str:
+def describe_difference(old_key: str, new_key: str) -> str:
     """Return a text that lists the topics in which two subscription keys differ.
 
     For example, `orders: TAG 'a' -> SQL92 'x > 1'; returns: TAG '*' -> nothing`.
     """
-    before = parse_key(old)
-    after = parse_key(new)
+    old_atoms = parse_key(old_key)
+    new_atoms = parse_key(new_key)
+    differences = []
+    for topic in sorted({*old_atoms, *new_atoms}):
+        old_atom = old_atoms.get(topic)
+        new_atom = new_atoms.get(topic)
+        if old_atom != new_atom:
+            differences.append(f"{topic}: {_describe_atom(old_atom)} -> {_describe_atom(new_atom)}")
+    return "; ".join(differences)
 
-    def describe(atom: Atom | None) -> str:
-        kind, text = atom or ("", "")
-        return f"{kind} {text!r}" if kind else "nothing"
 
-    return "; ".join(
-        f"{topic}: {describe(before.get(topic))} -> {describe(after.get(topic))}"
-        for topic in sorted({*before, *after})
-        if before.get(topic) != after.get(topic)
-    )
+def _describe_atom(atom: Atom | None) -> str:
+    """Return kind and expression of an atom as text; "nothing" for None."""
+    if atom is None or not atom.kind:
+        return "nothing"
+    return f"{atom.kind} {atom.text!r}"
 
 
 @cache_by_size(_estimate_text_bytes)
@@ -418,11 +454,11 @@ def get_required_atoms(topic: str, key: str) -> frozenset[Atom]:
     """
     if not topic.startswith(RETRY_PREFIX):
         return frozenset(get_atoms_by_topic(key).get(topic, ()))
-    return frozenset(
-        atom
-        for part in split_key(key)
-        for atom in (_lane_atom(part), Atom(SUBSCRIPTION_KIND, part))
-    )
+    atoms: set[Atom] = set()
+    for subscription_key in split_key(key):
+        atoms.add(_lane_atom(subscription_key))
+        atoms.add(Atom(SUBSCRIPTION_KIND, subscription_key))
+    return frozenset(atoms)
 
 
 def _lane_atom(key: str) -> Atom:
@@ -435,34 +471,38 @@ def _lane_atom(key: str) -> Atom:
 
 def compute_rules(
     topic: str,
-    live: Sequence[str],
-    idle: Sequence[str],
-    previous: Mapping[str, LaneRule] | None = None,
+    live_keys: Sequence[str],
+    idle_keys: Sequence[str],
+    previous_rules: Mapping[str, LaneRule] | None = None,
 ) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of a topic, by key of the lane.
 
-    The rules exclude each other: a message belongs to the first lane that matches it. `live` and
-    `idle` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys` orders them. Lanes that
-    do not subscribe to the topic are left out of the result, whose order is that of the keys.
+    The rules exclude each other: a message belongs to the first lane that matches it. `live_keys`
+    and `idle_keys` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys` orders them.
+    Lanes that do not subscribe to the topic are left out of the result, whose order is that of the
+    keys.
 
-    `previous` are the rules that an earlier call returned for the topic. The rule of a lane is
-    reused if the lanes before it are the same as in that call. For a retry topic, `previous` is not
-    used.
+    `previous_rules` are the rules that an earlier call returned for the topic. The rule of a lane
+    is reused if the lanes before it are the same as in that call. For a retry topic,
+    `previous_rules` are not used.
     """
     if topic.startswith(RETRY_PREFIX):
-        return _compute_retry_rules(live, idle)
+        return _compute_retry_rules(live_keys, idle_keys)
     rules: dict[str, LaneRule] = {}
-    chain: AtomChain | None = None
-    previous_keys = iter(previous or ())
-    for key in (*live, *idle):
+    earlier_atoms: AtomChain | None = None  # the atoms of all lanes before
+    previous_keys = iter(previous_rules or ())
+    for key in (*live_keys, *idle_keys):
         atoms = get_atoms_by_topic(key).get(topic, ())
-        if atoms:
-            if previous is not None and next(previous_keys, None) == key:
-                rules[key] = previous[key]
-            else:
-                previous = None  # the rules of all later lanes depend on this lane
-                rules[key] = MATCH_NOTHING.union(*(create_rule([atom], chain) for atom in atoms))
-            chain = extend_chain(chain, *atoms)
+        if not atoms:
+            continue
+        if previous_rules is not None and next(previous_keys, None) == key:
+            rules[key] = previous_rules[key]
+        else:
+            previous_rules = None  # the rules of all later lanes depend on this lane
+            rules[key] = MATCH_NOTHING
+            for atom in atoms:
+                rules[key] |= create_rule([atom], earlier_atoms)
+        earlier_atoms = extend_chain(earlier_atoms, *atoms)
     return rules
 
 
@@ -479,18 +519,25 @@ def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | 
     return (extend_chain(None, *atoms),)
 
 
-def _create_retry_chains(keys: Sequence[str]) -> tuple[AtomChain | None, AtomChain | None]:
+RetryChains = tuple[AtomChain | None, AtomChain | None]
+"""The chain of the ids of some lanes, and that of their whole subscriptions."""
+
+
+def _create_retry_chains(keys: Sequence[str]) -> RetryChains:
     """Return the chain of lane ids, and that of whole subscriptions, of the lanes `keys`.
 
     A chain without atoms is None.
     """
-    subscription_keys = [part for key in keys for part in split_key(key)]
-    subscriptions = (Atom(SUBSCRIPTION_KIND, part) for part in subscription_keys)
-    lane_ids = map(_lane_atom, subscription_keys)
+    lane_ids: list[Atom] = []
+    subscriptions: list[Atom] = []
+    for key in keys:
+        for subscription_key in split_key(key):
+            lane_ids.append(_lane_atom(subscription_key))
+            subscriptions.append(Atom(SUBSCRIPTION_KIND, subscription_key))
     return extend_chain(None, *lane_ids), extend_chain(None, *subscriptions)
 
 
-def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, LaneRule]:
+def _compute_retry_rules(live_keys: Sequence[str], idle_keys: Sequence[str]) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of the retry topic, by key of the lane.
 
     A message of a retry topic names the lane from which it was sent back. It goes to the first of
@@ -502,34 +549,59 @@ def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, 
     4. the first idle lane whose subscription to the topic of origin matches it;
     5. the oldest live lane, or the first idle one if no lane is live.
     """
-    live_ids, live_subscriptions = _create_retry_chains(live)
-    idle_ids, idle_subscriptions = _create_retry_chains(idle)
+    live_chains = _create_retry_chains(live_keys)
+    idle_chains = _create_retry_chains(idle_keys)
+    rules = _compute_live_retry_rules(live_keys, live_chains)
+    rules |= _compute_idle_retry_rules(idle_keys, idle_chains, live_chains)
+
+    # Case 5: what no lane asks for.
+    if rules:
+        first_key = next(iter(rules))
+        rules[first_key] |= create_rule([], *live_chains, *idle_chains)
+    return rules
+
+
+def _compute_live_retry_rules(
+    live_keys: Sequence[str], live_chains: RetryChains
+) -> dict[str, LaneRule]:
+    """Return the rules of the live lanes for the retry topic, by key: cases 1 and 2.
+
+    `live_chains` are the chains of these lanes.
+    """
+    live_ids, _ = live_chains
     rules: dict[str, LaneRule] = {}
-    earlier_subscriptions: AtomChain | None = None
-    for key in live:
+    older_subscriptions: AtomChain | None = None  # those of the lanes before
+    for key in live_keys:
         subscription = Atom(SUBSCRIPTION_KIND, key)
         excluded = frozenset(
-            chain for chain in (live_ids, earlier_subscriptions) if chain is not None
+            chain for chain in (live_ids, older_subscriptions) if chain is not None
         )
-        rules[key] = create_rule([_lane_atom(key)])
-        rules[key] |= {Clause(frozenset([subscription]), excluded)}
-        earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
+        by_subscription = Clause(frozenset([subscription]), excluded)
+        rules[key] = create_rule([_lane_atom(key)]) | {by_subscription}
+        older_subscriptions = extend_chain(older_subscriptions, subscription)
+    return rules
 
-    earlier_subscriptions = None
-    for key in idle:
+
+def _compute_idle_retry_rules(
+    idle_keys: Sequence[str], idle_chains: RetryChains, live_chains: RetryChains
+) -> dict[str, LaneRule]:
+    """Return the rules of the idle lanes for the retry topic, by key: cases 3 and 4.
+
+    `idle_chains` are the chains of these lanes, `live_chains` those of the live lanes.
+    """
+    live_ids, live_subscriptions = live_chains
+    idle_ids, _ = idle_chains
+    rules: dict[str, LaneRule] = {}
+    earlier_subscriptions: AtomChain | None = None  # those of the lanes before
+    for key in idle_keys:
         rules[key] = MATCH_NOTHING
-        for part in split_key(key):
-            subscription = Atom(SUBSCRIPTION_KIND, part)
-            rules[key] |= create_rule([_lane_atom(part)], live_subscriptions)
+        for subscription_key in split_key(key):  # an idle lane may have several subscriptions
+            subscription = Atom(SUBSCRIPTION_KIND, subscription_key)
+            rules[key] |= create_rule([_lane_atom(subscription_key)], live_subscriptions)
             rules[key] |= create_rule(
                 [subscription], live_ids, idle_ids, live_subscriptions, earlier_subscriptions
             )
             earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
-    if rules:
-        first_key = next(iter(rules))
-        rules[first_key] |= create_rule(
-            [], live_ids, idle_ids, live_subscriptions, idle_subscriptions
-        )
     return rules
 
 
@@ -563,13 +635,20 @@ def get_matcher(atom: Atom) -> PropertyMatcher:
             return lambda properties: False
     if atom.kind == LANE_KIND:
         return lambda properties: properties.get(LANE_PROPERTY) == atom.text
-    if atom.kind != SUBSCRIPTION_KIND:
-        return lambda properties: False
+    if atom.kind == SUBSCRIPTION_KIND:
+        return _create_origin_matcher(atom.text)
+    return lambda properties: False
 
-    by_topic = {topic: get_matcher(one) for topic, one in parse_key(atom.text).items()}
+
+def _create_origin_matcher(key: str) -> PropertyMatcher:
+    """Return the matcher of a whole subscription, by its subscription key.
+
+    It matches a message of a retry topic if the expression for the topic of origin does.
+    """
+    matchers = {topic: get_matcher(atom) for topic, atom in parse_key(key).items()}
 
     def matches_by_origin(properties: Mapping[str, str]) -> bool:
-        match = by_topic.get(properties.get(RETRY_TOPIC, ""))
+        match = matchers.get(properties.get(RETRY_TOPIC, ""))
         return match is not None and match(properties)
 
     return matches_by_origin
@@ -583,10 +662,10 @@ def get_matched_tags(atom: Atom) -> frozenset[str] | None:
     invalid. The atom's kind must be TAG.
     """
     try:
-        text, tags, _ = parse_tags(atom.text)
+        expression, tags, _ = parse_tags(atom.text)
     except FilterError:
         return frozenset()
-    return None if text == ALL else tags
+    return None if expression == ALL else tags
 
 
 @cache_by_size(estimate_atom_bytes)
@@ -599,9 +678,10 @@ def get_tag_codes(atom: Atom) -> frozenset[int] | None:
     if atom.kind != TAG or get_matched_tags(atom) is None:
         return None
     try:
-        return parse_tags(atom.text)[2]
+        _, _, codes = parse_tags(atom.text)
     except FilterError:
         return frozenset()
+    return codes
 
 
 def compute_rule_weight(rule: LaneRule) -> int:
@@ -609,7 +689,11 @@ def compute_rule_weight(rule: LaneRule) -> int:
 
     In excluded chains, only general atoms count, because the others are looked up.
     """
-    chains = {chain for clause in rule for chain in clause.excluded}
-    required = (atom for clause in rule for atom in clause.required)
-    excluded = (atom for chain in chains for atom in chain.iter_general_atoms())
-    return sum(len(atom.text) for atoms in (required, excluded) for atom in atoms)
+    weight = 0
+    excluded_chains: set[AtomChain] = set()
+    for clause in rule:
+        weight += sum(len(atom.text) for atom in clause.required)
+        excluded_chains |= clause.excluded
+    for chain in excluded_chains:
+        weight += sum(len(atom.text) for atom in chain.iter_general_atoms())
+    return weight

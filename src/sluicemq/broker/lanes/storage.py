@@ -189,17 +189,19 @@ class LaneStorage(BrokerComponent):
         matches. One call examines a limited number of messages, so the scanned offset may be before
         `until`; it is `offset` if nothing could be examined.
         """
-        is_matching_nothing = not rule
-        if is_matching_nothing:
+        matches_nothing = not rule
+        if matches_nothing:
             scanned_offset = self.get_end_offset(queue) if until is None else until
             return scanned_offset, False
 
-        count_max = None if until is None else until - offset
-        result = self.store.reader.read(*queue, offset, 1, None, get_rule_filter(rule), count_max)
-        if result.status is ReadStatus.FOUND:
-            _, matching_offset = _SIZE_AND_OFFSET.unpack_from(result.data[0])
+        examined_max = None if until is None else until - offset
+        read_result = self.store.reader.read(
+            *queue, offset, 1, None, get_rule_filter(rule), examined_max
+        )
+        if read_result.status is ReadStatus.FOUND:
+            _, matching_offset = _SIZE_AND_OFFSET.unpack_from(read_result.data[0])
             return matching_offset, True
-        return max(result.next_offset, offset), False
+        return max(read_result.next_offset, offset), False
 
     def count_matches(
         self, queue: QueueKey, offset: int, rule: LaneRule, until: int
@@ -212,11 +214,11 @@ class LaneStorage(BrokerComponent):
         without a match.
         """
         count_max = until - offset
-        result = self.store.reader.read(
+        read_result = self.store.reader.read(
             *queue, offset, count_max, 1 << 16, get_rule_filter(rule), count_max
         )
-        if result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
-            return max(result.next_offset, offset + 1), result.count
+        if read_result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
+            return max(read_result.next_offset, offset + 1), read_result.count
         return until, 0
 
     # --------------------------------------------------------------------------- join offsets
@@ -283,10 +285,10 @@ def find_end_offset(data: list[memoryview]) -> int:
     `data` is the content of a `ReadResult`: pieces of memory, each with one or more whole records.
     Called for each pull of a lane that finds messages.
     """
-    piece = data[-1]
+    last_piece = data[-1]
     position = 0
     while True:
-        size, offset = _SIZE_AND_OFFSET.unpack_from(piece, position)
-        if position + size >= len(piece) or not size:
+        record_bytes, offset = _SIZE_AND_OFFSET.unpack_from(last_piece, position)
+        if position + record_bytes >= len(last_piece) or not record_bytes:
             return int(offset) + 1
-        position += size
+        position += record_bytes

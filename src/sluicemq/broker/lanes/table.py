@@ -136,10 +136,10 @@ class LaneMember(NamedTuple):
             # The first pull since the start: it tells what was delivered before.
             lane_queue.read_end = lane_queue.delivered_end = offset
         lanes.retry_hand_over(queue)
-        must_wait = lanes.must_wait_to_go_back(lane_queue, queue) or lanes.resets.blocks_commits(
-            key, *queue
-        )
-        return PullDecision(PullAction.WAIT if must_wait else PullAction.READ, key)
+        is_redirected_next = lanes.resets.blocks_commits(key, *queue)
+        if is_redirected_next or lanes.must_wait_to_go_back(lane_queue, queue):
+            return PullDecision(PullAction.WAIT, key)
+        return PullDecision(PullAction.READ, key)
 
     def retry_pull(self, queue: QueueKey, offset: int, lane_key: str) -> PullDecision:
         """Return what a parked pull from `offset` must do when it is retried: any `PullAction`.
@@ -155,28 +155,33 @@ class LaneMember(NamedTuple):
             redirect = lanes.get_redirect(key, client_id, queue, offset, is_parked=True)
             if redirect is not None:
                 return PullDecision(PullAction.REDIRECT, offset=redirect)
-        if lane_queue is None:
+        if lane_queue is None:  # the lane does not subscribe to the topic
             return READ
-        if (
+
+        must_wait = (
             lanes.must_wait_to_go_back(lane_queue, queue)
             or lanes.storage.has_unsaved_rules(lanes.name)
             or lanes.is_finishing_old_lane(client_id, queue, key)
             or lanes.may_be_in_flight_at_former_member(lanes.lanes[key], queue)
-        ):
+        )
+        if must_wait:
             return PullDecision(PullAction.WAIT)
-        # A pull for another lane may have skipped messages that the new lane wants.
-        return READ if key == lane_key else PullDecision(PullAction.RETRY, offset=offset)
+        if key != lane_key:
+            # As a pull for another lane, it may have skipped messages that the new lane wants.
+            return PullDecision(PullAction.RETRY, offset=offset)
+        return READ
 
 
-def note_delivery(lane_queue: LaneQueue, offset: int, result: ReadResult) -> None:
+def note_delivery(lane_queue: LaneQueue, offset: int, read_result: ReadResult) -> None:
     """Record the messages that a pull from `offset` delivers to the reader of a lane.
 
-    `lane_queue` is the state of the lane in the queue, and `result` what was read. This sets
+    `lane_queue` is the state of the lane in the queue, and `read_result` what was read. This sets
     `delivered_end`, if messages were found, and `read_end`.
     """
-    if result.status is ReadStatus.FOUND:
-        lane_queue.delivered_end = max(lane_queue.delivered_end, find_end_offset(result.data))
-    lane_queue.read_end = max(result.next_offset, offset)
+    if read_result.status is ReadStatus.FOUND:
+        end_offset = find_end_offset(read_result.data)
+        lane_queue.delivered_end = max(lane_queue.delivered_end, end_offset)
+    lane_queue.read_end = max(read_result.next_offset, offset)
 
 
 class Lanes:
@@ -198,25 +203,29 @@ class Lanes:
         """By group name."""
         self.offsets = context.offsets
 
-        def render() -> str:
-            groups = self.table.values()
-            queue_count = sum(len(lane.queues) for group in groups for lane in group.lanes.values())
-            if queue_count > QUICK_WRITE_QUEUES_MAX:
-                self.storage.delay_next_write()
-            return orjson.dumps({"groups": [encode_group(group) for group in groups]}).decode()
-
-        self.storage = LaneStorage(context, wake=wake, offload=offload, render=render)
+        self.storage = LaneStorage(context, wake=wake, offload=offload, render=self._render_file)
         self.document = self.storage.document
+
+    def _render_file(self) -> str:
+        """Return the text of the file. If it is large, delay the next write of rules."""
+        queue_count = 0
+        group_objects = []
+        for lanes in self.table.values():
+            queue_count += sum(len(lane.queues) for lane in lanes.lanes.values())
+            group_objects.append(encode_group(lanes))
+        if queue_count > QUICK_WRITE_QUEUES_MAX:
+            self.storage.delay_next_write()
+        return orjson.dumps({"groups": group_objects}).decode()
 
     # -------------------------------------------------------------------------------- members
 
     def add_member(
-        self, group: str, key: str, client_id: str, old_key: str, others: dict[str, str]
+        self, group: str, key: str, client_id: str, old_key: str, other_keys: dict[str, str]
     ) -> bool:
         """Add a member to the lane `key`, and remove it from the lane `old_key`.
 
         `key` is the subscription key of the member, and `old_key` the one before this heartbeat,
-        "" if it had none. If the group has no lanes yet, they are created: `others`, the
+        "" if it had none. If the group has no lanes yet, they are created: `other_keys`, the
         subscription keys of the other members by client id, must not be empty then. The first of
         them becomes the key of the oldest lane, which gets all messages of the group that it wants.
 
@@ -224,17 +233,26 @@ class Lanes:
         """
         lanes = self.table.get(group)
         if lanes is None:
-            first_key = next(iter(others.values()))
-            lanes = self._create_group(group, first_key)
-            for other, other_key in others.items():
-                lanes.add_member(other_key, other)
+            lanes = self._create_group_of_members(group, other_keys)
         is_new = key not in lanes.lanes or client_id not in lanes.lanes[key].members
         if is_new:
             lanes.add_member(key, client_id)
         if old_key and old_key != key:
+            # The member has changed its subscription. After it was added: see `move_member`.
             lanes.move_member(old_key, client_id)
             lanes.process_idle_lanes()
         return is_new
+
+    def _create_group_of_members(self, group: str, keys: dict[str, str]) -> GroupLanes:
+        """Add a group with the lanes of its members, and return it.
+
+        `keys` are the subscription keys by client id. The first one is that of the oldest lane.
+        """
+        first_key = next(iter(keys.values()))
+        lanes = self._create_group(group, first_key)
+        for client_id, key in keys.items():
+            lanes.add_member(key, client_id)
+        return lanes
 
     def _create_group(self, group: str, key: str) -> GroupLanes:
         """Add a group with one lane, whose subscription key is `key`, and return the group.
@@ -312,19 +330,7 @@ class Lanes:
 
         The file of another store, or an older copy, is ignored with a warning.
         """
-
-        def parse(text: str) -> dict[str, GroupLanes]:
-            try:
-                groups = {}
-                for item in orjson.loads(text)["groups"]:
-                    name = str(item["group"])
-                    lanes = groups[name] = GroupLanes(name, self.storage)
-                    decode_group(lanes, item)
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"a lane has a missing or invalid field: {error}") from error
-            return groups
-
-        loaded_groups = self.document.load(parse) or {}
+        loaded_groups = self.document.load(self._parse_file) or {}
         if self.document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
@@ -335,3 +341,15 @@ class Lanes:
             loaded_groups = {}
             self.document.changed = True
         self.table.update(loaded_groups)
+
+    def _parse_file(self, content: str) -> dict[str, GroupLanes]:
+        """Return the groups in the text of the file, by name. Raises ValueError."""
+        groups = {}
+        try:
+            for group_object in orjson.loads(content)["groups"]:
+                name = str(group_object["group"])
+                lanes = groups[name] = GroupLanes(name, self.storage)
+                decode_group(lanes, group_object)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a lane has a missing or invalid field: {error}") from error
+        return groups

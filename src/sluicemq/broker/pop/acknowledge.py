@@ -45,6 +45,7 @@ from sluicemq.wire.popping import (
     ReceiptHandle,
     decode_pop_acks,
 )
+from sluicemq.wire.tables import OrderInfo
 
 ACKS_PER_STEP: Final = 64
 """The acknowledgements of a batch that one step of the work item appends."""
@@ -189,20 +190,16 @@ class PopAckHandlers(BrokerComponent):
         """
         failed_commits_before = self.group_commit.failed_commit_count
         last_refusal = None
-        for number, ack in enumerate(acks):
-            if number and number % ACKS_PER_STEP == 0:
-                yield None
-            queue_id = ack.handle.queue_id
-            topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
-            first_offset, end_offset = self.store.queue_offsets(topic, queue_id)
-            existing_offsets = tuple(
-                offset for offset in ack.offsets if first_offset <= offset <= end_offset
-            )
-            if existing_offsets and self.store.queue_exists(topic, queue_id):
-                try:
-                    self._apply_acknowledgement(ack._replace(topic=topic, offsets=existing_offsets))
-                except RequestError as error:
-                    last_refusal = error
+        for index, ack in enumerate(acks):
+            if index > 0 and index % ACKS_PER_STEP == 0:
+                yield None  # ends a step
+            existing_ack = self._select_existing(ack)
+            if existing_ack is None:
+                continue
+            try:
+                self._apply_acknowledgement(existing_ack)
+            except RequestError as error:
+                last_refusal = error
         if last_refusal is not None:
             raise last_refusal
         if self.group_commit.failed_commit_count != failed_commits_before:
@@ -211,6 +208,21 @@ class PopAckHandlers(BrokerComponent):
                 "Some of the acknowledgements were not stored. Send all of them again.",
             )
         return Durable.for_command(command, encode_response(command))
+
+    def _select_existing(self, ack: PopAck) -> PopAck | None:
+        """Return an acknowledgement with the offsets that are inside its queue; None without any.
+
+        The result has the topic of the queue, which is a retry topic for messages of that topic.
+        """
+        queue_id = ack.handle.queue_id
+        topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
+        first_offset, end_offset = self.store.queue_offsets(topic, queue_id)
+        existing_offsets = tuple(
+            offset for offset in ack.offsets if first_offset <= offset <= end_offset
+        )
+        if not existing_offsets or not self.store.queue_exists(topic, queue_id):
+            return None
+        return ack._replace(topic=topic, offsets=existing_offsets)
 
     def _change_invisible_time(
         self, header: ChangeInvisibleTimeRequest
@@ -265,12 +277,13 @@ class InFlightHandlers:
         if ordered_pop is not None:
             now_ms = self.clock.now_ms()
             visible_ms_by_offset = find_invisible_until_ms(ordered_pop)
-            in_flight_count += sum(ms > now_ms for ms in visible_ms_by_offset.values())
-            # Messages of the ordered pop that are acknowledged but behind the committed offset.
-            extra_count -= sum(
-                offset >= next_offset and offset not in visible_ms_by_offset
-                for offset in ordered_pop.offsets
-            )
+            for visible_ms in visible_ms_by_offset.values():
+                if visible_ms > now_ms:
+                    in_flight_count += 1
+            for offset in ordered_pop.offsets:
+                is_acknowledged = offset not in visible_ms_by_offset
+                if is_acknowledged and offset >= next_offset:  # but behind the committed offset
+                    extra_count -= 1
         return UnfinishedMessages(next_offset, in_flight_count, extra_count)
 
     def list_in_flight(
@@ -288,13 +301,13 @@ class InFlightHandlers:
         def list_in_steps() -> WorkItem[Command]:
             listed: list[bodies.InFlightMessage] = []
             count_max = min(header.count_max or LISTED_MESSAGES_MAX, LISTED_MESSAGES_MAX)
-            for number, message in enumerate(self._iter_in_flight(header)):
+            for index, message in enumerate(self._iter_in_flight(header)):
                 if message is not None:
                     listed.append(message)
                 if len(listed) >= count_max:
                     break
-                if number % ENTRIES_PER_STEP == 0 or len(listed) % READS_PER_STEP == 1:
-                    yield None
+                if index % ENTRIES_PER_STEP == 0 or len(listed) % READS_PER_STEP == 1:
+                    yield None  # ends a step
             return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(listed))
 
         return self.background.answer(list_in_steps(), command, peer)
@@ -314,14 +327,14 @@ class InFlightHandlers:
     ) -> Iterator[bodies.InFlightMessage | None]:
         """Yield the requested messages of open checkpoints, and None for each other checkpoint."""
         # Of copies, because the table may change between two steps of the list.
-        for entry in [*self.checkpoints.open_checkpoints]:
-            checkpoint = entry.checkpoint
+        for open_checkpoint in [*self.checkpoints.open_checkpoints]:
+            checkpoint = open_checkpoint.checkpoint
             topic = checkpoint.topic
             queue_id = checkpoint.queue_id
             if checkpoint.group != header.group or not _is_requested(header, topic, queue_id):
                 yield None
                 continue
-            for offset in entry.pending_offsets:
+            for offset in open_checkpoint.pending_offsets:
                 if header.offset not in (None, offset):
                     continue
                 record = self.checkpoints.read_message(topic, queue_id, offset)
@@ -332,7 +345,7 @@ class InFlightHandlers:
                     queue_offset=offset,
                     popped_ms=checkpoint.pop_ms,
                     visible_ms=checkpoint.deadline_ms,
-                    client_id=entry.popped_by,
+                    client_id=open_checkpoint.popped_by,
                     delivery_count=earlier_delivery_count + 1,
                 )
 
@@ -346,23 +359,30 @@ class InFlightHandlers:
         for topic_at_group, last_pops in [*self.order.table.items()]:
             topic, _, group = topic_at_group.partition(SEPARATOR)
             for queue_id, last_pop in last_pops.items():
-                if group != header.group or not _is_requested(header, topic, queue_id):
-                    continue
-                popped_by = self.order.popped_by.get((topic_at_group, queue_id), "")
-                earlier_delivery_counts = last_pop.counts or {}
-                for offset, visible_ms in find_invisible_until_ms(last_pop).items():
-                    if visible_ms <= now_ms or header.offset not in (None, offset):
-                        continue
-                    yield bodies.InFlightMessage(
-                        topic=topic,
-                        queue_id=queue_id,
-                        queue_offset=offset,
-                        popped_ms=last_pop.pop_ms,
-                        visible_ms=visible_ms,
-                        client_id=popped_by,
-                        delivery_count=earlier_delivery_counts.get(offset, 0) + 1,
-                    )
+                if group == header.group and _is_requested(header, topic, queue_id):
+                    popped_by = self.order.popped_by.get((topic_at_group, queue_id), "")
+                    for message in _describe_last_pop(topic, queue_id, last_pop, popped_by):
+                        is_in_flight = message.visible_ms > now_ms
+                        if is_in_flight and header.offset in (None, message.queue_offset):
+                            yield message
             yield None
+
+
+def _describe_last_pop(
+    topic: str, queue_id: int, last_pop: OrderInfo, popped_by: str
+) -> Iterator[bodies.InFlightMessage]:
+    """Yield the messages of an ordered pop that are not acknowledged, also if they are visible."""
+    earlier_delivery_counts = last_pop.counts or {}
+    for offset, visible_ms in find_invisible_until_ms(last_pop).items():
+        yield bodies.InFlightMessage(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            popped_ms=last_pop.pop_ms,
+            visible_ms=visible_ms,
+            client_id=popped_by,
+            delivery_count=earlier_delivery_counts.get(offset, 0) + 1,
+        )
 
 
 def _is_requested(header: InFlightRequest, topic: str, queue_id: int) -> bool:

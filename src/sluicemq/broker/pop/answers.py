@@ -16,32 +16,29 @@ from sluicemq.wire.popping import (
 
 
 def encode_pop_answer(
-    pop: PendingPop, result: PopResult, code: ResponseCode = ResponseCode.SUCCESS
+    pop: PendingPop, pop_result: PopResult, code: ResponseCode = ResponseCode.SUCCESS
 ) -> bytes | Durable:
     """Return the encoded response of a pop with `code`. Called for each pop: keep it cheap.
 
     It is `Durable` if it contains messages of an unordered pop, because their checkpoints must
     be on disk before it is sent.
     """
-    header = pop.header
-    command = pop.command
-    is_ordered = header.order
-    fields = encode_header(
-        PopMessageResponse(
-            pop_ms=result.pop_ms,
-            invisible_ms=header.invisible_ms,
-            revive_queue=ORDERED if is_ordered else result.revive_queue,
-            rest_count=result.rest_count,
-            start_offset_info=encode_queue_info(result.first_offsets),
-            message_offset_info=encode_queue_info(result.taken_offsets),
-            order_count_info=encode_queue_info(result.order_counts) if is_ordered else None,
-        )
+    is_ordered = pop.header.order
+    answer_header = PopMessageResponse(
+        pop_ms=pop_result.pop_ms,
+        invisible_ms=pop.header.invisible_ms,
+        revive_queue=ORDERED if is_ordered else pop_result.revive_queue,
+        rest_count=pop_result.rest_count,
+        start_offset_info=encode_queue_info(pop_result.first_offsets),
+        message_offset_info=encode_queue_info(pop_result.taken_offsets),
+        order_count_info=encode_queue_info(pop_result.order_counts) if is_ordered else None,
     )
-    remark = "FOUND" if result.count else "NO_MESSAGE_IN_QUEUE"
-    answer = encode_response(command, code, fields, b"".join(result.data), remark)
-    if is_ordered or not result.count:
+    remark = "FOUND" if pop_result.count else "NO_MESSAGE_IN_QUEUE"
+    fields = encode_header(answer_header)
+    answer = encode_response(pop.command, code, fields, b"".join(pop_result.data), remark)
+    if is_ordered or not pop_result.count:
         return answer
-    return Durable.for_command(command, answer)
+    return Durable.for_command(pop.command, answer)
 
 
 def encode_refusal(refusal: RequestError, header: object) -> Command:

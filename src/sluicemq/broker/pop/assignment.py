@@ -105,9 +105,10 @@ def allocate_queues(
     if len(ordered_ids) > len(queues):
         return [sorted(queues)[index % len(queues)]]
 
+    # The member's own share, and those of the members after it.
     popped_queues: set[MessageQueue] = set()
-    for step in range(sharing_count + 1):
-        sharing_id = ordered_ids[(index + step) % len(ordered_ids)]
+    for distance in range(sharing_count + 1):
+        sharing_id = ordered_ids[(index + distance) % len(ordered_ids)]
         popped_queues.update(strategy(sharing_id, queues, members))
     return sorted(popped_queues)
 
@@ -153,20 +154,20 @@ class Assignments:
     # ---------------------------------------------------------------------------- pops by filter
 
     def admit_pop(
-        self, group: str, topic: str, kind: str | None, expression: str | None, peer: Peer
+        self, group: str, topic: str, filter_kind: str | None, expression: str | None, peer: Peer
     ) -> None:
         """Raise RequestError (NO_PERMISSION) if the group may not pop the topic by this filter.
 
-        `kind` and `expression` are those of the filter; None means TAG and all messages. The pop is
-        refused if a strict group refuses the client, if members of the group pull the topic in
-        lanes, or if another member subscribes to the topic by the filter of earlier pops and this
-        filter differs. A refusal is recorded for tools.
+        `filter_kind` and `expression` are those of the filter; None means TAG and all messages. The
+        pop is refused if a strict group refuses the client, if members of the group pull the topic
+        in lanes, or if another member subscribes to the topic by the filter of earlier pops and
+        this filter differs. A refusal is recorded for tools.
 
         If the pop is admitted, its filter becomes that of the topic, the lanes of the group end,
         and the group counts as popping. Called for each pop: keep it cheap.
         """
         contracts = self._consumers.contracts
-        requested_filter = kind or TAG, expression or ALL
+        requested_filter = filter_kind or TAG, expression or ALL
         current_filter = contracts.pop_filters.get((group, topic))
         if current_filter == requested_filter and group in contracts.popping_groups:
             return
@@ -209,25 +210,37 @@ class Assignments:
             if strict_reason:
                 return strict_reason
 
-        # Another member subscribes to the topic by the filter of earlier pops.
-        current_filter = contracts.pop_filters.get((group, topic))
+        return self._find_filter_conflict(group, topic, requested_filter, client_id)
+
+    def _find_filter_conflict(
+        self, group: str, topic: str, requested_filter: tuple[str, str], client_id: str
+    ) -> str:
+        """Return why a client may not pop a topic by another filter than the group did before.
+
+        Return "" if no other member subscribes to the topic by the filter of earlier pops.
+        """
+        current_filter = self._consumers.contracts.pop_filters.get((group, topic))
         if current_filter is None:
             return ""
         current_atom = normalize_atom(*current_filter)
         if current_atom == normalize_atom(*requested_filter):
             return ""
-        reason = ""
-        for other, key in self._consumers.other_subscription_keys(group, client_id).items():
-            if parse_key(key).get(topic) == current_atom:
-                # If there are several such members, the last one is named.
-                reason = (
-                    f"Group {group} pops {topic} by {current_atom.kind} "
-                    f"{current_atom.text!r}, to which {other} subscribes, but {client_id} asks "
-                    f"for {requested_filter[0]} {requested_filter[1]!r}. Each of them would lose "
-                    "the messages that only the other one's filter rejects. Use another group, or "
-                    "the same subscription."
-                )
-        return reason
+        other_keys = self._consumers.other_subscription_keys(group, client_id)
+        subscribers = [
+            other_id
+            for other_id, other_key in other_keys.items()
+            if parse_key(other_key).get(topic) == current_atom
+        ]
+        if not subscribers:
+            return ""
+        requested_kind, requested_expression = requested_filter
+        return (
+            f"Group {group} pops {topic} by {current_atom.kind} "
+            f"{current_atom.text!r}, to which {subscribers[-1]} subscribes, but {client_id} asks "
+            f"for {requested_kind} {requested_expression!r}. Each of them would lose "
+            "the messages that only the other one's filter rejects. Use another group, or "
+            "the same subscription."
+        )
 
     # -------------------------------------------------------------------------------- assignments
 
@@ -238,36 +251,41 @@ class Assignments:
         the name server has answered.
         """
         query = bodies.decode_assignment_query(command.body)
-        now_s = self._clock.monotonic_s()
+        topic = query.topic
         if not self._settings.broker.name_server_addresses:
-            queues = self._find_local_queues(query.topic)
+            queues = self._find_local_queues(topic)
             return self._encode_answer(query, queues, command, peer)
-        answered_s, cached_queues = self._routes.get(query.topic, (0.0, ()))
-        is_cache_valid = now_s - answered_s < self._settings.broker.route_period_ms / 1000
-        if cached_queues and is_cache_valid:
+        cached_queues = self._find_cached_queues(topic)
+        if cached_queues:
             return self._encode_answer(query, cached_queues, command, peer)
 
         def answer(queues: Queues | None) -> None:
             response = self._encode_answer(query, queues, command, peer)
             peer.write(encode_response_to(response, command))
 
-        waiting = self._waiting.setdefault(query.topic, [])
-        waiting.append(answer)
-        if len(waiting) == 1:
-            self._look_up_route(
-                query.topic, lambda response: self._handle_route(query.topic, response)
-            )
+        # One look-up answers all queries for the topic that arrive meanwhile.
+        waiting_answers = self._waiting.setdefault(topic, [])
+        waiting_answers.append(answer)
+        if len(waiting_answers) == 1:
+            self._look_up_route(topic, lambda response: self._handle_route(topic, response))
         return None
+
+    def _find_cached_queues(self, topic: str) -> Queues:
+        """Return the queues of a topic if a name server has named them recently, otherwise ()."""
+        answered_s, queues = self._routes.get(topic, (0.0, ()))
+        age_s = self._clock.monotonic_s() - answered_s
+        is_recent = age_s < self._settings.broker.route_period_ms / 1000
+        return queues if is_recent else ()
 
     def _find_local_queues(self, topic: str) -> Queues | None:
         """Return the queues that this broker has of a topic; None if the topic does not exist."""
         config = self._topics.config_of(topic)
         if config is None:
             return None
-        data = QueueData(
+        queue_data = QueueData(
             self._settings.broker.broker_name, config.read_queues, config.write_queues, config.perm
         )
-        return readable_queues(topic, TopicRoute((), (data,)))
+        return readable_queues(topic, TopicRoute((), (queue_data,)))
 
     def _handle_route(self, topic: str, response: Command | None) -> None:
         """Remember the route of a topic, and answer the queries that wait for it.
@@ -299,26 +317,18 @@ class Assignments:
         of queues, so that the client keeps its assignments, if the topic or the strategy is unknown
         or if no member of the group is connected.
         """
-        # Find the client's share.
         mode = self._find_mode(query.topic, query.group)
-        assigned_queues = queues
         is_broadcasting = query.message_model == bodies.BROADCASTING
-        if not is_broadcasting and self._settings.broker.server_balances:
-            members = self._consumers.client_ids_sharing_queues(query.group, peer, command.fields)
-            strategy = STRATEGIES.get(query.strategy)
-            if queues is None or not members or strategy is None:
-                assigned_queues = None
-            else:
-                assigned_queues = allocate_queues(strategy, query.client_id, queues, members, mode)
+        if is_broadcasting or not self._settings.broker.server_balances:
+            return _encode_assignments(queues, mode)
 
-        # Encode it. Without a set, the client keeps its assignments.
-        assignments = None
-        if assigned_queues is not None:
-            assignments = tuple(
-                bodies.Assignment(queue=queue, mode=mode.mode) for queue in assigned_queues
-            )
-        body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=assignments))
-        return Command(ResponseCode.SUCCESS, body=body)
+        # Find the client's share.
+        members = self._consumers.client_ids_sharing_queues(query.group, peer, command.fields)
+        strategy = STRATEGIES.get(query.strategy)
+        if queues is None or not members or strategy is None:
+            return _encode_assignments(None, mode)
+        share = allocate_queues(strategy, query.client_id, queues, members, mode)
+        return _encode_assignments(share, mode)
 
     # -------------------------------------------------------------------------------------- modes
 
@@ -370,3 +380,15 @@ class Assignments:
     def list_modes(self, command: Command, peer: Peer) -> Command:
         """Answer GET_ALL_MESSAGE_REQUEST_MODE (402) with all modes that were set."""
         return Command(ResponseCode.SUCCESS, body=tables.encode_request_modes(self._modes))
+
+
+def _encode_assignments(queues: Queues | None, mode: RequestMode) -> Command:
+    """Return the response that assigns `queues` to a client, to be read in a mode.
+
+    None means no set of queues, so that the client keeps its assignments.
+    """
+    assignments = None
+    if queues is not None:
+        assignments = tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in queues)
+    body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=assignments))
+    return Command(ResponseCode.SUCCESS, body=body)

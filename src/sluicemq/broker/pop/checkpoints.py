@@ -257,12 +257,14 @@ class PopCheckpoints:
         the messages are in flight again. Raises StoreError or RequestError if it cannot be
         appended.
         """
-        entry = self._find_open_checkpoint(group, topic, handle)
-        if entry is None:
+        open_checkpoint = self._find_open_checkpoint(group, topic, handle)
+        if open_checkpoint is None:
             return
-        acknowledged = [offset for offset in entry.pending_offsets if offset in offsets]
-        if acknowledged:
-            self._append_acknowledgement(entry, acknowledged)
+        acknowledged_offsets = [
+            offset for offset in open_checkpoint.pending_offsets if offset in offsets
+        ]
+        if acknowledged_offsets:
+            self._append_acknowledgement(open_checkpoint, acknowledged_offsets)
 
     def change_invisible_time(
         self,
@@ -284,15 +286,15 @@ class PopCheckpoints:
         be appended.
         """
         offset = handle.offset
-        entry = self._find_open_checkpoint(group, topic, handle)
-        if entry is None or offset not in entry.pending_offsets:
+        open_checkpoint = self._find_open_checkpoint(group, topic, handle)
+        if open_checkpoint is None or offset not in open_checkpoint.pending_offsets:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
                 f"Message {offset} of {topic}:{handle.queue_id} is no longer in flight with the "
                 f"receipt handle {handle.encode()!r}: it was acknowledged, or it became visible "
                 "again. Use the newest handle of the message.",
             )
-        old_checkpoint = entry.checkpoint
+        old_checkpoint = open_checkpoint.checkpoint
         # The times must differ, or both checkpoints would have the same key.
         pop_ms = max(self._clock.now_ms(), old_checkpoint.pop_ms + 1)
         new_checkpoint = old_checkpoint._replace(
@@ -304,8 +306,8 @@ class PopCheckpoints:
         )
         # The new checkpoint first: if a crash loses the second record, the message is delivered
         # again, but never lost.
-        self._append_checkpoint(new_checkpoint, 0, entry.popped_by)
-        self._append_acknowledgement(entry, [offset])
+        self._append_checkpoint(new_checkpoint, 0, open_checkpoint.popped_by)
+        self._append_acknowledgement(open_checkpoint, [offset])
         return handle._replace(
             start_offset=offset,
             pop_ms=pop_ms,
@@ -328,9 +330,9 @@ class PopCheckpoints:
 
         The offsets of their pops that are not committed yet are forgotten, too.
         """
-        for entry in [*self.open_checkpoints]:
-            if entry.checkpoint.topic == topic or entry.checkpoint.group == group:
-                self.open_checkpoints.remove_messages(entry, entry.pending_offsets)
+        for opened in [*self.open_checkpoints]:
+            if opened.checkpoint.topic == topic or opened.checkpoint.group == group:
+                self.open_checkpoints.remove_messages(opened, opened.pending_offsets)
         for queue in [*self._pending_commits]:
             queue_group, queue_topic, _ = queue
             if queue_group == group or queue_topic == topic:
@@ -365,7 +367,9 @@ class PopCheckpoints:
         where the record is.
         """
         existing = self.open_checkpoints.by_key.get(checkpoint.key)
-        existing_offsets = existing.pending_offsets if existing is not None else ()
+        existing_offsets: Collection[int] = ()
+        if existing is not None:
+            existing_offsets = existing.pending_offsets
         # A time that has come would not delay the record. But each record must be stored in the
         # timer queue, whose order is that of all checkpoints.
         due_ms = max(checkpoint.deadline_ms - REVIVE_LEAD_MS, self._clock.now_ms() + 1)
@@ -376,16 +380,18 @@ class PopCheckpoints:
             due_ms,
             {NEXT_OFFSET_PROPERTY: str(next_offset)},
         )
-        entry = self.open_checkpoints.add(checkpoint, stored.queue_offset, popped_by)
+        added = self.open_checkpoints.add(checkpoint, stored.queue_offset, popped_by)
         added_offsets = [offset for offset in checkpoint.offsets if offset not in existing_offsets]
         self._group_commit.commit_internal(
-            undo=lambda: self.open_checkpoints.remove_messages(entry, added_offsets)
+            undo=lambda: self.open_checkpoints.remove_messages(added, added_offsets)
         )
         if self.open_checkpoints.next_deadline_ms == checkpoint.deadline_ms:
             self._delayed.schedule_run()
         return stored
 
-    def _append_acknowledgement(self, entry: OpenCheckpoint, offsets: Sequence[int]) -> None:
+    def _append_acknowledgement(
+        self, open_checkpoint: OpenCheckpoint, offsets: Sequence[int]
+    ) -> None:
         """Append an acknowledgement of the messages at `offsets`, which must be in flight.
 
         The messages are removed from the checkpoint, which is closed by the last of them. If the
@@ -393,20 +399,20 @@ class PopCheckpoints:
         queue, the acknowledgement is due now, and the last one contains all messages of the
         checkpoint, so that the revive queue alone says that the checkpoint is closed.
         """
-        checkpoint = entry.checkpoint
+        checkpoint = open_checkpoint.checkpoint
         due_ms = checkpoint.deadline_ms
         listed_offsets = tuple(offsets)
-        is_in_revive_queue = entry.revive_offset != NO_OFFSET
+        is_in_revive_queue = open_checkpoint.revive_offset != NO_OFFSET
         if is_in_revive_queue:
             due_ms = min(due_ms, self._clock.now_ms())
-            closes_checkpoint = len(offsets) == len(entry.pending_offsets)
+            closes_checkpoint = len(offsets) == len(open_checkpoint.pending_offsets)
             if closes_checkpoint:
                 listed_offsets = checkpoint.offsets
         record = Acknowledgement(checkpoint.key, listed_offsets)
         self._append_record(record, record.tag, checkpoint.revive_queue, due_ms, {})
-        self.open_checkpoints.remove_messages(entry, offsets)
+        self.open_checkpoints.remove_messages(open_checkpoint, offsets)
         self._group_commit.commit_internal(
-            undo=lambda: self.open_checkpoints.restore_messages(entry, offsets)
+            undo=lambda: self.open_checkpoints.restore_messages(open_checkpoint, offsets)
         )
 
     def _append_record(
@@ -427,7 +433,8 @@ class PopCheckpoints:
         """
         self.document.changed = True
         topic, group, *_ = record.key
-        self.stored_record_counts[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
+        counted_as = "CK" if tag == CHECKPOINT else "ACK"
+        self.stored_record_counts[topic, group, counted_as] += 1
         host = self._settings.store_host
         wall_due_ms = due_ms - self._clock.lead_ms  # stored times are those of the wall clock
         properties = {
@@ -458,13 +465,14 @@ class PopCheckpoints:
         except ProtocolError as error:
             log.error("cannot decode a record for %s: %s", self.topic, error)
             return _ignore_offset
-        _, _, _, _, _, popping_broker = content.key
-        entry = self.open_checkpoints.by_key.get(content.key)
-        if entry is None:
-            return None if popping_broker == broker_name else _ignore_offset
+        open_checkpoint = self.open_checkpoints.by_key.get(content.key)
+        if open_checkpoint is None:
+            *_, popping_broker = content.key
+            is_closed = popping_broker == broker_name
+            return None if is_closed else _ignore_offset
         if isinstance(content, Acknowledgement):
             return _ignore_offset
-        return partial(self.open_checkpoints.note_revive_offset, entry)
+        return partial(self.open_checkpoints.note_revive_offset, open_checkpoint)
 
     # ------------------------------------------------------------------------------- deadlines
 
@@ -482,19 +490,21 @@ class PopCheckpoints:
         Raises StoreError if a message cannot be appended. Then the messages of the checkpoint
         before it are acknowledged, and the checkpoint is scheduled again for the others.
         """
-        while not work.is_over and (
-            (entry := self.open_checkpoints.take_due(work.now_ms)) is not None
-        ):
+        while not work.is_over:
+            due_checkpoint = self.open_checkpoints.take_due(work.now_ms)
+            if due_checkpoint is None:
+                break
             revived_offsets: list[int] = []
             try:
-                for offset in entry.pending_offsets:
-                    self._revive(entry.checkpoint, offset)
+                for offset in due_checkpoint.pending_offsets:
+                    self._revive(due_checkpoint.checkpoint, offset)
                     revived_offsets.append(offset)
                     work.count_done()
             finally:
-                self.open_checkpoints.schedule(entry)
+                # Also after an error, so that no message is put into the retry topic twice.
+                self.open_checkpoints.schedule(due_checkpoint)
                 if revived_offsets:
-                    self._append_acknowledgement(entry, revived_offsets)
+                    self._append_acknowledgement(due_checkpoint, revived_offsets)
 
     def read_message(self, topic: str, queue_id: int, offset: int) -> Record | None:
         """Return the message at an offset of a queue; None if it does not exist any more."""
@@ -532,16 +542,6 @@ class PopCheckpoints:
             )
             return
 
-        # Find the retry topic.
-        retry_topic = topic
-        is_in_retry_topic = pop_kind(topic) != POP_NORMAL
-        if not is_in_retry_topic:
-            is_v2 = self._settings.broker.pop_retry_v2
-            retry_topic = pop_retry_topic(group, topic, is_v2=is_v2)
-            self._topics.ensure(retry_topic, 1)
-            if self._offsets.committed(group, retry_topic, 0) < 0:
-                self._offsets.put(group, retry_topic, 0, 0)
-
         # Append the copy.
         added_properties = b""
         if not record.reconsume_times or not record.get_text(FIRST_POP_TIME):
@@ -551,12 +551,27 @@ class PopCheckpoints:
             attempt_count += 1
         self._delayed.redelivery.append_copy(
             record,
-            retry_topic,
+            self._find_or_create_retry_topic(group, topic),
             0,
             added_properties,
             reconsume_times=min(attempt_count, RECONSUME_TIMES_MAX),
         )
         self.revived_counts[topic, group] += 1
+
+    def _find_or_create_retry_topic(self, group: str, topic: str) -> str:
+        """Return the retry topic for messages of `topic`, which may be a retry topic itself.
+
+        The retry topic is created if necessary, and the group gets offset 0 there if it has none.
+        """
+        is_retry_topic = pop_kind(topic) != POP_NORMAL
+        if is_retry_topic:
+            return topic
+        is_v2 = self._settings.broker.pop_retry_v2
+        retry_topic = pop_retry_topic(group, topic, is_v2=is_v2)
+        self._topics.ensure(retry_topic, 1)
+        if self._offsets.committed(group, retry_topic, 0) < 0:
+            self._offsets.put(group, retry_topic, 0, 0)
+        return retry_topic
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
         """Commit the offsets of groups, and of RocketMQ's scan, whose records are on disk by now.
@@ -623,22 +638,9 @@ class PopCheckpoints:
 
         Raises StoreDamagedError if the file cannot be parsed.
         """
-        # Load the file. It must not refer to offsets behind the end of the timer queue.
-        saved = self.document.load(SavedPops.parse)
-        timer_end = self._store.committed_offset(TIMER_TOPIC, 0)
-        is_beyond_queue = (
-            saved is not None and max(saved.timer_start, saved.covered_end) > timer_end
-        )
-        if is_beyond_queue or self.document.is_doubtful:
-            log.warning(
-                "%s is not what this broker wrote last: it was removed, is an older copy, or"
-                " belongs to another store. The messages in flight are recovered from the log, and"
-                " some may be delivered again. No action is needed.",
-                self.document.path,
-            )
-            saved = None
-
         # Fill the table of open checkpoints.
+        timer_end = self._store.committed_offset(TIMER_TOPIC, 0)
+        saved = self._load_file(timer_end)
         recovery = PopRecovery(
             self.open_checkpoints,
             self._store,
@@ -660,6 +662,26 @@ class PopCheckpoints:
             self._revive_progress[queue_id] = Progress(scanned_offset)
         if self.open_checkpoints:
             log.info("%d pops are in flight", len(self.open_checkpoints))
+
+    def _load_file(self, timer_end: int) -> SavedPops | None:
+        """Return the content of the file, None if it does not exist or cannot be used.
+
+        It cannot be used if this broker did not write it last, or if it refers to offsets behind
+        `timer_end`, the end of the timer queue. Then a warning is logged.
+        """
+        saved = self.document.load(SavedPops.parse)
+        is_beyond_queue = (
+            saved is not None and max(saved.timer_start, saved.covered_end) > timer_end
+        )
+        if is_beyond_queue or self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last: it was removed, is an older copy, or"
+                " belongs to another store. The messages in flight are recovered from the log, and"
+                " some may be delivered again. No action is needed.",
+                self.document.path,
+            )
+            return None
+        return saved
 
     def _render(self) -> str:
         """Return the text of the file: the newest content whose records are on disk.
@@ -689,17 +711,16 @@ class PopCheckpoints:
         # `committed_offset` of the store is the end offset of a queue.
         timer_start = self._store.committed_offset(TIMER_TOPIC, 0)
         listed_checkpoints: list[Checkpoint] = []
-        for entry in self.open_checkpoints:
+        for open_checkpoint in self.open_checkpoints:
             is_list_full = len(listed_checkpoints) >= LISTED_CHECKPOINTS_MAX
-            if is_list_full and entry.timer_offset != NO_OFFSET:
-                timer_start = entry.timer_offset
+            if is_list_full and open_checkpoint.timer_offset != NO_OFFSET:
+                timer_start = open_checkpoint.timer_offset
                 break
-            listed_checkpoints.append(entry.checkpoint._replace(offsets=entry.pending_offsets))
+            listed_checkpoints.append(
+                open_checkpoint.checkpoint._replace(offsets=open_checkpoint.pending_offsets)
+            )
 
-        revive_starts: Mapping[int, int] = {
-            queue_id: self._store.committed_offset(self.topic, queue_id)
-            for queue_id in range(self._revive_queue_count)
-        }
+        revive_starts = self._find_revive_ends()
         if timer_start < self._loaded_end:
             # Another broker may have scanned checkpoints that a start would read again.
             revive_starts = self._loaded.revive_starts
@@ -709,6 +730,13 @@ class PopCheckpoints:
             revive_starts=revive_starts,
             open_checkpoints=listed_checkpoints,
         )
+
+    def _find_revive_ends(self) -> Mapping[int, int]:
+        """Return the end offset of each revive queue, by queue id."""
+        return {
+            queue_id: self._store.committed_offset(self.topic, queue_id)
+            for queue_id in range(self._revive_queue_count)
+        }
 
     def _adopt_synced_snapshot(self) -> None:
         """Make the snapshot the content to be written, if there is one and the log is synced to it.

@@ -36,12 +36,10 @@ def without_handles(
     property for the receipt handle; a store of an earlier release may contain one that a producer
     wrote.
     """
-    has_no_handles = all(
-        _HANDLE_START not in bytes(record[properties_slice(record)]) for _, record in records
-    )
-    if has_no_handles:
-        return data
-    return [_encode_copy(record) for _, record in records]
+    for _, record in records:
+        if _HANDLE_START in bytes(record[properties_slice(record)]):
+            return [_encode_copy(record_to_copy) for _, record_to_copy in records]
+    return data
 
 
 def with_handle(record: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:

@@ -99,12 +99,12 @@ class OrderedPops:
         Raises StoreDamagedError if the file cannot be parsed.
         """
         self.table = self.document.load(decode_order_file) or {}
-        self._wakeup_of = {
-            (name, queue_id): find_free_ms(info)
-            for name, queues in self.table.items()
-            for queue_id, info in queues.items()
-        }
-        self._wakeups = sorted((time_ms, key) for key, time_ms in self._wakeup_of.items())
+        self._wakeup_of = {}
+        for name, last_pops in self.table.items():
+            for queue_id, last_pop in last_pops.items():
+                self._wakeup_of[name, queue_id] = find_free_ms(last_pop)
+        self._wakeups = [(time_ms, key) for key, time_ms in self._wakeup_of.items()]
+        self._wakeups.sort()
 
     def _render(self) -> Callable[[], str]:
         """Return a function that returns the text of the file, to be called on another thread.
@@ -114,24 +114,33 @@ class OrderedPops:
         """
         since_ms = self._clock.now_ms() - RETENTION_MS
         for name in list(self.table):
-            topic, _, group = name.partition(SEPARATOR)
-            config = self._topics.config_of(topic)
-            queue_count = 0
-            if config is not None and group in self._groups:
-                queue_count = config.read_queues
+            queue_count = self._count_queues(name)
             remaining_pops = {
-                queue_id: info
-                for queue_id, info in self.table[name].items()
-                if queue_id < queue_count and info.taken_ms >= since_ms
+                queue_id: last_pop
+                for queue_id, last_pop in self.table[name].items()
+                if queue_id < queue_count and last_pop.taken_ms >= since_ms
             }
-            self.table[name] = remaining_pops
-            if not remaining_pops:
+            if remaining_pops:
+                self.table[name] = remaining_pops
+            else:
                 del self.table[name]
         for name, queue_id in [*self.popped_by]:
             if queue_id not in self.table.get(name, ()):
                 del self.popped_by[name, queue_id]
-        table_copy = {name: {**queues} for name, queues in self.table.items()}
+
+        table_copy = {name: {**last_pops} for name, last_pops in self.table.items()}
         return partial(encode_order_file, table_copy)
+
+    def _count_queues(self, name: str) -> int:
+        """Return the number of queues of a topic; 0 if the topic or the group does not exist.
+
+        `name` is `topic@group`, a key of the table.
+        """
+        topic, _, group = name.partition(SEPARATOR)
+        config = self._topics.config_of(topic)
+        if config is None or group not in self._groups:
+            return 0
+        return config.read_queues
 
     # -------------------------------------------------------------------------------- requests
 
@@ -143,10 +152,10 @@ class OrderedPops:
         It may if the queue is free. It also may if the last pop had the same `attempt_id`, because
         an attempt that is repeated gets the same messages again. None and "" equal no other id.
         """
-        info = self._get_last_pop(group, topic, queue_id)
-        if info is None or (attempt_id and attempt_id == info.attempt_id):
+        last_pop = self._get_last_pop(group, topic, queue_id)
+        if last_pop is None or (attempt_id and attempt_id == last_pop.attempt_id):
             return True
-        return find_free_ms(info) <= now_ms
+        return find_free_ms(last_pop) <= now_ms
 
     def record_pop(
         self,
@@ -173,22 +182,13 @@ class OrderedPops:
         last_pop = self._get_last_pop(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
         if last_pop is not None:
-            last_counts = last_pop.counts or {}
-            if attempt_id and attempt_id == last_pop.attempt_id:
-                counts = last_counts
-            else:
-                last_offsets = {*last_pop.offsets}
-                counts = {
-                    offset: last_counts.get(offset, 0) + 1
-                    for offset in offsets
-                    if offset in last_offsets
-                }
+            counts = _count_deliveries(last_pop, offsets, attempt_id)
 
         # Replace the last pop by this one.
-        info = OrderInfo(
+        this_pop = OrderInfo(
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
-        self._set_last_pop(group, topic, queue_id, info)
+        self._set_last_pop(group, topic, queue_id, this_pop)
         self.popped_by[f"{topic}@{group}", queue_id] = popped_by
         self._offsets.resets.discard(group, topic, queue_id)
 
@@ -210,16 +210,16 @@ class OrderedPops:
         Raises RequestError (MESSAGE_ILLEGAL) if the last pop did not take the message.
         """
         committed = self._offsets.committed(group, topic, queue_id)
-        info = self._get_last_pop(group, topic, queue_id)
+        last_pop = self._get_last_pop(group, topic, queue_id)
         if offset < committed:
             return
-        if info is None:
+        if last_pop is None:
             if offset == committed:
                 self._offsets.commit(group, topic, queue_id, offset + 1)
             return
-        if info.pop_ms != pop_ms:
+        if last_pop.pop_ms != pop_ms:
             return
-        if offset not in info.offsets:
+        if offset not in last_pop.offsets:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{committed}, "
@@ -227,13 +227,13 @@ class OrderedPops:
             )
 
         # `done` has a bit for each message of the pop: 1 if it is acknowledged.
-        acknowledged_bit = 1 << info.offsets.index(offset)
-        info = replace(info, done=info.done | acknowledged_bit)
-        self._set_last_pop(group, topic, queue_id, info)
-        offset_after_pop = info.offsets[-1] + 1
-        first_pending_offset = next(iter(find_invisible_until_ms(info)), offset_after_pop)
+        acknowledged_bit = 1 << last_pop.offsets.index(offset)
+        changed_pop = replace(last_pop, done=last_pop.done | acknowledged_bit)
+        self._set_last_pop(group, topic, queue_id, changed_pop)
+        offset_after_pop = changed_pop.offsets[-1] + 1
+        first_pending_offset = next(iter(find_invisible_until_ms(changed_pop)), offset_after_pop)
         self._offsets.commit(group, topic, queue_id, first_pending_offset)
-        if find_free_ms(info) <= self._clock.now_ms():
+        if find_free_ms(changed_pop) <= self._clock.now_ms():
             self._wake(topic, queue_id)
 
     def set_visible_time(
@@ -244,10 +244,11 @@ class OrderedPops:
         Both times are in ms since 1970. There is no effect if `pop_ms` is not the time of the last
         pop, or if that pop did not take the message.
         """
-        info = self._get_last_pop(group, topic, queue_id)
-        if info is not None and info.pop_ms == pop_ms and offset in info.offsets:
-            info = replace(info, visible_ms={**info.visible_ms, offset: visible_ms})
-            self._set_last_pop(group, topic, queue_id, info)
+        last_pop = self._get_last_pop(group, topic, queue_id)
+        if last_pop is None or last_pop.pop_ms != pop_ms or offset not in last_pop.offsets:
+            return
+        new_times = {**last_pop.visible_ms, offset: visible_ms}
+        self._set_last_pop(group, topic, queue_id, replace(last_pop, visible_ms=new_times))
 
     def forget_queue(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make a queue free, because the group's committed offset was reset. It is not woken.
@@ -269,12 +270,12 @@ class OrderedPops:
         """Return the last pop of a queue; None if no pop of it is known."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id)
 
-    def _set_last_pop(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
+    def _set_last_pop(self, group: str, topic: str, queue_id: int, last_pop: OrderInfo) -> None:
         """Set the last pop of a queue, and schedule a wake-up for the time when it is free."""
         name = f"{topic}@{group}"
-        self.table.setdefault(name, {})[queue_id] = info
+        self.table.setdefault(name, {})[queue_id] = last_pop
         self.document.changed = True
-        self._schedule_wakeup((name, queue_id), find_free_ms(info))
+        self._schedule_wakeup((name, queue_id), find_free_ms(last_pop))
 
     # --------------------------------------------------------------------------------- wake-ups
 
@@ -327,10 +328,10 @@ class OrderedPops:
                 continue
             del self._wakeup_of[key]
             name, queue_id = key
-            info = self.table.get(name, {}).get(queue_id)
-            if info is None:
+            last_pop = self.table.get(name, {}).get(queue_id)
+            if last_pop is None:
                 continue
-            free_ms = find_free_ms(info)
+            free_ms = find_free_ms(last_pop)
             if free_ms > now_ms:
                 self._schedule_wakeup(key, free_ms)
             elif free_ms:  # 0 if all messages are acknowledged: `acknowledge` has woken the queue
@@ -346,23 +347,38 @@ class OrderedPops:
             self._timer = None
 
 
-def find_invisible_until_ms(info: OrderInfo) -> dict[int, int]:
+def _count_deliveries(
+    last_pop: OrderInfo, offsets: Sequence[int], attempt_id: str | None
+) -> Mapping[int, int]:
+    """Return how often the messages at `offsets` were delivered before, by offset.
+
+    Only messages that `last_pop` took, too, are in the result. If it had the same `attempt_id`,
+    return its own counts.
+    """
+    last_counts = last_pop.counts or {}
+    if attempt_id and attempt_id == last_pop.attempt_id:
+        return last_counts
+    last_offsets = {*last_pop.offsets}
+    return {offset: last_counts.get(offset, 0) + 1 for offset in offsets if offset in last_offsets}
+
+
+def find_invisible_until_ms(last_pop: OrderInfo) -> dict[int, int]:
     """Return, by offset, when each message of a pop that is not acknowledged becomes visible.
 
     The offsets are ascending. The times are in ms since 1970, and may be over.
     """
-    default_until_ms = info.pop_ms + info.invisible_ms
+    default_until_ms = last_pop.pop_ms + last_pop.invisible_ms
     return {
-        offset: info.visible_ms.get(offset, default_until_ms)
-        for index, offset in enumerate(info.offsets)
-        if not info.done >> index & 1  # the bit of a message is 1 if it is acknowledged
+        offset: last_pop.visible_ms.get(offset, default_until_ms)
+        for index, offset in enumerate(last_pop.offsets)
+        if not last_pop.done >> index & 1  # the bit of a message is 1 if it is acknowledged
     }
 
 
-def find_free_ms(info: OrderInfo) -> int:
-    """Return when a queue is free whose last pop is `info`, in ms since 1970.
+def find_free_ms(last_pop: OrderInfo) -> int:
+    """Return when a queue is free whose last pop is `last_pop`, in ms since 1970.
 
     That is when all messages of the pop that are not acknowledged are visible. Return 0 if all are
     acknowledged.
     """
-    return max(find_invisible_until_ms(info).values(), default=0)
+    return max(find_invisible_until_ms(last_pop).values(), default=0)

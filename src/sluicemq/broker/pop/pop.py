@@ -38,15 +38,14 @@ from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Durable, Parked, Postponed
 from sluicemq.broker.pop.answers import encode_notification, encode_pop_answer, encode_refusal
 from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.checks import PopChecks
 from sluicemq.broker.pop.messages import with_handle, without_handles
 from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.pop.pending import PendingPop, PopResult, competition_key
 from sluicemq.broker.pop.sources import PopSources, Source
-from sluicemq.broker.topics import FAQ, make_no_queue_error, make_no_topic_error
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import (
-    PERM_READ,
     RETRY_PREFIX,
     pop_topic,
 )
@@ -72,10 +71,6 @@ from sluicemq.wire.popping import (
 
 log = logging.getLogger(__name__)
 
-COUNT_MAX: Final = 32
-"""The most messages that a pop may ask for."""
-LATENESS_MAX_MS: Final = 500
-"""A pop that is received this long after the end of its waiting time is refused."""
 ANSWER_EARLY_MS: Final = 50
 """A parked request is answered this long before the end of its waiting time."""
 WAIT_MS_MAX: Final = 10 * 60_000
@@ -136,6 +131,10 @@ class PopHandlers(BrokerComponent):
         self._sources = PopSources(self.settings, self.topics, random)
         self.consumers = consumers
         self.admit = admit
+        checks = PopChecks(context)
+        # Bound methods, because they are called for each pop.
+        self._check_pop = checks.check_pop
+        self._check_target = checks.check_target
 
     # ------------------------------------------------------------------------------- requests
 
@@ -173,10 +172,10 @@ class PopHandlers(BrokerComponent):
             return encode_refusal(refusal, PopMessageResponse())
 
         pop = PendingPop(header, command, peer, deadline_ms, message_filter)
-        result = self._take_messages(pop)
-        if result.is_unfinished:
-            return Postponed(self._continue_unfinished(pop, result))
-        return self._answer_or_park(pop, result)
+        pop_result = self._take_messages(pop)
+        if pop_result.is_unfinished:
+            return Postponed(self._continue_unfinished(pop, pop_result))
+        return self._answer_or_park(pop, pop_result)
 
     def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
@@ -187,27 +186,19 @@ class PopHandlers(BrokerComponent):
             self._check_target(header, peer)
         except RequestError as refusal:
             return encode_refusal(refusal, PopMessageResponse())
-        pop_header = PopMessageRequest(
-            group=header.group,
-            topic=header.topic,
-            queue_id=header.queue_id,
-            count_max=header.count_max,
-            invisible_ms=0,
-            poll_ms=0,
-            init_mode=INIT_MODE_MIN,
-        )
+        pop_header = _peek_to_pop_header(header)
         pop = PendingPop(pop_header, command, peer, deadline_ms=0, is_read_only=True)
-        result = self._take_messages(pop)
+        pop_result = self._take_messages(pop)
 
         code = ResponseCode.SUCCESS
         remark = "FOUND"
-        if not result.count:
+        if not pop_result.count:
             code = ResponseCode.PULL_NOT_FOUND
             remark = "NO_MESSAGE_IN_QUEUE"
         # The messages of the response also remain in the queue.
-        remaining_count = result.rest_count + result.count
+        remaining_count = pop_result.rest_count + pop_result.count
         fields = encode_header(PopMessageResponse(rest_count=remaining_count))
-        return Command(code, fields, b"".join(result.data), remark=remark)
+        return Command(code, fields, b"".join(pop_result.data), remark=remark)
 
     def notify(
         self, header: NotificationRequest, command: Command, peer: Peer
@@ -228,20 +219,15 @@ class PopHandlers(BrokerComponent):
         except RequestError as refusal:
             return encode_refusal(refusal, NotificationResponse())
 
-        pop_header = PopMessageRequest(
-            group=header.group,
-            topic=header.topic,
-            queue_id=header.queue_id,
-            count_max=1,
-            invisible_ms=0,
-            poll_ms=header.poll_ms,
-            init_mode=INIT_MODE_MIN,
-            order=header.order,
-            attempt_id=header.attempt_id,
-            expression=header.expression,
-        )
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
-        pop = PendingPop(pop_header, command, peer, deadline_ms, message_filter, is_read_only=True)
+        pop = PendingPop(
+            _notification_to_pop_header(header),
+            command,
+            peer,
+            deadline_ms,
+            message_filter,
+            is_read_only=True,
+        )
         if self._has_messages(pop):
             return encode_notification(pop, NotificationResponse(has_messages=True))
         refusal_code = self._find_reason_not_to_park(pop)
@@ -267,75 +253,21 @@ class PopHandlers(BrokerComponent):
         fields = encode_header(PollingInfoResponse(count=parked_count))
         return Command(ResponseCode.SUCCESS, fields, remark=UNSET_REMARK)
 
-    # --------------------------------------------------------------------------------- checks
+    # -------------------------------------------------------------------------------- reading
 
-    def _check_pop(self, header: PopMessageRequest, peer: Peer, late_ms: int) -> None:
-        """Raise RequestError if the pop cannot be processed. Called for each pop: keep it cheap.
-
-        `late_ms` is the time since the end of the pop's waiting time, negative before it.
-        """
-        if late_ms > LATENESS_MAX_MS:
-            remark = f"the broker[{self._address}] pop message is timeout too much"
-            raise RequestError(ResponseCode.POLLING_TIMEOUT, remark)
-        self._check_broker_readable("pop")
-        if header.count_max > COUNT_MAX:
-            remark = f"the broker[{self._address}] pop message's num is greater than {COUNT_MAX}"
-            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
-        if not self.settings.store.timer_enable:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the broker[{self._address}] pop message is forbidden because timerWheelEnable "
-                "is false",
-            )
-        self._check_target(header, peer)
-
-    @property
-    def _address(self) -> str:
-        """The address of this broker in errors."""
-        return self.settings.broker.broker_ip1 or self.settings.host.address
-
-    def _check_broker_readable(self, verb: str) -> None:
-        """Raise RequestError (NO_PERMISSION) if the broker delivers no messages."""
-        if not self.settings.broker.broker_permission & PERM_READ:
-            remark = f"the broker[{self._address}] {verb} message is forbidden"
-            raise RequestError(ResponseCode.NO_PERMISSION, remark)
-
-    def _check_target(self, header: PollingInfoRequest, peer: Peer) -> None:
-        """Raise RequestError if the group may not read the topic or queue.
-
-        The group is created if that is allowed. Called for each pop: keep it cheap.
-        """
-        self._check_broker_readable("peeking")
-        topic = self.topics.get(header.topic)
-        if topic is None:
-            raise make_no_topic_error(header.topic)
-        if not topic.is_readable:
-            remark = f"the topic[{header.topic}] peeking message is forbidden"
-            raise RequestError(ResponseCode.NO_PERMISSION, remark)
-        if header.queue_id >= topic.config.read_queues:
-            code = ResponseCode.INVALID_PARAMETER
-            raise make_no_queue_error(topic, header.queue_id, peer.remote, code)
-        group = self.groups.table.get(header.group) or self.groups.get_or_create(header.group)
-        if group is None:
-            remark = f"subscription group [{header.group}] does not exist, \n{FAQ}"
-            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
-        if not group.consume_enable:
-            remark = f"subscription group no permission, {header.group}"
-            raise RequestError(ResponseCode.NO_PERMISSION, remark)
-
-    def _get_filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
+    def _get_filter(self, filter_kind: str | None, expression: str | None) -> MessageFilter | None:
         """Return the filter of a request, None if it has no expression.
 
         Raises RequestError for an invalid expression, and PostponedError if the expression must be
         compiled in another thread first.
         """
-        return self.filters.get_filter(kind, expression) if expression else None
+        if not expression:
+            return None
+        return self.filters.get_filter(filter_kind, expression)
 
     def _admit(self, header: PopMessageRequest, peer: Peer) -> None:
         """Raise RequestError if the group may not pop the topic by its filter (`Admit`)."""
         self.admit(header.group, header.topic, header.expression_kind, header.expression, peer)
-
-    # -------------------------------------------------------------------------------- reading
 
     def _take_messages(self, pop: PendingPop) -> PopResult:
         """Do one step of a pop: read its queues, and take the messages that match.
@@ -345,26 +277,26 @@ class PopHandlers(BrokerComponent):
 
         Raises StoreError or RequestError if no checkpoint can be stored.
         """
-        result = PopResult(
+        pop_result = PopResult(
             self.steady_clock.now_ms(), self.steady_clock.monotonic_s() + READ_TIME_MAX_S
         )
         if pop.header.order:
-            result.revive_queue = ORDERED
+            pop_result.revive_queue = ORDERED
         for source in self._sources.iter_queues(pop.header):
-            self._take_from_queue(pop, result, source)
-        result.is_unfinished &= not result.count
-        return result
+            self._take_from_queue(pop, pop_result, source)
+        pop_result.is_unfinished &= not pop_result.count
+        return pop_result
 
-    def _take_from_queue(self, pop: PendingPop, result: PopResult, source: Source) -> None:
-        """Read one queue, take the messages that match, and add them to `result`.
+    def _take_from_queue(self, pop: PendingPop, pop_result: PopResult, source: Source) -> None:
+        """Read one queue, take the messages that match, and add them to `pop_result`.
 
         Messages that the filter rejects are skipped: the offset of the group moves past them. If
         the offset of the group is outside the queue, it is set to a valid one that the store
         returns, with a warning.
 
         Nothing is read if an earlier ordered pop blocks the queue. Nothing is read, either, if
-        `result` is full or stopped, or if too many messages of the queue are in flight; then its
-        messages are only counted in `rest_count`.
+        `pop_result` is full or stopped, or if too many messages of the queue are in flight; then
+        its messages are only counted in `rest_count`.
 
         Called for each queue: keep it cheap.
         """
@@ -374,56 +306,56 @@ class PopHandlers(BrokerComponent):
 
         # This may set the first offset of the group, so it comes before all early returns.
         offset = self._find_start_offset(pop, topic, queue_id)
-        end = self.store.queue_offsets(topic, queue_id)[1]
+        queue_end = self.store.queue_offsets(topic, queue_id)[1]
         if header.order and not self.order.can_pop(
-            group, topic, queue_id, header.attempt_id, result.pop_ms
+            group, topic, queue_id, header.attempt_id, pop_result.pop_ms
         ):
             return
-        if offset == end:
+        if offset == queue_end:
             return
 
         config = self.settings.broker
         if (  # the step has enough messages, or the group too many in flight
-            result.is_stopped
-            or result.count >= header.count_max
-            or result.size_bytes >= self.settings.store.max_transfer_bytes_memory
+            pop_result.is_stopped
+            or pop_result.count >= header.count_max
+            or pop_result.size_bytes >= self.settings.store.max_transfer_bytes_memory
             or (
                 config.pop_in_flight_limited
                 and self.checkpoints.count_in_flight(group, topic, queue_id)
                 > config.pop_in_flight_max
             )
         ):
-            result.rest_count += max(end - offset, 0)
+            pop_result.rest_count += max(queue_end - offset, 0)
             return
 
-        read_result = self._read_messages(pop, result, topic, queue_id, offset)
+        read_result = self._read_messages(pop, pop_result, topic, queue_id, offset)
         if read_result.status in _INVALID_OFFSET_STATUSES:
             valid_offset = read_result.next_offset
             self._replace_invalid_offset(pop, topic, queue_id, offset, valid_offset)
             offset = valid_offset
-            read_result = self._read_messages(pop, result, topic, queue_id, offset)
+            read_result = self._read_messages(pop, pop_result, topic, queue_id, offset)
         if read_result.postponed is not None:
             # The filter must be evaluated in another thread, and then the next step reads again.
-            result.postponed = read_result.postponed
-            result.is_stopped = True
-            result.is_unfinished = True
-            result.rest_count += max(end - offset, 0)
+            pop_result.postponed = read_result.postponed
+            pop_result.is_stopped = True
+            pop_result.is_unfinished = True
+            pop_result.rest_count += max(queue_end - offset, 0)
             return
 
         # Take what matches. If nothing does, skip what the filter has rejected.
         has_moved = read_result.next_offset > offset
         if read_result.count:
-            self._take_read_messages(pop, result, source, read_result)
+            self._take_read_messages(pop, pop_result, source, read_result)
         elif has_moved and not pop.is_read_only:
             self.checkpoints.skip_to(group, topic, queue_id, read_result.next_offset)
 
         # Say whether there is more to read, and whether there is time for it.
         unread_count = max(read_result.offset_max - read_result.next_offset, 0)
-        result.rest_count += unread_count
+        pop_result.rest_count += unread_count
         # Unfinished only if this read has moved on: otherwise the next step would do the same.
-        result.is_unfinished |= unread_count > 0 and has_moved
+        pop_result.is_unfinished |= unread_count > 0 and has_moved
         if pop.filter is not None:
-            result.is_stopped |= self.steady_clock.monotonic_s() >= result.read_until_s
+            pop_result.is_stopped |= self.steady_clock.monotonic_s() >= pop_result.read_until_s
 
     def _replace_invalid_offset(
         self,
@@ -489,7 +421,7 @@ class PopHandlers(BrokerComponent):
         return offset
 
     def _read_messages(
-        self, pop: PendingPop, result: PopResult, topic: str, queue_id: int, offset: int
+        self, pop: PendingPop, pop_result: PopResult, topic: str, queue_id: int, offset: int
     ) -> ReadResult:
         """Read messages of a queue from `offset` on, at most as many as the pop still needs.
 
@@ -497,7 +429,7 @@ class PopHandlers(BrokerComponent):
         counted in the statistics of the group. If the filter must be evaluated in another thread
         first, the result has `postponed`. Called for each queue: keep it cheap.
         """
-        missing_count = pop.header.count_max - result.count
+        missing_count = pop.header.count_max - pop_result.count
         message_filter = pop.filter
         read_result = self.store.reader.read(
             topic, queue_id, offset, missing_count, None, message_filter, may_postpone=True
@@ -516,22 +448,23 @@ class PopHandlers(BrokerComponent):
         return read_result
 
     def _take_read_messages(
-        self, pop: PendingPop, result: PopResult, source: Source, read_result: ReadResult
+        self, pop: PendingPop, pop_result: PopResult, source: Source, read_result: ReadResult
     ) -> None:
-        """Take the messages that were read from one queue, and add them to `result`.
+        """Take the messages that were read from one queue, and add them to `pop_result`.
 
         They are recorded as in flight: by `OrderedPops` for an ordered pop, otherwise by a
         checkpoint. A read-only pop records nothing. Messages of a retry topic are added under the
         name of the requested topic and with their receipt handle, unless the pop is read-only or
         the broker is set to return them as stored. Called for each queue: keep it cheap.
 
-        If the checkpoint cannot be stored, StoreError is raised if `result` has no messages yet.
-        Otherwise a warning is logged, the messages stay in the queue, and `result.is_stopped`.
+        If the checkpoint cannot be stored, StoreError is raised if `pop_result` has no messages
+        yet. Otherwise a warning is logged, the messages stay in the queue, and
+        `pop_result.is_stopped`.
         """
         header = pop.header
         group = header.group
         invisible_ms = header.invisible_ms
-        topic, queue_id, kind = source
+        topic, queue_id, topic_kind = source
         records = list(read_result.records())
         offsets = [offset for offset, _ in records]
         popped_by = self.consumers.client_name(group, pop.peer)
@@ -540,69 +473,93 @@ class PopHandlers(BrokerComponent):
         if pop.is_read_only:
             pass
         elif header.order:
-            delivery_counts = self.order.record_pop(
-                group=group,
-                topic=topic,
-                queue_id=queue_id,
-                offsets=offsets,
-                attempt_id=header.attempt_id,
-                pop_ms=result.pop_ms,
-                invisible_ms=invisible_ms,
-                popped_by=popped_by,
-            )
-            result.order_counts += [
-                (kind, f"qo{queue_id}%{offset}", count)
-                for offset, count in delivery_counts.by_offset.items()
-            ]
-            result.order_counts.append((kind, queue_id, delivery_counts.minimum))
+            self._record_ordered_pop(pop, pop_result, source, offsets)
         else:
             try:
-                result.revive_queue = self.checkpoints.record_pop(
+                pop_result.revive_queue = self.checkpoints.record_pop(
                     group=group,
                     topic=topic,
                     queue_id=queue_id,
                     offsets=offsets,
                     next_offset=read_result.next_offset,
-                    pop_ms=result.pop_ms,
+                    pop_ms=pop_result.pop_ms,
                     invisible_ms=invisible_ms,
                     popped_by=popped_by,
                 )
             except StoreError as error:
-                if not result.count:
+                if not pop_result.count:
                     raise
                 log.warning(
                     "a pop of group %s returns fewer messages than are available: %s", group, error
                 )
-                result.is_stopped = True
-                result.rest_count += read_result.count
+                pop_result.is_stopped = True
+                pop_result.rest_count += read_result.count
                 return
 
         # Add their offsets, sizes and bodies to the result.
-        result.first_offsets.append((kind, queue_id, offsets[0]))
-        result.taken_offsets.append((kind, queue_id, ",".join(map(str, offsets))))
-        result.count += read_result.count
-        result.size_bytes += read_result.size_bytes
+        pop_result.first_offsets.append((topic_kind, queue_id, offsets[0]))
+        pop_result.taken_offsets.append((topic_kind, queue_id, ",".join(map(str, offsets))))
+        pop_result.count += read_result.count
+        pop_result.size_bytes += read_result.size_bytes
         is_as_stored = pop.is_read_only or self.settings.broker.pop_actual_retry_topic
         if topic == header.topic or is_as_stored:
-            result.data += without_handles(records, read_result.data)
+            pop_result.data += without_handles(records, read_result.data)
         else:
-            handle = ReceiptHandle(
-                start_offset=offsets[0],
-                pop_ms=result.pop_ms,
-                invisible_ms=invisible_ms,
-                revive_queue=result.revive_queue,
-                kind=kind,
-                broker=self.settings.broker.broker_name,
-                queue_id=queue_id,
-            )
-            result.data += [
-                with_handle(record, header.topic, handle._replace(offset=offset))
-                for offset, record in records
-            ]
+            pop_result.data += self._add_handles(pop, pop_result, source, records)
 
         delivered = self.delivered[topic, group]
         delivered.messages_out += read_result.count
         delivered.bytes_out += read_result.size_bytes
+
+    def _record_ordered_pop(
+        self, pop: PendingPop, pop_result: PopResult, source: Source, offsets: list[int]
+    ) -> None:
+        """Record that an ordered pop takes the messages at `offsets` of a queue.
+
+        The numbers of their earlier deliveries are added to `pop_result.order_counts`.
+        """
+        header = pop.header
+        topic, queue_id, topic_kind = source
+        delivery_counts = self.order.record_pop(
+            group=header.group,
+            topic=topic,
+            queue_id=queue_id,
+            offsets=offsets,
+            attempt_id=header.attempt_id,
+            pop_ms=pop_result.pop_ms,
+            invisible_ms=header.invisible_ms,
+            popped_by=self.consumers.client_name(header.group, pop.peer),
+        )
+        for offset, count in delivery_counts.by_offset.items():
+            pop_result.order_counts.append((topic_kind, f"qo{queue_id}%{offset}", count))
+        pop_result.order_counts.append((topic_kind, queue_id, delivery_counts.minimum))
+
+    def _add_handles(
+        self,
+        pop: PendingPop,
+        pop_result: PopResult,
+        source: Source,
+        records: list[tuple[int, memoryview]],
+    ) -> list[bytes | memoryview]:
+        """Return copies of records of a retry topic with the requested topic and their handles.
+
+        `records` has the offset and the record of each message.
+        """
+        _, queue_id, topic_kind = source
+        first_offset, _ = records[0]
+        handle = ReceiptHandle(
+            start_offset=first_offset,
+            pop_ms=pop_result.pop_ms,
+            invisible_ms=pop.header.invisible_ms,
+            revive_queue=pop_result.revive_queue,
+            kind=topic_kind,
+            broker=self.settings.broker.broker_name,
+            queue_id=queue_id,
+        )
+        return [
+            with_handle(record, pop.header.topic, handle._replace(offset=offset))
+            for offset, record in records
+        ]
 
     def _has_messages(self, pop: PendingPop) -> bool:
         """Return whether a pop may find messages, for a notification.
@@ -616,17 +573,17 @@ class PopHandlers(BrokerComponent):
         now_ms = self.steady_clock.now_ms()
         for topic, queue_id, _ in self._sources.iter_queues(header):
             offset = self._find_start_offset(pop, topic, queue_id)
-            end = self.store.queue_offsets(topic, queue_id)[1]
-            if offset >= end:
+            queue_end = self.store.queue_offsets(topic, queue_id)[1]
+            if offset >= queue_end:
                 continue
             if header.order and not self.order.can_pop(
                 header.group, topic, queue_id, header.attempt_id, now_ms
             ):
                 continue
-            if message_filter is None or end - offset > NOTIFICATION_SCAN_MAX:
+            if message_filter is None or queue_end - offset > NOTIFICATION_SCAN_MAX:
                 return True
             read_result = self.store.reader.read(topic, queue_id, offset, 1, None, message_filter)
-            if read_result.count or read_result.next_offset < end:
+            if read_result.count or read_result.next_offset < queue_end:
                 return True
         return False
 
@@ -646,19 +603,19 @@ class PopHandlers(BrokerComponent):
         return min(sent_ms, now_ms) + poll_ms
 
     def _continue_unfinished(
-        self, pop: PendingPop, result: PopResult
+        self, pop: PendingPop, pop_result: PopResult
     ) -> WorkItem[bytes | Durable | Parked]:
         """Take messages in further steps until some are found or the deadline has passed.
 
-        `result` is that of the first step, which was unfinished. Before each further step, it
+        `pop_result` is that of the first step, which was unfinished. Before each further step, it
         yields the evaluation of a filter, to be run on another thread, if the last step waits for
         one, otherwise None. Return the encoded response, or `Parked` if nothing was found and the
         pop may still wait (`_answer_or_park`).
 
         Raises RequestError if the group may not pop by this filter any more, or StoreError.
         """
-        while result.is_unfinished:
-            filter_work = result.postponed
+        while pop_result.is_unfinished:
+            filter_work = pop_result.postponed
             if filter_work is not None:
                 filter_work.store_result((yield filter_work.run))
             else:
@@ -666,20 +623,20 @@ class PopHandlers(BrokerComponent):
                 if self.steady_clock.now_ms() >= pop.deadline_ms:
                     break
             self._admit(pop.header, pop.peer)
-            result = self._take_messages(pop)
-        return self._answer_or_park(pop, result)
+            pop_result = self._take_messages(pop)
+        return self._answer_or_park(pop, pop_result)
 
-    def _answer_or_park(self, pop: PendingPop, result: PopResult) -> bytes | Durable | Parked:
-        """Return the encoded response of a pop whose steps have ended with `result`.
+    def _answer_or_park(self, pop: PendingPop, pop_result: PopResult) -> bytes | Durable | Parked:
+        """Return the encoded response of a pop whose steps have ended with `pop_result`.
 
-        If `result` has no messages, return `Parked` if the pop may wait for some, otherwise a
+        If `pop_result` has no messages, return `Parked` if the pop may wait for some, otherwise a
         response without messages.
         """
-        if result.count:
-            return encode_pop_answer(pop, result)
+        if pop_result.count:
+            return encode_pop_answer(pop, pop_result)
         refusal_code = self._find_reason_not_to_park(pop)
         if refusal_code is not None:
-            return encode_pop_answer(pop, result, refusal_code)
+            return encode_pop_answer(pop, pop_result, refusal_code)
         return self._create_parked(pop, self._retry_pop)
 
     def _find_reason_not_to_park(self, pop: PendingPop) -> ResponseCode | None:
@@ -721,7 +678,10 @@ class PopHandlers(BrokerComponent):
         queues = [(header.topic, max(header.queue_id, ANY_QUEUE))]
         # An ordered pop does not read retry topics.
         retry_kinds = () if header.order else self._sources.retry_kinds
-        queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in retry_kinds]
+        queues += [
+            (pop_topic(header.topic, header.group, retry_kind), ANY_QUEUE)
+            for retry_kind in retry_kinds
+        ]
         return Parked(
             command=pop.command,
             queues=tuple(queues),
@@ -749,15 +709,15 @@ class PopHandlers(BrokerComponent):
             fields = encode_header(PopMessageResponse())
             return encode_response(pop.command, refusal.code, fields, remark=refusal.remark)
 
-        result = self._take_messages(pop)
-        if result.count:
-            parked.has_left_messages = result.rest_count > 0
-            return encode_pop_answer(pop, result)
+        pop_result = self._take_messages(pop)
+        if pop_result.count:
+            parked.has_left_messages = pop_result.rest_count > 0
+            return encode_pop_answer(pop, pop_result)
         if is_last:
-            return encode_pop_answer(pop, result, ResponseCode.POLLING_TIMEOUT)
-        if result.is_unfinished:
+            return encode_pop_answer(pop, pop_result, ResponseCode.POLLING_TIMEOUT)
+        if pop_result.is_unfinished:
             parked.is_attempt_pending = True
-            next_attempt = self.polls.retry_after(parked, pop.peer, result.postponed)
+            next_attempt = self.polls.retry_after(parked, pop.peer, pop_result.postponed)
             self.background.run_in_background(next_attempt, pop.peer)
         return None
 
@@ -787,3 +747,32 @@ class PopHandlers(BrokerComponent):
         That means that the request could not be parked, because too many are parked.
         """
         return self.steady_clock.monotonic_s() < parked.deadline_s
+
+
+def _peek_to_pop_header(header: PeekMessageRequest) -> PopMessageRequest:
+    """Return the request of the pop that would take what a peek asks for."""
+    return PopMessageRequest(
+        group=header.group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        count_max=header.count_max,
+        invisible_ms=0,
+        poll_ms=0,
+        init_mode=INIT_MODE_MIN,
+    )
+
+
+def _notification_to_pop_header(header: NotificationRequest) -> PopMessageRequest:
+    """Return the request of the pop that would find what a notification asks for."""
+    return PopMessageRequest(
+        group=header.group,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        count_max=1,
+        invisible_ms=0,
+        poll_ms=header.poll_ms,
+        init_mode=INIT_MODE_MIN,
+        order=header.order,
+        attempt_id=header.attempt_id,
+        expression=header.expression,
+    )

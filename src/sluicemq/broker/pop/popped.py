@@ -35,6 +35,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
@@ -144,60 +145,62 @@ class OpenCheckpoints:
             self.in_flight_counts[existing.queue] -= len(existing.pending_offsets)
             existing.pending_offsets = ()
 
-        entry = OpenCheckpoint(
+        added = OpenCheckpoint(
             checkpoint, checkpoint.offsets, timer_offset, revive_offset, popped_by=popped_by
         )
-        self.by_key[checkpoint.key] = entry
-        self.in_flight_counts[entry.queue] += len(entry.pending_offsets)
-        self.schedule(entry)
-        return entry
+        self.by_key[checkpoint.key] = added
+        self.in_flight_counts[added.queue] += len(added.pending_offsets)
+        self.schedule(added)
+        return added
 
-    def remove_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
+    def remove_messages(self, open_checkpoint: OpenCheckpoint, offsets: Iterable[int]) -> None:
         """Remove the messages at `offsets` from a checkpoint: they are no longer in flight.
 
         Offsets that are not in flight are ignored. If no message is left, the checkpoint is closed:
         it is removed from the table. It stays in the heap of deadlines.
         """
-        remaining = tuple([offset for offset in entry.pending_offsets if offset not in offsets])
-        queue = entry.queue
-        self.in_flight_counts[queue] -= len(entry.pending_offsets) - len(remaining)
+        remaining = tuple(
+            [offset for offset in open_checkpoint.pending_offsets if offset not in offsets]
+        )
+        queue = open_checkpoint.queue
+        self.in_flight_counts[queue] -= len(open_checkpoint.pending_offsets) - len(remaining)
         if self.in_flight_counts[queue] <= 0:
             del self.in_flight_counts[queue]
-        entry.pending_offsets = remaining
+        open_checkpoint.pending_offsets = remaining
         if not remaining:
             # Closed. In the heap it stays until it comes first, or until the heap is cleaned.
-            checkpoint = entry.checkpoint
+            checkpoint = open_checkpoint.checkpoint
             self.by_key.pop(checkpoint.key, None)
             self._in_revive_queue.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
 
-    def restore_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
+    def restore_messages(self, open_checkpoint: OpenCheckpoint, offsets: Iterable[int]) -> None:
         """Undo `remove_messages`, because the acknowledgement could not be stored.
 
         A checkpoint that was closed is added to the table again, in its place of the timer queue's
         order. It is no longer listed among those that are in a revive queue.
         """
-        count_before = len(entry.pending_offsets)
-        pending = {*entry.pending_offsets, *offsets}
-        entry.pending_offsets = tuple(sorted(pending))
-        self.in_flight_counts[entry.queue] += len(pending) - count_before
+        count_before = len(open_checkpoint.pending_offsets)
+        pending = {*open_checkpoint.pending_offsets, *offsets}
+        open_checkpoint.pending_offsets = tuple(sorted(pending))
+        self.in_flight_counts[open_checkpoint.queue] += len(pending) - count_before
         if not count_before:
-            self.by_key[entry.checkpoint.key] = entry
-            ordered = sorted(self.by_key.items(), key=lambda item: item[1].timer_offset)
-            self.by_key = dict(ordered)
-        self.schedule(entry)
+            self.by_key[open_checkpoint.checkpoint.key] = open_checkpoint
+            in_order = sorted(self.by_key.values(), key=attrgetter("timer_offset"))
+            self.by_key = {reopened.checkpoint.key: reopened for reopened in in_order}
+        self.schedule(open_checkpoint)
 
     # --- the revive queues
 
-    def note_revive_offset(self, entry: OpenCheckpoint, offset: int) -> None:
+    def note_revive_offset(self, open_checkpoint: OpenCheckpoint, offset: int) -> None:
         """Record that the checkpoint's record was appended to its revive queue at `offset`.
 
         Only the first call counts: after a crash, the timer may deliver the record again.
         """
-        if entry.revive_offset == NO_OFFSET:
-            entry.revive_offset = offset
-            checkpoint = entry.checkpoint
+        if open_checkpoint.revive_offset == NO_OFFSET:
+            open_checkpoint.revive_offset = offset
+            checkpoint = open_checkpoint.checkpoint
             delivered = self._in_revive_queue.setdefault(checkpoint.revive_queue, {})
-            delivered[checkpoint.key] = entry
+            delivered[checkpoint.key] = open_checkpoint
 
     def first_open_revive_offset(self, queue_id: int, end: int) -> int:
         """Return the offset of the first open checkpoint in a revive queue, `end` if there is none.
@@ -212,23 +215,35 @@ class OpenCheckpoints:
 
     # --- deadlines
 
-    def schedule(self, entry: OpenCheckpoint) -> None:
+    def schedule(self, open_checkpoint: OpenCheckpoint) -> None:
         """Put the checkpoint into the heap of deadlines, unless the heap contains it.
 
         If the heap has become more than SWEEP_MIN larger than twice the table, closed checkpoints
         are removed from it first.
         """
-        if entry.is_scheduled:
+        if open_checkpoint.is_scheduled:
             return
-        entry.is_scheduled = True
+        open_checkpoint.is_scheduled = True
         if len(self._deadlines) > 2 * len(self.by_key) + SWEEP_MIN:
-            # A closed checkpoint may be reopened, and is then scheduled again.
-            for _, _, scheduled in self._deadlines:
-                scheduled.is_scheduled = bool(scheduled.pending_offsets)
-            self._deadlines = [item for item in self._deadlines if item[2].pending_offsets]
-            heapq.heapify(self._deadlines)
+            self._remove_closed_from_heap()
         self._entry_number += 1
-        heapq.heappush(self._deadlines, (entry.checkpoint.deadline_ms, self._entry_number, entry))
+        deadline_ms = open_checkpoint.checkpoint.deadline_ms
+        heapq.heappush(self._deadlines, (deadline_ms, self._entry_number, open_checkpoint))
+
+    def _remove_closed_from_heap(self) -> None:
+        """Remove the closed checkpoints from the heap of deadlines.
+
+        They count as not scheduled, because a closed checkpoint may be reopened.
+        """
+        remaining_deadlines = []
+        for deadline in self._deadlines:
+            _, _, scheduled = deadline
+            if scheduled.pending_offsets:
+                remaining_deadlines.append(deadline)
+            else:
+                scheduled.is_scheduled = False
+        self._deadlines = remaining_deadlines
+        heapq.heapify(self._deadlines)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -250,9 +265,9 @@ class OpenCheckpoints:
         next_ms = self.next_deadline_ms
         if next_ms is None or next_ms > now_ms:
             return None
-        entry = heapq.heappop(self._deadlines)[2]
-        entry.is_scheduled = False
-        return entry
+        due_checkpoint = heapq.heappop(self._deadlines)[2]
+        due_checkpoint.is_scheduled = False
+        return due_checkpoint
 
 
 # --------------------------------------------------------------------------------- at a start
@@ -293,25 +308,25 @@ class SavedPops(NamedTuple):
         )
 
     @classmethod
-    def parse(cls, text: str) -> "SavedPops":
-        """Return the content of a file whose text is `text`, the inverse of `encode`.
+    def parse(cls, content: str) -> "SavedPops":
+        """Return the content of a file whose text is `content`, the inverse of `encode`.
 
         Raises ProtocolError if the text is not JSON, or if a value is missing or has another type.
         Raises ValueError if a queue id in `revive` is not a number.
         """
-        values = load_object(text, "sluicePop.json")
-        open_values = [as_object(value, "A checkpoint") for value in take_list(values, "open")]
-        revive_values = take_object(values, "revive")
+        document = load_object(content, "sluicePop.json")
+        revive_starts = {}
+        for queue_id, offset in take_object(document, "revive").items():
+            revive_starts[int(queue_id)] = as_integer(offset, "revive")
+        open_checkpoints = []
+        for json_value in take_list(document, "open"):
+            fields = as_object(json_value, "A checkpoint")
+            open_checkpoints.append(Checkpoint.from_json(fields, integer(fields, "rq"), ""))
         return cls(
-            timer_start=integer(values, "timer"),
-            covered_end=integer(values, "covered"),
-            revive_starts={
-                int(queue_id): as_integer(offset, "revive")
-                for queue_id, offset in revive_values.items()
-            },
-            open_checkpoints=[
-                Checkpoint.from_json(value, integer(value, "rq"), "") for value in open_values
-            ],
+            timer_start=integer(document, "timer"),
+            covered_end=integer(document, "covered"),
+            revive_starts=revive_starts,
+            open_checkpoints=open_checkpoints,
         )
 
 
@@ -469,9 +484,9 @@ class PopRecovery:
 
         Do nothing if the table does not contain the checkpoint: it is closed already.
         """
-        entry = self._table.by_key.get(acknowledgement.key)
-        if entry is not None:
-            self._table.remove_messages(entry, acknowledgement.offsets)
+        open_checkpoint = self._table.by_key.get(acknowledgement.key)
+        if open_checkpoint is not None:
+            self._table.remove_messages(open_checkpoint, acknowledgement.offsets)
 
     def _note_next_offset(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
         """Record the offset from which the group of a checkpoint continues.
@@ -500,8 +515,8 @@ class PopRecovery:
             units = self._store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)
             if not len(units):
                 return
-            for position, size, tag_code_of_record in UNIT.iter_unpack(units):
-                if tag_code_of_record in _TAG_CODES and size != BLANK_SIZE:
+            for position, size, record_tag_code in UNIT.iter_unpack(units):
+                if record_tag_code in _TAG_CODES and size != BLANK_SIZE:
                     record = read_record(self._store.committed_record(position, size))
                     if record is not None and self._is_pop_record(topic, record):
                         try:

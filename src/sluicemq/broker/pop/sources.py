@@ -49,11 +49,11 @@ class PopSources:
         If there are two kinds of retry topics, a random one is first. There are none for an ordered
         pop.
         """
-        kinds = () if header.order else self.retry_kinds
-        if len(kinds) > 1 and self._random.randrange(2):
-            kinds = kinds[::-1]
-        for kind in kinds:
-            yield from self._iter_topic_queues(pop_topic(header.topic, header.group, kind))
+        retry_kinds = () if header.order else self.retry_kinds
+        if len(retry_kinds) > 1 and self._random.randrange(2):
+            retry_kinds = retry_kinds[::-1]
+        for retry_kind in retry_kinds:
+            yield from self._iter_topic_queues(pop_topic(header.topic, header.group, retry_kind))
 
     @property
     def retry_kinds(self) -> tuple[int, ...]:
@@ -69,8 +69,10 @@ class PopSources:
         The queue with the highest id is followed by queue 0.
         """
         topic = self._topics.get(name)
-        queue_count = topic.config.read_queues if topic is not None else 0
+        if topic is None:
+            return
+        queue_count = topic.config.read_queues
         first_id = self._random.randrange(queue_count) if queue_count > 1 else 0
-        kind = pop_kind(name)
+        topic_kind = pop_kind(name)
         for distance in range(queue_count):
-            yield name, (first_id + distance) % queue_count, kind
+            yield name, (first_id + distance) % queue_count, topic_kind

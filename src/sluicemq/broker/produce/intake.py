@@ -234,9 +234,9 @@ class MessageIntake:
 
         Raises RequestError, MessageIllegalError, StoreError.
         """
-        result = self.rewrite_and_append(message)
+        stored = self.rewrite_and_append(message)
         self._group_commit.commit_internal()
-        return result
+        return stored
 
     def append(self, message: MessageToStore) -> AppendResult:
         """Append a message without rewriting it, and without committing it.
@@ -297,13 +297,14 @@ class MessageIntake:
         Raises RequestError if the batch is malformed, empty or too large, or if a message has too
         large properties or must not be in a batch, and MessageIllegalError.
         """
-        limit = self._settings.store.message_bytes_max
-        if len(body) > limit:
+        bytes_max = self._settings.store.message_bytes_max
+        if len(body) > bytes_max:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"{ILLEGAL_MESSAGE_REMARK.format(limit)} The batch has {len(body)} bytes.",
+                f"{ILLEGAL_MESSAGE_REMARK.format(bytes_max)} The batch has {len(body)} bytes.",
             )
         try:
+            # As columns, if that is possible and faster.
             if (
                 self._writer.can_append_columns
                 and len(body) >= COLUMNS_BYTES_MIN
@@ -312,14 +313,15 @@ class MessageIntake:
                 columns = yield from self._decode_columns(bytes(body), suffix.encode())
                 if columns is not None:
                     return columns
-            sent = decode_batch(body)
+            # Otherwise message by message.
+            sent_messages = decode_batch(body)
         except ProtocolError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not sent:
+        if not sent_messages:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        parts = _complete_parts(sent, suffix.encode())
-        self.check_properties_size(max(len(properties) for _, _, properties, _ in parts))
-        return parts
+        messages = _complete_messages(sent_messages, suffix.encode())
+        self.check_properties_size(max(len(properties) for _, _, properties, _ in messages))
+        return messages
 
     def _decode_columns(
         self, body: bytes, suffix: bytes
@@ -380,16 +382,21 @@ class MessageIntake:
         Raises MessageIllegalError, StoreError.
         """
         ids_max = 1 if is_brief else None
+
+        # A list of messages.
         if isinstance(batch, list):
             positions, offset = self._writer.append_batch(topic.name, queue_id, batch, *fields)
-            properties = [part_properties for _, _, part_properties, _ in batch]
             bodies = [body for _, body, _, _ in batch]
-            self._count_messages(topic, Counter(map(len, bodies)), sum(map(len, properties)))
+            all_properties = [properties for _, _, properties, _ in batch]
+            properties_bytes = sum(map(len, all_properties))
+            self._count_messages(topic, Counter(map(len, bodies)), properties_bytes)
             if topic.name == STAGING_TOPIC:
-                self.on_staged(queue_id, offset, properties, bodies)
-            wanted = positions[:ids_max]
-            return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
+                self.on_staged(queue_id, offset, all_properties, bodies)
+            id_positions = positions[:ids_max]
+            encoded_positions = struct.pack(f">{len(id_positions)}q", *id_positions)
+            return offset_message_ids(id_prefix, encoded_positions), offset
 
+        # Columns.
         heads = batch.heads
         heads["sys_flag"] = fields.sys_flag
         heads["born_time"] = fields.born_time_ms
@@ -417,7 +424,7 @@ class MessageIntake:
         topic.bytes_in += properties_bytes
 
 
-def _complete_parts(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
+def _complete_messages(sent_messages: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
     """Return the messages of a batch with the properties that are stored.
 
     The properties of each message are treated as if it had been sent alone (`model.properties`),
@@ -425,15 +432,18 @@ def _complete_parts(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]
 
     Raises RequestError if a message cannot be part of a batch.
     """
-    joined = b"\x02".join([properties for _, _, properties, _ in sent])
-    if any(name in joined for name in _SPECIAL_NAMES):
+    # All properties are searched at once, because special names are rare.
+    joined_properties = b"\x02".join([properties for _, _, properties, _ in sent_messages])
+    has_special_names = any(name in joined_properties for name in _SPECIAL_NAMES)
+    if has_special_names:
         added = text.parse_property_text(suffix.decode())
         return [
-            (flag, body, _complete_properties(properties, added, suffix), tag)
-            for flag, body, properties, tag in sent
+            (flag, body, _complete_properties(properties, added, suffix), tag_code)
+            for flag, body, properties, tag_code in sent_messages
         ]
     return [
-        (flag, body, _terminate(properties) + suffix, tag) for flag, body, properties, tag in sent
+        (flag, body, _terminate(properties) + suffix, tag_code)
+        for flag, body, properties, tag_code in sent_messages
     ]
 
 
@@ -461,8 +471,8 @@ def _clean_special_properties(sent: bytes, added: Mapping[str, str], suffix: byt
         return _terminate(sent) + suffix
     check_batch_properties(properties)
     remove_on_send(properties)
-    for name, value in added.items():
-        properties.setdefault(name, value)
+    for name, added_value in added.items():
+        properties.setdefault(name, added_value)
     return text.format_property_text(properties).encode("utf-8", "replace")
 
 
@@ -531,8 +541,10 @@ class Record(NamedTuple):
         Return None if the message does not have the property, or if its value is not a decimal
         number of at most 18 digits without a sign.
         """
-        value = text.find_property(self.properties, name.encode())
-        return int(value) if value is not None and value.isdigit() and len(value) < 19 else None
+        digits = text.find_property(self.properties, name.encode())
+        if digits is None or not digits.isdigit() or len(digits) > 18:
+            return None
+        return int(digits)
 
     def decode_properties(self) -> dict[str, str]:
         """Return all properties as a new dict."""
@@ -567,17 +579,17 @@ def read_record(view: memoryview | None) -> Record | None:
         return None
     try:
         (
-            size,
+            size_bytes,
             magic,
-            crc,
+            body_crc,
             _,
             flag,
-            offset,
-            position,
+            queue_offset,
+            physical_offset,
             sys_flag,
-            born_ms,
+            born_time_ms,
             born_host,
-            store_ms,
+            store_time_ms,
             store_host,
             reconsume_times,
             _,
@@ -587,20 +599,20 @@ def read_record(view: memoryview | None) -> Record | None:
             body_end = _HEAD_BYTES + body_bytes
             topic_end = body_end + 1 + view[body_end]
             return Record(
-                size,
-                crc,
+                size_bytes,
+                body_crc,
                 flag,
-                offset,
-                position,
+                queue_offset,
+                physical_offset,
                 sys_flag,
-                born_ms,
+                born_time_ms,
                 born_host,
-                store_ms,
+                store_time_ms,
                 store_host,
                 reconsume_times,
                 view[body_end + 1 : topic_end],
                 view[_HEAD_BYTES:body_end],
-                bytes(view[topic_end + 2 : size]),
+                bytes(view[topic_end + 2 : size_bytes]),
             )
         head = parse_head(view)
     except (ProtocolError, IndexError, ValueError):
@@ -644,11 +656,14 @@ def iter_queue(
 
     `units(topic, queue_id, offset, count)` reads the units; None means `store.reader.units`.
     """
-    units = units or store.reader.units
-    while len(chunk := units(topic, queue_id, offset, _CHUNK_UNITS)):
-        for position, size, code in UNIT.iter_unpack(chunk):
-            view = None if size == BLANK_SIZE else store.reader.view_at(position)
-            yield QueueEntry(offset, position, code, read_record(view))
+    read_units = units or store.reader.units
+    while len(chunk := read_units(topic, queue_id, offset, _CHUNK_UNITS)):
+        # A unit is the 20-byte entry of a queue: position and size of a record, and its tag code.
+        for position, size_bytes, unit_tag_code in UNIT.iter_unpack(chunk):
+            record = None
+            if size_bytes != BLANK_SIZE:
+                record = read_record(store.reader.view_at(position))
+            yield QueueEntry(offset, position, unit_tag_code, record)
             offset += 1
 
 
@@ -707,23 +722,30 @@ class DueMessageDelivery:
         Raises StoreError if the store accepts no messages at the moment.
         """
         properties = record.properties
-        name = text.find_property(properties, REAL_TOPIC)
+        encoded_topic = text.find_property(properties, REAL_TOPIC)
         queue_id = natural(text.find_property(properties, REAL_QUEUE) or b"")
-        if name is None or queue_id is None:
+        if encoded_topic is None or queue_id is None:
             log.error("skipped a due message without valid properties REAL_TOPIC and REAL_QID")
             return None
-        topic = decode_topic_name(name)
+        topic = decode_topic_name(encoded_topic)
         if is_send_forbidden_topic(topic):
             log.error("skipped a due message of topic %s, which accepts no messages", topic)
             return None
+
+        # Ask the gate of the topic, if it has one.
+        on_appended = None
         gate = self.gates.get(topic)
-        on_appended = gate(record) if gate is not None else None
-        if gate is not None and on_appended is None:
-            return topic
+        if gate is not None:
+            on_appended = gate(record)
+            if on_appended is None:  # the gate drops the message
+                return topic
+
         offset = self.append_copy(record, topic, queue_id, added, record.reconsume_times)
-        if offset is not None and on_appended is not None:
+        if offset is None:
+            return None
+        if on_appended is not None:
             on_appended(offset)
-        return None if offset is None else topic
+        return topic
 
     def append_copy(
         self, record: Record, topic: str, queue_id: int, added: bytes, reconsume_times: int
@@ -739,12 +761,15 @@ class DueMessageDelivery:
 
         Raises StoreError if the store accepts no messages at the moment.
         """
-        properties = record.properties
         elsewhere = self._delivered_elsewhere
         if elsewhere.remaining and elsewhere.take(topic, record.get_text(UNIQ_KEY)):
             return DELIVERED_ELSEWHERE_OFFSET
+
+        properties = record.properties
         if added and len(properties) + len(added) < PROPERTIES_BYTES_MAX:
-            properties += added if properties[-1:] == b"\x02" else b"\x02" + added
+            if properties[-1:] != b"\x02":
+                properties += b"\x02"  # the separator
+            properties += added
         try:
             # Positional, because this runs for each due message.
             _, offset = self._append(

@@ -24,10 +24,11 @@ whose requester is gone is only useful to a person who queries it.
 import heapq
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers, Member
 from sluicemq.broker.context import BrokerComponent, BrokerContext
@@ -98,10 +99,12 @@ class ClientRequests:
         if peer.closed or len(self._deadlines) >= PENDING_MAX:
             on_end(None)
             return
-        number = peer.send_request(command, lambda answer: self._end(peer, number, answer))
-        self._pending.setdefault(peer, {})[number] = on_end
+        request_number = peer.send_request(
+            command, lambda answer: self._end(peer, request_number, answer)
+        )
+        self._pending.setdefault(peer, {})[request_number] = on_end
         deadline_s = self._clock.monotonic_s() + timeout_s
-        heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, number))
+        heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, request_number))
 
     def expire(self, now_s: float) -> None:
         """End the requests whose deadline has passed at the monotonic time `now_s`.
@@ -110,29 +113,29 @@ class ClientRequests:
         the first unanswered one; until then they count towards PENDING_MAX.
         """
         while self._deadlines:
-            deadline_s, _, peer, number = self._deadlines[0]
-            is_unanswered = number in self._pending.get(peer, ())
+            deadline_s, _, peer, request_number = self._deadlines[0]
+            is_unanswered = request_number in self._pending.get(peer, ())
             if deadline_s > now_s and is_unanswered:
                 return
             heapq.heappop(self._deadlines)
-            self._end(peer, number, None)
+            self._end(peer, request_number, None)
 
     def on_disconnect(self, peer: Peer) -> None:
         """End all requests to a client whose connection was closed: their callbacks get None."""
-        for number in list(self._pending.get(peer, ())):
-            self._end(peer, number, None)
+        for request_number in list(self._pending.get(peer, ())):
+            self._end(peer, request_number, None)
 
-    def _end(self, peer: Peer, number: int, answer: Command | None) -> None:
+    def _end(self, peer: Peer, request_number: int, answer: Command | None) -> None:
         """Remove a request and call its callback with `answer`, which is None without an answer.
 
         A later answer of the client is ignored. Do nothing if the request has ended already.
         """
         callbacks = self._pending.get(peer, {})
-        on_end = callbacks.pop(number, None)
+        on_end = callbacks.pop(request_number, None)
         if not callbacks:
             self._pending.pop(peer, None)
         if on_end is not None:
-            peer.forget_request(number)
+            peer.forget_request(request_number)
             on_end(answer)
 
 
@@ -183,27 +186,36 @@ class RelayHandlers(BrokerComponent):
         Raises RequestError if the consumer is offline or the message does not exist.
         """
         member = self._find_member(header.group, header.client_id)
-        body: bytes | None = bytes(command.body)
+        body = bytes(command.body)
         if header.message_id:
-            try:
-                position = parse_offset_message_id(header.message_id)[1]
-                body = self.store.reader.record_at(position)
-            except ProtocolError:
-                body = None
-        if body is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"this broker has no message with the offset message id {header.message_id}",
-            )
+            body = self._read_message(header.message_id)
         topic = self.topics.config_of(header.topic or "")
+        topic_sys_flag = topic.sys_flag if topic is not None else 0
         group = self.groups.config_of(header.group)
+        group_sys_flag = group.sys_flag if group is not None else 0
         fields = {
             **(command.fields or {}),
             "brokerName": self.settings.broker.broker_name,
-            "topicSysFlag": str(topic.sys_flag if topic is not None else 0),
-            "groupSysFlag": str(group.sys_flag if group is not None else 0),
+            "topicSysFlag": str(topic_sys_flag),
+            "groupSysFlag": str(group_sys_flag),
         }
         self._relay(member, Command(command.code, fields, body), command, peer, header.group)
+
+    def _read_message(self, message_id: str) -> bytes:
+        """Return the record of the message with an offset message id.
+
+        Raises RequestError if the id is invalid or there is no such message.
+        """
+        record = None
+        with suppress(ProtocolError):
+            _, position = parse_offset_message_id(message_id)
+            record = self.store.reader.record_at(position)
+        if record is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"this broker has no message with the offset message id {message_id}",
+            )
+        return record
 
     def get_consumer_offsets(
         self, header: GetConsumerStatusRequest, command: Command, peer: Peer
@@ -217,32 +229,18 @@ class RelayHandlers(BrokerComponent):
 
         Raises RequestError if no such member is online.
         """
-        group = self.consumers.groups.get(header.group)
-        members = [
-            member
-            for member in (group.members.values() if group is not None else ())
-            if header.client_address in (None, "", member.client_id)
-        ]
-        if not members:
-            raise RequestError(
-                ResponseCode.CONSUMER_NOT_ONLINE if group is None else ResponseCode.SYSTEM_ERROR,
-                f"No Any Consumer online in the consumer group: [{header.group}]",
-            )
+        members = self._find_members(header.group, header.client_address)
         offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
         unanswered_count = len(members)
 
-        def on_answer(client_id: str, answer: Command | None) -> None:
+        def on_answer(client_id: str, member_answer: Command | None) -> None:
             """Add the answer of one member. After the last one, send the answer to the tool."""
             nonlocal unanswered_count
             unanswered_count -= 1
-            if answer is not None and answer.code == ResponseCode.SUCCESS:
-                try:
-                    offsets_by_client[client_id] = bodies.decode_client_offsets(answer.body)
-                except ProtocolError as error:
-                    log.warning(
-                        "client %s sent an invalid answer to request 221: %s", client_id, error
-                    )
-            if not unanswered_count:
+            offsets = _decode_client_offsets(client_id, member_answer)
+            if offsets is not None:
+                offsets_by_client[client_id] = offsets
+            if unanswered_count == 0:
                 body = bodies.encode_offsets_by_client(offsets_by_client)
                 peer.write(encode_response_to(Command(ResponseCode.SUCCESS, body=body), command))
 
@@ -251,13 +249,32 @@ class RelayHandlers(BrokerComponent):
             request = Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, dict(fields))
             self.client_requests.send(member.peer, request, partial(on_answer, member.client_id))
 
+    def _find_members(self, group: str, client_id: str | None) -> list[Member]:
+        """Return the online members of a group, or only the one with `client_id` if it names one.
+
+        Raises RequestError if there is no such member.
+        """
+        online_group = self.consumers.groups.get(group)
+        remark = f"No Any Consumer online in the consumer group: [{group}]"
+        if online_group is None:
+            raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, remark)
+        members = [
+            member
+            for member in online_group.members.values()
+            if client_id in (None, "", member.client_id)
+        ]
+        if not members:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
+        return members
+
     def _find_member(self, group: str, client_id: str | None) -> Member:
         """Return the online member with a client id, or any online member if it is None or "".
 
         Raises RequestError if there is no such member.
         """
         online_group = self.consumers.groups.get(group)
-        for member in online_group.members.values() if online_group is not None else ():
+        members = online_group.members.values() if online_group is not None else ()
+        for member in members:
             if not member.peer.closed and client_id in (None, "", member.client_id):
                 return member
         raise RequestError(
@@ -285,6 +302,41 @@ class RelayHandlers(BrokerComponent):
             peer.write(encode_response_to(relayed, command))
 
         self.client_requests.send(member.peer, request, on_answer)
+
+
+def _decode_client_offsets(
+    client_id: str, answer: Command | None
+) -> dict[MessageQueue, int] | None:
+    """Return the offsets in the answer of a client to GET_CONSUMER_STATUS_FROM_CLIENT (221).
+
+    Return None if there is no answer, an error, or an answer that cannot be decoded, which is
+    logged.
+    """
+    if answer is None or answer.code != ResponseCode.SUCCESS:
+        return None
+    try:
+        return bodies.decode_client_offsets(answer.body)
+    except ProtocolError as error:
+        log.warning("client %s sent an invalid answer to request 221: %s", client_id, error)
+        return None
+
+
+def _make_reply_answer(
+    requester_answer: Command | None, client_id: str, fields: dict[str, str]
+) -> Command:
+    """Return the answer to a replier: SUCCESS if the requester accepted the reply.
+
+    `requester_answer` is the answer of the requester, whose client id is `client_id`; None if it
+    did not answer. `fields` are those of the answer.
+    """
+    if requester_answer is None:
+        reason = "no answer"
+    elif requester_answer.code == ResponseCode.SUCCESS:
+        return Command(ResponseCode.SUCCESS, fields)
+    else:
+        reason = f"{requester_answer.code} {requester_answer.remark}"
+    remark = f"push reply message to {client_id} fail: {reason}"
+    return Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
 
 
 @dataclass(slots=True, eq=False)
@@ -318,37 +370,55 @@ class ReplyHandlers:
             remark = f"Sending message to topic[{header.topic}] is forbidden."
             return Command(ResponseCode.NO_PERMISSION, fields, remark=remark)
         if topic is None or not 0 <= header.queue_id < topic.queues:
-            return Command(
-                ResponseCode.TOPIC_NOT_EXIST if topic is None else ResponseCode.INVALID_PARAMETER,
-                fields,
-                remark=f"a reply cannot go to queue {header.queue_id} of topic {header.topic}: "
-                f"send it to {config.cluster_name}_REPLY_TOPIC",
+            code = ResponseCode.INVALID_PARAMETER
+            if topic is None:
+                code = ResponseCode.TOPIC_NOT_EXIST
+            remark = (
+                f"a reply cannot go to queue {header.queue_id} of topic {header.topic}: "
+                f"send it to {config.cluster_name}_REPLY_TOPIC"
             )
+            return Command(code, fields, remark=remark)
+
         properties = fields | text.parse_property_text(header.properties or "")
         remove_on_send(properties)
         if config.store_replies:
-            host = self.settings.store_host
-            message = MessageToStore(
-                topic=header.topic,
-                queue_id=header.queue_id,
-                body=command.body,
-                properties=dict(properties),
-                born_time_ms=header.born_time_ms,
-                born_host=peer.remote_bytes,
-                store_host=host,
-                flag=header.flag,
-                sys_flag=header.sys_flag,
-            )
             try:
-                stored = self.intake.append_internal(message)
+                fields |= self._store_reply(header, command, peer, properties)
             except RequestError as error:
                 return Command(error.code, fields, remark=error.remark)
             except (StoreError, OSError) as error:
                 return Command(ResponseCode.SYSTEM_ERROR, fields, remark=str(error))
-            fields["msgId"] = offset_message_id(host, stored.physical_offset)
-            fields["queueId"] = str(header.queue_id)
-            fields["queueOffset"] = str(stored.queue_offset)
         return self._push(header, command, peer, properties, fields)
+
+    def _store_reply(
+        self,
+        header: SendMessageRequest,
+        command: Command,
+        peer: Peer,
+        properties: dict[str, str],
+    ) -> dict[str, str]:
+        """Store a reply, and return the fields of the answer that say where.
+
+        `properties` are not changed. Raises RequestError, StoreError or OSError.
+        """
+        host = self.settings.store_host
+        message = MessageToStore(
+            topic=header.topic,
+            queue_id=header.queue_id,
+            body=command.body,
+            properties=dict(properties),
+            born_time_ms=header.born_time_ms,
+            born_host=peer.remote_bytes,
+            store_host=host,
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+        )
+        stored = self.intake.append_internal(message)
+        return {
+            "msgId": offset_message_id(host, stored.physical_offset),
+            "queueId": str(header.queue_id),
+            "queueOffset": str(stored.queue_offset),
+        }
 
     def _push(
         self,
@@ -373,37 +443,37 @@ class ReplyHandlers:
                 remark=f"push reply message fail, channel of <{client_id}> not found.",
             )
 
-        def on_answer(answer: Command | None) -> None:
-            """Answer the replier: SUCCESS if the requester accepted the reply."""
-            if answer is not None and answer.code == ResponseCode.SUCCESS:
-                outcome = Command(ResponseCode.SUCCESS, fields)
-            else:
-                reason = "no answer" if answer is None else f"{answer.code} {answer.remark}"
-                remark = f"push reply message to {client_id} fail: {reason}"
-                outcome = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)
+        def on_answer(requester_answer: Command | None) -> None:
             if not command.is_oneway:
-                peer.write(encode_response_to(outcome, command))
+                answer = _make_reply_answer(requester_answer, client_id, fields)
+                peer.write(encode_response_to(answer, command))
 
-        now_ms = self.clock.now_ms()
-        values: dict[str, Any] = {
-            "group": header.group,
-            "topic": header.topic,
-            "default_topic": header.default_topic,
-            "default_topic_queues": header.default_topic_queues,
-            "queue_id": header.queue_id,
-            "sys_flag": header.sys_flag,
-            "born_time_ms": header.born_time_ms,
-            "flag": header.flag,
-            "properties": text.format_property_text({PUSH_REPLY_TIME: str(now_ms), **properties}),
-            "reconsume_times": header.reconsume_times or 0,
-            "unit_mode": bool(header.unit_mode),
-            "born_host": str(peer.remote),
-            "store_host": str(self.settings.host),
-            "store_time_ms": now_ms,
-        }
-        fields_of_push = encode_header(ReplyMessageRequest(**values))
+        push_fields = encode_header(self._make_push_header(header, peer, properties))
         request = Command(
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields_of_push, bytes(command.body)
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push_fields, bytes(command.body)
         )
         self.client_requests.send(requester, request, on_answer)
         return None
+
+    def _make_push_header(
+        self, header: SendMessageRequest, peer: Peer, properties: dict[str, str]
+    ) -> ReplyMessageRequest:
+        """Return the header of PUSH_REPLY_MESSAGE_TO_CLIENT (326) for a reply from `peer`."""
+        now_ms = self.clock.now_ms()
+        pushed_properties = {PUSH_REPLY_TIME: str(now_ms), **properties}
+        return ReplyMessageRequest(
+            group=header.group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queues=header.default_topic_queues,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_time_ms=header.born_time_ms,
+            flag=header.flag,
+            properties=text.format_property_text(pushed_properties),
+            reconsume_times=header.reconsume_times or 0,
+            unit_mode=bool(header.unit_mode),
+            born_host=str(peer.remote),
+            store_host=str(self.settings.host),
+            store_time_ms=now_ms,
+        )

@@ -121,8 +121,10 @@ def transaction_identity(record: Record) -> tuple[str, int]:
 
     Two prepared messages belong to the same transaction if both values are equal.
     """
-    parts = (record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC), str(record.body_crc))
-    digest = hashlib.blake2b("\x01".join(parts).encode(), digest_size=7).digest()
+    group = record.get_text(PRODUCER_GROUP)
+    topic = record.get_text(REAL_TOPIC)
+    digested = f"{group}\x01{topic}\x01{record.body_crc}".encode()
+    digest = hashlib.blake2b(digested, digest_size=7).digest()
     return record.get_text(UNIQ_KEY), int.from_bytes(digest, "big")
 
 
@@ -133,26 +135,35 @@ def parse_prepared(record: Record, offset: int) -> PreparedMessage:
     offset of another message is a copy; then `first_offset` is that offset, 0 if it is unknown.
     """
     check_count = record.get_number(CHECK_TIMES) or 0
-    first = record.get_number(FIRST_OFFSET)
-    if first is None:
-        first = record.get_number(PREPARED_OFFSET)
-    is_copy = check_count > 0 or first is not None
-    stored_ms = record.store_time_ms
-    # The store time of the original is unknown to a copy. The born time comes from the producer's
-    # clock, which may be wrong, so it is used only then.
-    started_ms = min(record.born_time_ms, stored_ms) if is_copy else stored_ms
+    noted_first_offset = record.get_number(FIRST_OFFSET)
+    if noted_first_offset is None:
+        noted_first_offset = record.get_number(PREPARED_OFFSET)
+    is_copy = check_count > 0 or noted_first_offset is not None
+
+    first_offset = offset
+    started_ms = record.store_time_ms
+    if is_copy:
+        first_offset = noted_first_offset or 0
+        # The store time of the original is unknown to a copy. The born time comes from the
+        # producer's clock, which may be wrong, so it is used only then.
+        started_ms = min(record.born_time_ms, record.store_time_ms)
+
+    immunity_ms = None
     immunity_s = record.get_number(CHECK_IMMUNITY)
+    if immunity_s is not None:
+        immunity_ms = min(immunity_s, IMMUNITY_S_MAX) * 1000
+
     unique_id, digest = transaction_identity(record)
     return PreparedMessage(
         offset=offset,
-        first_offset=(first or 0) if is_copy else offset,
+        first_offset=first_offset,
         physical_offset=record.physical_offset,
         unique_id=unique_id,
         digest=digest,
         started_ms=started_ms,
-        stored_ms=stored_ms,
+        stored_ms=record.store_time_ms,
         check_count=check_count,
-        immunity_ms=None if immunity_s is None else min(immunity_s, IMMUNITY_S_MAX) * 1000,
+        immunity_ms=immunity_ms,
     )
 
 
@@ -161,7 +172,7 @@ def parse_op(body: memoryview) -> list[int]:
 
     The body is `12,15,` or `12`. Parts that are not numbers are skipped, so the list may be empty.
     """
-    return [int(part) for part in bytes(body).split(b",") if part.isdigit()]
+    return [int(offset) for offset in bytes(body).split(b",") if offset.isdigit()]
 
 
 def original_properties(record: Record) -> dict[str, str]:
@@ -299,17 +310,14 @@ class OpenTransactions:
         sent the same message object a second time. Only the broker's own copy does not.
         """
         self.next_half_offset = message.offset + 1
-        unique_id = message.unique_id
-        digest = message.digest
-        transaction = self.find(unique_id, digest) if unique_id else None
+        transaction = None
+        if message.unique_id:
+            transaction = self.find(message.unique_id, message.digest)
         superseded_offset = None
         if transaction is None or (
             transaction.is_ending and transaction.copy_offset != message.offset
         ):
-            keys = (unique_id, _second_key(unique_id, digest)) if unique_id else ()
-            free_keys = (key for key in keys if key not in self._by_key)
-            key = next(free_keys, f"{unique_id}@{message.offset}")
-            transaction = OpenTransaction(key, message)
+            transaction = OpenTransaction(self._choose_key(message), message)
             self._by_key[transaction.key] = transaction
         else:
             superseded_offset = transaction.offset
@@ -317,6 +325,18 @@ class OpenTransactions:
             transaction.set_newest_message(message)
         self._by_offset[message.offset] = transaction
         return transaction, superseded_offset
+
+    def _choose_key(self, message: PreparedMessage) -> str:
+        """Return a key for a new transaction, which no other open one has.
+
+        That is its id, otherwise the id with the digest, or with the offset of the message.
+        """
+        unique_id = message.unique_id
+        if unique_id:
+            for key in (unique_id, _second_key(unique_id, message.digest)):
+                if key not in self._by_key:
+                    return key
+        return f"{unique_id}@{message.offset}"
 
     def add_op(self, op_offset: int, offsets: Sequence[int]) -> None:
         """Add the op at `op_offset` of the op queue, and set `next_op_offset` behind it.
@@ -369,7 +389,7 @@ class OpenTransactions:
         transaction.due_ms = due_ms
         heapq.heappush(self._due, (due_ms, transaction.offset))
         if len(self._due) > 2 * len(self._by_offset) + SPARE_DUE_TIMES:
-            self._due = [(one.due_ms, one.offset) for one in self]
+            self._due = [(scheduled.due_ms, scheduled.offset) for scheduled in self]
             heapq.heapify(self._due)
 
     def pop_due(self, now_ms: int) -> OpenTransaction | None:
@@ -434,23 +454,30 @@ class PreparedReader:
 
         The position may be any number: return None if no prepared message begins there.
         """
-        data = self._store.reader.record_at(physical_offset)
-        record = read_record(None if data is None else memoryview(data))
-        return record if record is not None and record.topic == HALF_TOPIC else None
+        record_bytes = self._store.reader.record_at(physical_offset)
+        if record_bytes is None:
+            return None
+        record = read_record(memoryview(record_bytes))
+        if record is None or record.topic != HALF_TOPIC:
+            return None
+        return record
 
     def read_last_record(self) -> Record | None:
         """Return the last record of the commit log that is in a queue; None if there is none.
 
         It is the one with the highest position among the last messages of all queues.
         """
-        position = -1
+        last_position = -1
         for topic, queue_id in self._store.queues():
-            end = self._store.queue_offsets(topic, queue_id)[1]
-            units = self._store.reader.units(topic, queue_id, end - 1, 1)
-            if len(units):
-                last, size, _ = UNIT.unpack_from(units)
-                position = max(position, -1 if size == BLANK_SIZE else last)
-        return self.read_record(position)
+            _, end_offset = self._store.queue_offsets(topic, queue_id)
+            # The last unit: a 20-byte entry with position and size of a record, and its tag code.
+            last_unit = self._store.reader.units(topic, queue_id, end_offset - 1, 1)
+            if not len(last_unit):
+                continue
+            position, size_bytes, _ = UNIT.unpack_from(last_unit)
+            if size_bytes != BLANK_SIZE:
+                last_position = max(last_position, position)
+        return self.read_record(last_position)
 
 
 def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_count: int) -> bool:
@@ -466,10 +493,11 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
     a transaction.
     """
     properties = message.properties
-    kind = message.sys_flag & TRANSACTION_MASK
-    if kind == COMMITTED or properties.get(TRAN_MSG, "").lower() != "true":
+    is_committed = message.sys_flag & TRANSACTION_MASK == COMMITTED
+    if is_committed or properties.get(TRAN_MSG, "").lower() != "true":
         return False
-    if message.reconsume_times > 0 and properties.get(DELAY, "0") != "0":
+    is_sent_back = message.reconsume_times > 0 and properties.get(DELAY, "0") != "0"
+    if is_sent_back:
         # A consumer sends it back for a retry: it was committed long ago (spec/delivery.md §3).
         del properties[TRAN_MSG]
         message.sys_flag &= ~TRANSACTION_MASK

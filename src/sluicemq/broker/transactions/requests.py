@@ -91,43 +91,57 @@ class TransactionRequests:
         if outcome == 0:
             return None
         if outcome not in _REMARKS:
-            raise _wrong(
+            raise _make_end_error(
                 f"commitOrRollback must be 8 (commit), 12 (rollback) or 0 (undecided), got "
                 f"{outcome}."
             )
+
+        # Find the prepared message, and check that the request is about it.
         record = transactions.reader.find_prepared(header.physical_offset)
         if record is None:
-            raise _wrong(
+            raise _make_end_error(
                 f"there is no half message at commitLogOffset {header.physical_offset}. It was "
                 "deleted, or never existed."
             )
         self.access.require(record.get_text(REAL_TOPIC), PUB)
         message = parse_prepared(record, record.queue_offset)
         try:
-            self._check(header, record, message)
+            self._check_end(header, record, message)
         except RequestError as error:
             log.warning("refused the end of a transaction by %s: %s", peer.remote, error.remark)
             raise
+
+        # End the transaction, unless it has ended.
         transaction = transactions.table.find_for_message(message)
         if transaction is None or transaction.is_ending:
-            earlier_outcome = transactions.recent_outcome(message)
-            if earlier_outcome is None or earlier_outcome == outcome:
-                return _success(command, "the transaction has already ended, nothing was changed")
-            log.warning(
-                "transaction %s was %s before; ignoring that its producer now reports it as %s",
-                message.unique_id,
-                OUTCOMES[earlier_outcome],
-                OUTCOMES[outcome],
-            )
-            raise _wrong(
-                f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change."
+            self._check_same_outcome(message, outcome)
+            return _encode_success(
+                command, "the transaction has already ended, nothing was changed"
             )
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
             log.warning("transaction %s: %s", message.unique_id, error.remark)
             raise
-        return _success(command, _REMARKS[outcome])
+        return _encode_success(command, _REMARKS[outcome])
+
+    def _check_same_outcome(self, message: PreparedMessage, outcome: int) -> None:
+        """Raise RequestError if the transaction of `message` has ended with another outcome.
+
+        That is logged. Do nothing if its outcome is not remembered.
+        """
+        earlier_outcome = self.transactions.recent_outcome(message)
+        if earlier_outcome is None or earlier_outcome == outcome:
+            return
+        log.warning(
+            "transaction %s was %s before; ignoring that its producer now reports it as %s",
+            message.unique_id,
+            OUTCOMES[earlier_outcome],
+            OUTCOMES[outcome],
+        )
+        raise _make_end_error(
+            f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change."
+        )
 
     def _note_answer(self, header: EndTransactionRequest, peer: Peer) -> None:
         """Record that the client at `peer` has answered the check that `header` names.
@@ -143,7 +157,7 @@ class TransactionRequests:
                 self.access.require(record.get_text(REAL_TOPIC), PUB)
         transactions.checker.note_answer(checked, peer)
 
-    def _check(
+    def _check_end(
         self, header: EndTransactionRequest, record: Record, message: PreparedMessage
     ) -> None:
         """Raise RequestError if an end does not match its prepared message, or is too late.
@@ -153,9 +167,9 @@ class TransactionRequests:
         the time that the message demands before its first check.
         """
         if record.get_text(PRODUCER_GROUP) != header.group:
-            raise _wrong("The producer group wrong")
+            raise _make_end_error("The producer group wrong")
         if message.offset != header.half_queue_offset:
-            raise _wrong("The transaction state table offset wrong")
+            raise _make_end_error("The transaction state table offset wrong")
         if message.immunity_ms is None or header.is_from_check:
             return
         allowed_ms = max(message.immunity_ms, self.settings.broker.transaction_timeout_ms)
@@ -191,15 +205,11 @@ class TransactionRequests:
                 continue
             if examined_count == LIST_MAX or len(listed) == count_max:
                 break
-            examined_count = examined_count + 1
+            examined_count += 1
             last_offset = transaction.offset
             record = self.transactions.reader.read_record(transaction.physical_offset)
-            if record is None:
-                continue
-            group = record.get_text(PRODUCER_GROUP)
-            topic = record.get_text(REAL_TOPIC)
-            if header.group in (None, "", group) and header.topic in (None, "", topic):
-                listed.append(_describe(transaction, record))
+            if record is not None and _is_requested(header, record):
+                listed.append(_describe_transaction(transaction, record))
         else:
             last_offset = None  # The whole table was examined: there is no next page.
         fields = encode_header(ListTransactionsResponse(count=len(table), after=last_offset))
@@ -234,15 +244,26 @@ class TransactionRequests:
             OUTCOMES[header.outcome],
             peer.remote,
         )
-        return _success(command, None)
+        return _encode_success(command, None)
 
 
-def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
+def _is_requested(header: ListTransactionsRequest, record: Record) -> bool:
+    """Return whether `header` asks for the transaction of a prepared message.
+
+    None or "" in a field of the header means all groups, or all topics.
+    """
+    is_of_group = header.group in (None, "", record.get_text(PRODUCER_GROUP))
+    is_of_topic = header.topic in (None, "", record.get_text(REAL_TOPIC))
+    return is_of_group and is_of_topic
+
+
+def _describe_transaction(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
     """Return the element of a list that describes a transaction.
 
     `record` is the newest prepared message of the transaction.
     """
-    asked = transaction.asked_peer
+    asked_peer = transaction.asked_peer
+    asked_address = str(asked_peer.remote) if asked_peer is not None else ""
     return bodies.OpenTransaction(
         transaction.key,
         record.get_text(PRODUCER_GROUP),
@@ -253,19 +274,19 @@ def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransa
         transaction.started_ms,
         transaction.check_count,
         transaction.due_ms,
-        "" if asked is None else str(asked.remote),
+        asked_address,
         transaction.offset,
         transaction.physical_offset,
         len(record.body),
     )
 
 
-def _wrong(remark: str) -> RequestError:
+def _make_end_error(remark: str) -> RequestError:
     """Return the error with code SYSTEM_ERROR, as RocketMQ's broker uses it here."""
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-def _success(command: Command, remark: str | None) -> Durable:
+def _encode_success(command: Command, remark: str | None) -> Durable:
     """Return a successful answer that is sent when the records of the end are durable.
 
     A one-way request, as RocketMQ's clients send it, gets no answer (b"").

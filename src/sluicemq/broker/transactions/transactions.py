@@ -163,9 +163,12 @@ class TransactionChecker:
                 )
             return None
         self._logged_groups.discard(group)
-        lowest_count = min(_unanswered_count(member.peer) for member in connected)
+        unanswered_counts = [_unanswered_count(member.peer) for member in connected]
+        lowest_count = min(unanswered_counts)
         candidates = [
-            member for member in connected if _unanswered_count(member.peer) == lowest_count
+            member
+            for member, unanswered_count in zip(connected, unanswered_counts, strict=True)
+            if unanswered_count == lowest_count
         ]
         return candidates[next(self._turn) % len(candidates)]
 
@@ -196,21 +199,25 @@ class TransactionChecker:
             return
         self.unanswered_count += 1
         peer.attributes[_UNANSWERED] = _unanswered_count(peer) + 1
-        group = record.get_text(PRODUCER_GROUP)
+        self._log_unanswered_once(record.get_text(PRODUCER_GROUP), peer, transaction)
+
+    def _log_unanswered_once(self, group: str, peer: Peer, transaction: OpenTransaction) -> None:
+        """Log that the client at `peer` has not answered a check, unless that was logged before."""
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
-        key = group, client_id
-        if key not in self._logged_clients and len(self._logged_clients) < _NAMES_MAX:
-            self._logged_clients.add(key)
-            log.warning(
-                "client %s of producer group %s has not answered a check of transaction %s: it has "
-                "no TransactionListener, or its listener hangs. Give every producer of the group a "
-                "listener, or use another group for the producers without one. The next check goes "
-                "to another client.",
-                client_id,
-                group,
-                transaction.key,
-            )
+        group_and_client = group, client_id
+        if group_and_client in self._logged_clients or len(self._logged_clients) >= _NAMES_MAX:
+            return
+        self._logged_clients.add(group_and_client)
+        log.warning(
+            "client %s of producer group %s has not answered a check of transaction %s: it has "
+            "no TransactionListener, or its listener hangs. Give every producer of the group a "
+            "listener, or use another group for the producers without one. The next check goes "
+            "to another client.",
+            client_id,
+            group,
+            transaction.key,
+        )
 
     def note_answer(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """Record that the client at `peer` has answered a check.
@@ -312,15 +319,19 @@ class Transactions:
         self.lost_count = 0
         """The number of messages that were deleted before their transactions were decided."""
 
-        def prepare(message: MessageToStore) -> None:
-            # Copies have more properties. They must not be refused when the original was accepted.
-            if convert_to_prepared(message, settings.broker, len(self.table)):
-                intake.check_properties_size(
-                    len(format_property_text(message.properties).encode()) + COPY_BYTES_MAX
-                )
-
         # This rewrite comes before that of delays: a message of a transaction cannot be delayed.
-        intake.rewrites.insert(0, prepare)
+        intake.rewrites.insert(0, self._rewrite_prepared)
+
+    def _rewrite_prepared(self, message: MessageToStore) -> None:
+        """Move a message of a transaction to the half topic (`convert_to_prepared`).
+
+        Raises RequestError if the message may not begin a transaction, or if its properties are
+        too large.
+        """
+        if convert_to_prepared(message, self._settings.broker, len(self.table)):
+            # Copies have more properties. They must not be refused when the original was accepted.
+            properties_bytes = len(format_property_text(message.properties).encode())
+            self._intake.check_properties_size(properties_bytes + COPY_BYTES_MAX)
 
     # ------------------------------------------------------------------------------ the start
 
@@ -335,19 +346,7 @@ class Transactions:
         op_start = self._start_offset(OP_TOPIC)
         table = self.table = OpenTransactions(half_start, op_start)
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
-        done_offsets: set[int] = set()
-        for op_offset, half_offsets in self.reader.iter_ops(op_start):
-            table.add_op(op_offset, half_offsets)
-            done_offsets.update(offset for offset in half_offsets if offset >= half_start)
-        # First all messages, then their ends: a message that is done may supersede another one
-        # whose own op was lost.
-        for message in self.reader.iter_prepared(half_start):
-            self._add_prepared(message)
-        for offset in done_offsets:
-            table.mark_done(offset)
-        self._superseded = [offset for offset in self._superseded if offset not in done_offsets]
-        table.next_half_offset = self._store.queue_offsets(HALF_TOPIC, 0)[1]
-        table.next_op_offset = self._store.queue_offsets(OP_TOPIC, 0)[1]
+        self._fill_table(half_start, op_start)
         if self._settings.is_read_only:
             return
 
@@ -360,19 +359,36 @@ class Transactions:
         if len(table):
             log.info("%d transactions are undecided", len(table))
 
+    def _fill_table(self, half_start: int, op_start: int) -> None:
+        """Add what the half queue and the op queue contain from these offsets on to the table."""
+        table = self.table
+        done_offsets: set[int] = set()
+        for op_offset, half_offsets in self.reader.iter_ops(op_start):
+            table.add_op(op_offset, half_offsets)
+            done_offsets.update(offset for offset in half_offsets if offset >= half_start)
+        # First all messages, then their ends: a message that is done may supersede another one
+        # whose own op was lost.
+        for message in self.reader.iter_prepared(half_start):
+            self._add_prepared(message)
+        for offset in done_offsets:
+            table.mark_done(offset)
+        self._superseded = [offset for offset in self._superseded if offset not in done_offsets]
+        _, table.next_half_offset = self._store.queue_offsets(HALF_TOPIC, 0)
+        _, table.next_op_offset = self._store.queue_offsets(OP_TOPIC, 0)
+
     def _complete_last_end(self) -> None:
         """Append the missing op if the last record of the log ends an open transaction.
 
         A crash may cut off the op behind that record. The new op is stored before this method
         returns, and synced if the broker syncs each commit. Raises StoreError.
         """
-        last = self.reader.read_last_record()
-        if last is None:
+        last_record = self.reader.read_last_record()
+        if last_record is None:
             return
-        is_end = last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
-        if not is_end:
+        is_commit = last_record.sys_flag & TRANSACTION_MASK == COMMITTED
+        if not is_commit and last_record.topic != CHECK_MAX_TOPIC:
             return
-        transaction = self.table.find(*transaction_identity(last))
+        transaction = self.table.find(*transaction_identity(last_record))
         if transaction is not None:
             log.info("transaction %s ended just before the broker stopped", transaction.unique_id)
             self._append_op(transaction.offset)
@@ -427,26 +443,39 @@ class Transactions:
                 ResponseCode.SYSTEM_ERROR, "the half message of the transaction is deleted."
             )
         properties = original_properties(record)
-        name = properties.get(REAL_TOPIC, "")
+        topic = properties.get(REAL_TOPIC, "")
         if outcome == COMMITTED:
-            topic = self._topics.get(name)
-            queue_id = natural(properties.get(REAL_QUEUE, ""))
-            if topic is None or topic.is_forbidden or queue_id is None:
-                raise RequestError(
-                    ResponseCode.TOPIC_NOT_EXIST,
-                    f"the message cannot be committed: topic[{name}] not exist. Create it again; "
-                    "the transaction stays undecided until then.",
-                )
-            message = copy_prepared_to(record, name, queue_id, properties)
-            message.sys_flag |= COMMITTED
-            message.prepared_offset = transaction.physical_offset
-            if not self._intake.delivered_elsewhere.take(name, record.get_text(UNIQ_KEY)):
-                stored = self._intake.rewrite_and_append(message)
-                topic.messages_in += 1
-                topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
+            self._append_committed(transaction, record, properties)
+        # Right after the message, so that a start can complete an end that a crash cuts off.
         self.append_end(transaction, outcome)
         counts = self.committed if outcome == COMMITTED else self.rolled_back
-        counts[name] = counts.get(name, 0) + 1
+        counts[topic] = counts.get(topic, 0) + 1
+
+    def _append_committed(
+        self, transaction: OpenTransaction, record: Record, properties: dict[str, str]
+    ) -> None:
+        """Append the message of a transaction to its topic, and count it for the topic.
+
+        `record` is the newest prepared message, and `properties` are those of the original, which
+        may be changed. Do nothing if another master has delivered the message. Raises RequestError
+        if the topic is missing, and StoreError.
+        """
+        name = properties.get(REAL_TOPIC, "")
+        topic = self._topics.get(name)
+        queue_id = natural(properties.get(REAL_QUEUE, ""))
+        if topic is None or topic.is_forbidden or queue_id is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"the message cannot be committed: topic[{name}] not exist. Create it again; "
+                "the transaction stays undecided until then.",
+            )
+        message = copy_prepared_to(record, name, queue_id, properties)
+        message.sys_flag |= COMMITTED
+        message.prepared_offset = transaction.physical_offset
+        if not self._intake.delivered_elsewhere.take(name, record.get_text(UNIQ_KEY)):
+            stored = self._intake.rewrite_and_append(message)
+            topic.messages_in += 1
+            topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
 
     def append_end(self, transaction: OpenTransaction, outcome: int) -> None:
         """Append the op that ends a transaction, schedule its commit, and remember the outcome.
@@ -520,12 +549,7 @@ class Transactions:
         # Messages first: the op of a transaction may become visible together with its message.
         for message in self.reader.iter_prepared(table.next_half_offset):
             transaction = self._add_prepared(message)
-            is_copy_visible = transaction.copy_offset is None
-            if transaction.is_check_pending and is_copy_visible:
-                transaction.is_check_pending = False
-                record = self.reader.read_record(transaction.physical_offset)
-                if record is not None and not transaction.is_ending:
-                    self.checker.send_check(transaction, record)
+            self._send_pending_check(transaction)
         for op_offset, half_offsets in self.reader.iter_ops(table.next_op_offset):
             table.add_op(op_offset, half_offsets)
             for half_offset in half_offsets:
@@ -533,6 +557,19 @@ class Transactions:
                 if abandoned is not None:
                     self._report_abandoned(abandoned)
         self.append_ops_of_superseded()
+
+    def _send_pending_check(self, transaction: OpenTransaction) -> None:
+        """Send the check of a transaction that has waited for a copy, if the copy is visible now.
+
+        It is not sent if the transaction is ending or its message is deleted.
+        """
+        is_copy_visible = transaction.copy_offset is None
+        if not transaction.is_check_pending or not is_copy_visible:
+            return
+        transaction.is_check_pending = False
+        record = self.reader.read_record(transaction.physical_offset)
+        if record is not None and not transaction.is_ending:
+            self.checker.send_check(transaction, record)
 
     def _add_prepared(self, message: PreparedMessage) -> OpenTransaction:
         """Add a visible prepared message to the table, and schedule its transaction.
