@@ -21,18 +21,15 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import (
+from sluicemq.wire.declare import boolean, int32, int64, text
+from sluicemq.wire.fastjson import (
     JsonData,
     as_integer,
     as_object,
-    boolean,
-    int32,
-    int64,
     load_object,
     take_integer,
     take_list,
     take_text,
-    text,
 )
 from sluicemq.wire.headers import request, response
 
@@ -103,10 +100,11 @@ class ReceiptHandle(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "ReceiptHandle":
         """Return the handle that a string contains. Raises ProtocolError if it is malformed."""
-        parts = text.split(_SEPARATOR)
-        fields: list[Any] = parts[: len(cls._fields)]
+        words = text.split(_SEPARATOR)[: len(cls._fields)]
+        fields: list[Any]
         try:
-            fields = [part if index == _BROKER else int(part) for index, part in enumerate(fields)]
+            # All fields are integers except the broker name.
+            fields = [word if index == _BROKER else int(word) for index, word in enumerate(words)]
         except ValueError:
             fields = []  # so that the error below is raised
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
@@ -193,12 +191,11 @@ class Checkpoint(NamedTuple):
         differences = take_list(values, "d")
         message_count = min(take_integer(values, "n"), _MESSAGES_MAX)
         acknowledged_bits = take_integer(values, "bm")
-        offsets = tuple(
-            start_offset + as_integer(difference, "d")
-            for index, difference in enumerate(differences or range(message_count))
-            if not acknowledged_bits >> index & 1
-        )
-        invisible_ms = take_integer(values, "it")
+        offsets = []
+        for index, difference in enumerate(differences or range(message_count)):
+            is_acknowledged = acknowledged_bits >> index & 1
+            if not is_acknowledged:
+                offsets.append(start_offset + as_integer(difference, "d"))
         return cls(
             topic=topic,
             group=group,
@@ -206,8 +203,8 @@ class Checkpoint(NamedTuple):
             broker=broker,
             start_offset=start_offset,
             pop_ms=pop_ms,
-            invisible_ms=invisible_ms,
-            offsets=offsets,
+            invisible_ms=take_integer(values, "it"),
+            offsets=tuple(offsets),
             revive_queue=revive_queue,
             is_suspended=values.get("sp") is True,
         )
@@ -242,15 +239,15 @@ class Acknowledgement(NamedTuple):
         return fastjson.dumps(values)
 
 
-def decode_checkpoint(data: JsonData, revive_queue: int, broker: str) -> Checkpoint:
+def decode_checkpoint(record_body: JsonData, revive_queue: int, broker: str) -> Checkpoint:
     """Return the checkpoint in the body of its record, as `Checkpoint.from_json`.
 
     Raises ProtocolError if the body is not a JSON object, or a field has another type.
     """
-    return Checkpoint.from_json(load_object(data, "checkpoint"), revive_queue, broker)
+    return Checkpoint.from_json(load_object(record_body, "checkpoint"), revive_queue, broker)
 
 
-def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
+def decode_acknowledgement(record_body: JsonData, broker: str) -> Acknowledgement:
     """Return the acknowledgement in the body of its record.
 
     The record may have the tag ACKNOWLEDGEMENT, with one offset in `ao`, or ACKNOWLEDGEMENTS, with
@@ -258,12 +255,12 @@ def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
     of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
     object, or a field has another type.
     """
-    values = _with_short_names(load_object(data, "acknowledgement"))
-    listed_offsets = take_list(values, "aol")
-    offsets = listed_offsets if "aol" in values else [take_integer(values, "ao")]
-    return Acknowledgement(
-        _read_key(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
-    )
+    values = _with_short_names(load_object(record_body, "acknowledgement"))
+    if "aol" in values:
+        offsets = [as_integer(offset, "aol") for offset in take_list(values, "aol")]
+    else:
+        offsets = [take_integer(values, "ao")]
+    return Acknowledgement(_read_key(values, broker), tuple(offsets))
 
 
 _LONG_NAMES: Final = {
@@ -328,54 +325,63 @@ class PopAck(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def decode_pop_acks(data: JsonData) -> list[PopAck]:
+def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
     """Return the acknowledgements in the body of BATCH_ACK_MESSAGE (200151), in order.
 
     The broker name of all handles is that of the body. Raises ProtocolError if the body is
     malformed, or if an acknowledgement has more than 127 messages.
     """
-    values = load_object(data, "batch of acknowledgements")
+    values = load_object(request_body, "batch of acknowledgements")
     broker = take_text(values, "brokerName")
     return [
-        _read_pop_ack(_with_short_names(as_object(item, "An acknowledgement")), broker)
-        for item in take_list(values, "acks")
+        _read_pop_ack(_with_short_names(as_object(json_ack, "An acknowledgement")), broker)
+        for json_ack in take_list(values, "acks")
     ]
 
 
 def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
     """Return the acknowledgement in one item of `acks`. Raises ProtocolError if it is malformed."""
-    kind = take_text(values, "r")
-    if kind not in _KINDS:
-        raise ProtocolError(f"An acknowledgement has the topic kind {kind!r}, not 0, 1 or 2.")
+    topic_kind = take_text(values, "r")
+    if topic_kind not in _KINDS:
+        raise ProtocolError(f"An acknowledgement has the topic kind {topic_kind!r}, not 0, 1 or 2.")
     start_offset = take_integer(values, "so")
-    try:
-        bits = b64decode(take_text(values, "b"), validate=True)
-    except ValueError:
-        raise ProtocolError("The bits of an acknowledgement are not valid base64.") from None
-    # The bits may be mostly zeros, so search the bytes with a set bit. One byte more than messages
-    # are allowed is enough to know that there are too many.
-    bytes_with_bits = islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
-    offsets = tuple(
-        start_offset + 8 * match.start() + bit
-        for match in bytes_with_bits
-        for bit in range(8)
-        if match[0][0] >> bit & 1
-    )
-    if len(offsets) > _MESSAGES_MAX:
-        raise ProtocolError(
-            f"An acknowledgement has more than {_MESSAGES_MAX} messages, the most that one pop can "
-            "take from one queue."
-        )
+    offsets = _decode_offset_bits(take_text(values, "b"), start_offset)
     handle = ReceiptHandle(
         start_offset=start_offset,
         pop_ms=take_integer(values, "pt"),
         invisible_ms=take_integer(values, "it"),
         revive_queue=take_integer(values, "rq"),
-        kind=int(kind),
+        kind=int(topic_kind),
         broker=broker,
         queue_id=take_integer(values, "q"),
     )
     return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
+
+
+def _decode_offset_bits(base64_bits: str, start_offset: int) -> tuple[int, ...]:
+    """Return the offset `start_offset + i` for each bit i that is set in a set of bits in base64.
+
+    The lowest bit of the first byte is bit 0. Raises ProtocolError if the text is not valid base64,
+    or if more than 127 bits are set.
+    """
+    try:
+        bit_bytes = b64decode(base64_bits, validate=True)
+    except ValueError:
+        raise ProtocolError("The bits of an acknowledgement are not valid base64.") from None
+    # The bits may be mostly zeros, so search the bytes with a set bit. One byte more than messages
+    # are allowed is enough to know that there are too many.
+    bytes_with_bits = islice(_BYTE_WITH_BITS.finditer(bit_bytes), _MESSAGES_MAX + 1)
+    offsets = []
+    for match in bytes_with_bits:
+        byte = match[0][0]
+        first_offset = start_offset + 8 * match.start()
+        offsets += [first_offset + bit for bit in range(8) if byte >> bit & 1]
+    if len(offsets) > _MESSAGES_MAX:
+        raise ProtocolError(
+            f"An acknowledgement has more than {_MESSAGES_MAX} messages, the most that one pop can "
+            "take from one queue."
+        )
+    return tuple(offsets)
 
 
 def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
@@ -412,13 +418,16 @@ def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
     }
 
 
-def encode_queue_info(entries: Iterable[tuple[int, object, object]]) -> str:
+def encode_queue_info(queue_values: Iterable[tuple[int, object, object]]) -> str:
     """Encode one of the `…_info` fields of `PopMessageResponse`.
 
     Each entry is the kind of the topic, the queue and a value. The value is the first offset of the
     pop, the offsets of its messages separated by commas, or the number of earlier deliveries.
     """
-    return ";".join(f"{kind} {queue} {value}" for kind, queue, value in entries)
+    return ";".join(
+        f"{topic_kind} {queue_id} {queue_value}"
+        for topic_kind, queue_id, queue_value in queue_values
+    )
 
 
 # ------------------------------------------------------------------------------------- headers
