@@ -6,7 +6,7 @@ and judged here, the newest of each queue.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -29,6 +29,9 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from sluicemq.filter.lab import Report
 
 UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000
@@ -88,7 +91,7 @@ def try_filter(
     """
     subscription = parse_subscription(topic, expression, kind)
     check_subscription(subscription)
-    found = []
+    trials = []
     for broker, address in (yield from masters_of_topic(directory, topic)).items():
         command = requests.try_filter(subscription, group, begin_ms, end_ms, count_max or ROWS_MAX)
         answer = yield Call(address, command)
@@ -97,31 +100,46 @@ def try_filter(
         if answer.code == SUBSCRIPTION_NOT_EXIST:
             raise ConfigurationError(answer.remark or "", fix=_NO_MEMBER_FIX)
         if answer.code != UNSUPPORTED:
-            values = orjson.loads(expect_success(answer, address).body)
-            messages = {
-                (item["queueId"], item["queueOffset"]): item["properties"]
-                for item in values["messages"]
-            }
-            report = _with_shares(values["report"])
-            found.append(BrokerTrial(broker, values["stored"], report, messages))
+            expect_success(answer, address)
+            trials.append(_read_trial(broker, answer.body))
             continue
+
+        # A RocketMQ broker: read its messages and try the expression here.
         against = None
         if group is not None:
-            connections = yield Call(address, requests.consumer_connections(group=group))
-            if connections.code == SUCCESS:
-                connected = bodies.decode_consumer_connections(connections.body)
-                against = connected.subscriptions.get(topic)
-            if against is None:
-                raise ConfigurationError(
-                    f"the filter of the group {group} for {topic} is unknown: no member is online "
-                    "there.",
-                    fix=_NO_MEMBER_FIX,
-                )
+            against = yield from _present_subscription(address, group, topic)
         limit = count_max or PULLED_MAX
         time_range = begin_ms or 0, end_ms
         trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
-        found.append((yield from trial))
-    return found
+        trials.append((yield from trial))
+    return trials
+
+
+def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
+    """Return the trial that a SluiceMQ broker reports in the body of its response."""
+    values = orjson.loads(response_body)
+    messages = {}
+    for message in values["messages"]:
+        messages[message["queueId"], message["queueOffset"]] = message["properties"]
+    return BrokerTrial(broker, values["stored"], _with_shares(values["report"]), messages)
+
+
+def _present_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:
+    """Return the subscription of a group to a topic, as the broker at `address` knows it.
+
+    Raises ConfigurationError if the broker knows none.
+    """
+    subscription = None
+    answer = yield Call(address, requests.consumer_connections(group=group))
+    if answer.code == SUCCESS:
+        connections = bodies.decode_consumer_connections(answer.body)
+        subscription = connections.subscriptions.get(topic)
+    if subscription is None:
+        raise ConfigurationError(
+            f"the filter of the group {group} for {topic} is unknown: no member is online there.",
+            fix=_NO_MEMBER_FIX,
+        )
+    return subscription
 
 
 def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
@@ -155,35 +173,43 @@ def _try_here(
             fix=install_extra("server"),
         ) from None
     ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
-    stored = sum(high - low for _, low, high in ranges)
+    stored = sum(end - start for _, start, end in ranges)
     trial = Trial(subscription, against)
-    messages: dict[tuple[int, int], Mapping[str, str]] = {}
-    done = 0
+    shown_messages: dict[tuple[int, int], Mapping[str, str]] = {}
+    read_count = 0
 
     def take(page: list[StoredMessage]) -> bool:
-        nonlocal done, messages
+        nonlocal read_count, shown_messages
         rows = [message.properties for message in page]
-        first = page[0]
-        trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
-        messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
-        report = trial.report()  # keep only the messages that it shows
-        samples = [*report.samples, *(cause.sample for cause in report.causes)]
-        if report.difference is not None:
-            samples += [*report.difference.samples_here, *report.difference.samples_there]
-        keys = {(int(str(sample.source)), sample.offset) for sample in samples}
-        messages = {key: messages[key] for key in keys if key in messages}
-        done += len(page)
+        first_message = page[0]
+        trial.add_rows(rows, first_offset=first_message.queue_offset, source=first_message.queue_id)
+        for message in page:
+            shown_messages[message.queue_id, message.queue_offset] = message.properties
+        # Keep only the messages that the report shows now.
+        shown_places = _places_of_samples(trial.report())
+        shown_messages = {
+            place: shown_messages[place] for place in shown_places if place in shown_messages
+        }
+        read_count += len(page)
         if progress is not None:
-            progress(done, min(stored, count_max))
+            progress(read_count, min(stored, count_max))
         return True
 
-    for queue, start, high in ranges:
-        low = start
+    for queue, start, end in ranges:
+        first_offset = start
         if stored > count_max:  # each queue gets its share of the limit
-            low = high - max((high - start) * count_max // stored, 1)
-        yield from read_range(directory, queue, low, high, take)
+            first_offset = end - max((end - start) * count_max // stored, 1)
+        yield from read_range(directory, queue, first_offset, end, take)
     report = orjson.loads(orjson.dumps(trial.report(), default=str))
-    return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
+    return BrokerTrial(broker, stored, _with_shares(report), shown_messages, is_read_here=True)
+
+
+def _places_of_samples(report: "Report") -> set[tuple[int, int]]:
+    """Return (queue id, offset) of each message that a report shows."""
+    samples = [*report.samples, *(cause.sample for cause in report.causes)]
+    if report.difference is not None:
+        samples += [*report.difference.samples_here, *report.difference.samples_there]
+    return {(int(str(sample.source)), sample.offset) for sample in samples}
 
 
 def _stored_ranges(
