@@ -377,11 +377,9 @@ def _list_pages(
     None is the beginning. The field `cursor_field` of a response contains the cursor of the next
     page. `only_address` is the address of the only broker to ask; None means every master.
     """
-    addresses: Iterable[str] = [only_address]
-    if not only_address:
-        addresses = (yield from masters(directory)).values()
+    brokers = {"": only_address} if only_address else (yield from masters(directory))
     items_by_broker: dict[str, list[T]] = {}
-    for address in addresses:
+    for address in brokers.values():
         listed: list[T] = []
         cursor: str | None = None
         while len(listed) < count_max:
