@@ -1051,8 +1051,8 @@ SPARK: Final = (
         "a part of an epoch is published, and the rest may be refused",
         "sluicemq.client.core.epochs",
         "EpochCommitter.commit",
-        "state = self._poll_step(other, epoch, ranges, PREPARE)",
-        "state = self._request_step(other, epoch, ranges, PREPARE)",
+        "state = self._poll_step(other_broker, epoch, ranges, PREPARE)",
+        "state = self._request_step(other_broker, epoch, ranges, PREPARE)",
         "tests/unit/client/test_epoch_committer.py",
     ),
 )

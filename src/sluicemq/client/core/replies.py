@@ -166,21 +166,21 @@ def send_reply(
 
 
 def reply_timeout_error(
-    topic: str, message_id: str, where: str, timeout_s: float
+    topic: str, message_id: str, stored_in: str, timeout_s: float
 ) -> RequestTimeoutError:
     """Return the error for a request whose reply did not come within `timeout_s` seconds.
 
-    `where` names the place where the request is stored; "" means that it was not stored before the
-    time-out.
+    `stored_in` names the place where the request is stored; "" means that it was not stored before
+    the time-out.
     """
-    if not where:
+    if not stored_in:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
             fix="Check sluice cluster list. If you resend it, its handler may receive it twice.",
         )
     return RequestTimeoutError(
-        f"request {message_id} is stored in {where}, but no reply came within {timeout_s:g} s: it "
-        "may still be processed, or its reply came too late.",
+        f"request {message_id} is stored in {stored_in}, but no reply came within {timeout_s:g} s: "
+        "it may still be processed, or its reply came too late.",
         fix=f"Check that a consumer of {topic!r} is online and calls message.reply(). "
         f"`sluice message show {message_id}` shows the request.",
     )

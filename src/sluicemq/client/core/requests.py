@@ -209,15 +209,17 @@ def send(
     broker to return the id of the first message only.
     """
     flag = FLAG_ONEWAY if oneway else 0
-    odd = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
-    if not odd and outgoing.reconsume_times_max is None:
+    has_special_field = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
+    if not has_special_field and outgoing.reconsume_times_max is None:
         return SendRequest(group, queue, outgoing, born_time_ms, flag)
     fields = make_send_fields(group, queue, outgoing, born_time_ms)
+    code = SEND
     if batch:
+        code = _SEND_BATCH
         fields["m"] = "true"
     if is_brief:
         fields[BRIEF_FIELD] = "true"
-    return Command(_SEND_BATCH if batch else SEND, fields, outgoing.body, flag=flag)
+    return Command(code, fields, outgoing.body, flag=flag)
 
 
 def recall(group: str, handle: RecallHandle) -> Command:
@@ -277,15 +279,19 @@ def pull(
     A RocketMQ broker ignores both. `lite` is only a flag: 4.x brokers would refuse
     LITE_PULL_MESSAGE (361), but not PULL_MESSAGE (11) (spec/traffic, item 18).
     """
-    sys_flag = (
-        (PULL_SUSPEND if suspend_timeout_ms else 0)
-        | (PULL_SUBSCRIPTION if subscription is not None else 0)
-        | (PULL_COMMIT_OFFSET if commit_offset is not None else 0)
-        | (PULL_LITE if lite else 0)
-    )
+    sys_flag = 0
+    if suspend_timeout_ms:
+        sys_flag |= PULL_SUSPEND
+    if commit_offset is not None:
+        sys_flag |= PULL_COMMIT_OFFSET
+    if lite:
+        sys_flag |= PULL_LITE
     if subscription is not None:
+        sys_flag |= PULL_SUBSCRIPTION
         sub_version = subscription.version
         expression_kind = subscription.kind
+
+    # All values are strings, as in every header.
     fields = {
         "consumerGroup": group,
         "topic": queue.topic,
@@ -413,12 +419,12 @@ def try_filter(
     return make_request(Code.SLUICE_TRY_FILTER, header)
 
 
-def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
-    """Return a heartbeat with the groups and subscriptions of `value`.
+def heartbeat(contents: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
+    """Return a heartbeat with the groups and subscriptions of `contents`.
 
     With `asks_lanes`, the response of a SluiceMQ broker says whether it supports lanes.
     """
-    command = make_request(Code.HEART_BEAT, body=bodies.encode_heartbeat(value))
+    command = make_request(Code.HEART_BEAT, body=bodies.encode_heartbeat(contents))
     command.fields = {"sluiceLanes": "true"} if asks_lanes else None
     return command
 
@@ -460,9 +466,9 @@ def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> C
 
     An attribute whose value is None is removed.
     """
-    changes = [
-        f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
-    ]
+    changes = []  # `+name=value` sets an attribute, `-name` removes it
+    for name, attribute in attributes.items():
+        changes.append(f"-{name}" if attribute is None else f"+{name}={attribute}")
     header = headers.CreateTopicRequest(
         topic=config.name,
         default_topic=DEFAULT_TOPIC,
@@ -485,13 +491,13 @@ def update_group(config: GroupConfig) -> Command:
 
 def update_topics(configs: Iterable[TopicConfig]) -> Command:
     """Return the request to create or change several topics on one broker, without attributes."""
-    values = {"topicConfigList": [tables.topic_object(one) for one in configs]}
+    values = {"topicConfigList": [tables.topic_object(config) for config in configs]}
     return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
 
 
 def update_groups(configs: Iterable[GroupConfig]) -> Command:
     """Return the request to create or change several consumer groups on one broker."""
-    values = {"groupConfigList": [tables.group_object(one) for one in configs]}
+    values = {"groupConfigList": [tables.group_object(config) for config in configs]}
     return make_request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
 
 
@@ -511,13 +517,13 @@ def update_account(account: headers.UpdateAccountRequest) -> Command:
     return make_request(Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
 
-def clean_up(what: str) -> Command:
+def clean_up(unused_files: str) -> Command:
     """Return the request to delete what is no longer used on one broker.
 
-    `what` is "queues" (expired files of consume queues), "topics" (consume queues of deleted
-    topics) or "log" (expired files of the commit log). Any other value raises KeyError.
+    `unused_files` is "queues" (expired files of consume queues), "topics" (consume queues of
+    deleted topics) or "log" (expired files of the commit log). Any other value raises KeyError.
     """
-    return make_request(_CLEAN_UP_CODES[what])
+    return make_request(_CLEAN_UP_CODES[unused_files])
 
 
 _CLEAN_UP_CODES: Final = {
@@ -634,12 +640,12 @@ def int_field(response: Command, name: str) -> int:
 
     Raises ProtocolError if the field is missing or is not an integer.
     """
-    text = (response.fields or {}).get(name)
+    field_value = (response.fields or {}).get(name)
     try:
-        return int(text)  # type: ignore[arg-type]
+        return int(field_value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ProtocolError(
-            f"the response's field {name} must be an integer, got {text!r}."
+            f"the response's field {name} must be an integer, got {field_value!r}."
         ) from None
 
 
