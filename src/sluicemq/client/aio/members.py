@@ -125,11 +125,12 @@ class Member:
             retry_sender=retry_sender if self._has_retry_topic else None,
             dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
         )
-        self.readers: Readers = (
-            OrderedReaders(context, heartbeat_thread.client_id, self.schedule_rebalance)
-            if has_retries and options.ordered
-            else Readers(context)
-        )
+        self.readers: Readers
+        if has_retries and options.ordered:
+            client_id = heartbeat_thread.client_id
+            self.readers = OrderedReaders(context, client_id, self.schedule_rebalance)
+        else:
+            self.readers = Readers(context)
         self.readers.on_recreated = self._on_recreated
         self._started = False
         self._requested_heartbeats: Future[dict[str, SluiceError | None]] | None = None
@@ -363,21 +364,10 @@ class Member:
                 continue
             if is_access_denied(response):
                 raise request_error(response, address)
-            if subscription.kind != SQL92:
-                if response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
-                    raise request_error(response, address)
-                continue
-            if response.code == SUBSCRIPTION_PARSE_FAILED:
-                raise FilterSyntaxError(
-                    f"{address} refused the filter {subscription.expression!r}: {response.remark}",
-                    fix="Check the filter with: sluice filter check 'EXPRESSION'.",
-                )
-            if response.code == SYSTEM_ERROR:
-                raise ConfigurationError(
-                    f"{address} does not support SQL92 filters: {response.remark}",
-                    fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
-                )
-            if response.code != SUCCESS:
+            if subscription.kind == SQL92:
+                if response.code != SUCCESS:
+                    raise _filter_refusal(subscription, response, address)
+            elif response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
                 raise request_error(response, address)
 
     async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
@@ -494,8 +484,9 @@ class Member:
         It names the broker in the log: members are requested from this broker first.
         """
         route = self._cluster.routes.routes.get(topic)
-        brokers = () if route is None else route.brokers
-        return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
+        if route is None or not route.brokers:
+            return None
+        return MessageQueue(topic, route.brokers[0].broker, 0)
 
     async def _rebalance_topic(self, topic: str) -> bool:
         """Read the queues of one topic that the allocation strategy gives to this member.
@@ -573,9 +564,12 @@ class Member:
         the next rebalance tries again. `is_new` says that the queue has appeared since the first
         rebalance.
         """
-        is_retry = queue.topic == self._retry_topic
-        # The messages of the retry topic go to the buffers of their first topics.
-        buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
+        buffer: MessageBuffer
+        if queue.topic == self._retry_topic:
+            # The messages of the retry topic go to the buffers of their first topics.
+            buffer = RetryRouter(self.buffers)
+        else:
+            buffer = self.buffers[queue.topic]
         try:
             has_started = await self.readers.add(queue, subscription, buffer, is_new=is_new)
         except SluiceError as error:
@@ -609,6 +603,21 @@ class Member:
             f"no broker returned the members of group {self.group!r}.",
             fix="Check sluice cluster list, and that this machine can reach the addresses.",
         )
+
+
+def _filter_refusal(subscription: Subscription, response: Command, address: str) -> SluiceError:
+    """Return the error for the response of a broker that does not accept an SQL92 filter."""
+    if response.code == SUBSCRIPTION_PARSE_FAILED:
+        return FilterSyntaxError(
+            f"{address} refused the filter {subscription.expression!r}: {response.remark}",
+            fix="Check the filter with: sluice filter check 'EXPRESSION'.",
+        )
+    if response.code == SYSTEM_ERROR:
+        return ConfigurationError(
+            f"{address} does not support SQL92 filters: {response.remark}",
+            fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
+        )
+    return request_error(response, address)
 
 
 def _broker_addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:

@@ -61,9 +61,13 @@ def check_compatible(
     from each other. All consumers of a group must agree on order, retries, broadcasting, and on
     what becomes of undecodable messages.
     """
-    known = member.buffers.get(topic)
-    is_same = known is None or known is buffer or (known.is_shareable and buffer.is_shareable)
-    if not is_same or member.has_retries != has_retries:
+    present_buffer = member.buffers.get(topic)
+    can_share = (
+        present_buffer is None
+        or present_buffer is buffer
+        or (present_buffer.is_shareable and buffer.is_shareable)
+    )
+    if not can_share or member.has_retries != has_retries:
         raise ConfigurationError(
             f"this client already reads the group {member.group!r} with another kind of consumer "
             "or another handler.",
@@ -75,21 +79,19 @@ def check_compatible(
             f"{member.options.broadcast}, and the new consumer has broadcast={options.broadcast}.",
             fix=_SAME_OPTIONS_FIX,
         )
-    known_rule, rule = (
-        (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
-    )
-    if known_rule != rule:
+    present = member.options
+    has_same_bytes_max = present.body_bytes_max == options.body_bytes_max
+    if present.on_undecodable != options.on_undecodable or not has_same_bytes_max:
         raise ConfigurationError(
             f"this client already reads the group {member.group!r} with on_undecodable="
-            f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}, and the new consumer has "
-            f"{rule[0]!r} and {rule[1]:,}.",
+            f"{present.on_undecodable!r} and body_bytes_max={present.body_bytes_max:,}, and the "
+            f"new consumer has {options.on_undecodable!r} and {options.body_bytes_max:,}.",
             fix=_SAME_OPTIONS_FIX,
         )
-    known_order = (member.options.ordered, member.options.retry)
-    if known_order != (options.ordered, options.retry):
+    if present.ordered != options.ordered or present.retry != options.retry:
         raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with ordered={known_order[0]} "
-            f"and {known_order[1]}, and the new consumer has ordered={options.ordered} and "
+            f"this client already reads the group {member.group!r} with ordered={present.ordered} "
+            f"and {present.retry}, and the new consumer has ordered={options.ordered} and "
             f"{options.retry}.",
             fix=_SAME_OPTIONS_FIX,
         )
@@ -154,33 +156,39 @@ class Memberships:
             if not await self._has_lanes(subscription.topic):
                 raise
             self._update_registry(_registry.add_user, group, subscription, shared=True)
-        key = (group, subscription.topic)
+        topic = subscription.topic
         try:
             async with self._lock:
                 member = self._members.get(group)
                 if member is None:
-                    member = Member(
-                        self._cluster,
-                        self._heartbeat_thread,
-                        group,
-                        options,
-                        has_retries=has_retries,
-                    )
-                    self._members[group] = member
-                check_compatible(
-                    member, subscription.topic, buffer, options, has_retries=has_retries
-                )
-                if key not in self._user_counts:
-                    try:
-                        await member.add_subscription(subscription, buffer)
-                    except BaseException:
-                        await run_to_end(self._end_subscription(member, subscription.topic))
-                        raise
-                self._user_counts[key] = self._user_counts.get(key, 0) + 1
+                    member = self._create_member(group, options, has_retries=has_retries)
+                check_compatible(member, topic, buffer, options, has_retries=has_retries)
+                if (group, topic) not in self._user_counts:
+                    await self._begin_subscription(member, subscription, buffer)
+                    self._user_counts[group, topic] = 0
+                self._user_counts[group, topic] += 1
         except BaseException:
-            self._update_registry(_registry.remove_user, group, subscription.topic)
+            self._update_registry(_registry.remove_user, group, topic)
             raise
         return member
+
+    def _create_member(self, group: str, options: ConsumeOptions, *, has_retries: bool) -> Member:
+        """Create and return the membership in a group. It has no subscription yet."""
+        member = Member(
+            self._cluster, self._heartbeat_thread, group, options, has_retries=has_retries
+        )
+        self._members[group] = member
+        return member
+
+    async def _begin_subscription(
+        self, member: Member, subscription: Subscription, buffer: PrefetchBuffer
+    ) -> None:
+        """Subscribe a member to a topic. If that fails or is cancelled, end the subscription."""
+        try:
+            await member.add_subscription(subscription, buffer)
+        except BaseException:
+            await run_to_end(self._end_subscription(member, subscription.topic))
+            raise
 
     async def _end_subscription(self, member: Member, topic: str) -> None:
         """Unsubscribe a member from a topic. After the last topic, close and remove the member."""
@@ -201,9 +209,9 @@ class Memberships:
         """
         servers = self._cluster.name_servers
         client_id = self._heartbeat_thread.client_id
-        more = {"shared": True} if shared else {}
+        options = {"shared": True} if shared else {}  # `remove_user` does not have this option
         with _registry_lock:
-            change(servers, *subscription, client_id, **more)
+            change(servers, *subscription, client_id, **options)
 
     async def _has_lanes(self, topic: str) -> bool:
         """Return whether every broker of a topic supports lanes.
@@ -214,13 +222,16 @@ class Memberships:
         command = requests.heartbeat(
             Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
         )
-        for data in (await self._cluster.route(topic)).brokers:
-            address = data.addresses.get(MASTER_ID)
+        route = await self._cluster.route(topic)
+        for broker_data in route.brokers:
+            master_address = broker_data.addresses.get(MASTER_ID)
+            if not master_address:
+                continue
             try:
-                response = await self._cluster.call(address, command) if address else None
+                response = await self._cluster.call(master_address, command)
             except (ConnectionLostError, RequestTimeoutError):
                 return False
-            if response is not None and not decode_header(HeartbeatResponse, response.fields).lanes:
+            if not decode_header(HeartbeatResponse, response.fields).lanes:
                 return False
         return True
 
@@ -246,28 +257,35 @@ class Memberships:
         """
         async with self._lock:
             member = self._members.get(group)
-            known = None if member is None else member.subscriptions.get(topic)
-            if member is None or known is None:
+            old_subscription = None if member is None else member.subscriptions.get(topic)
+            if member is None or old_subscription is None:
                 raise ConfigurationError(
                     f"this client does not read {topic!r} for the group {group!r}.",
                     fix="Subscribe to the topic before you change its filter.",
                 )
-            version = max(known.version + 1, self._cluster.clock.now_ms())
-            wanted = make_subscription(topic, tags=tags, where=where, version=version)
-            if (wanted.kind, wanted.expression) == (known.kind, known.expression):
-                return known
+            version = max(old_subscription.version + 1, self._cluster.clock.now_ms())
+            new_subscription = make_subscription(topic, tags=tags, where=where, version=version)
+            if (new_subscription.kind, new_subscription.expression) == (
+                old_subscription.kind,
+                old_subscription.expression,
+            ):
+                return old_subscription
             try:
-                self._update_registry(_registry.change_subscription, group, wanted)
+                self._update_registry(_registry.change_subscription, group, new_subscription)
             except SubscriptionConflictError:
                 if not await self._has_lanes(topic):
                     raise
-                self._update_registry(_registry.change_subscription, group, wanted, shared=True)
+                self._update_registry(
+                    _registry.change_subscription, group, new_subscription, shared=True
+                )
             try:
-                await member.change_subscription(wanted)
+                await member.change_subscription(new_subscription)
             except BaseException:
-                self._update_registry(_registry.change_subscription, group, known, shared=True)
+                self._update_registry(
+                    _registry.change_subscription, group, old_subscription, shared=True
+                )
                 raise
-            return wanted
+            return new_subscription
 
     async def leave(self, group: str, topic: str) -> None:
         """Remove one consumer of this client from a group's topic.

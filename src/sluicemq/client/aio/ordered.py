@@ -177,17 +177,21 @@ class QueueLocks:
                 del self._requested_s_by_queue[queue]
                 lost_queues.append(queue)
         if lost_queues:
-            further_count = len(lost_queues) - 1
-            further_text = f" and of {further_count} more queues" if further_count else ""
-            _log.warning(
-                "group %s: the lock of %s%s is lost; its messages go to another member",
-                self._group,
-                lost_queues[0],
-                further_text,
-            )
+            self._report_lost(lost_queues)
+        return True
+
+    def _report_lost(self, lost_queues: list[MessageQueue]) -> None:
+        """Log that the leases of these queues are lost, and call `on_lost` for each of them."""
+        further_count = len(lost_queues) - 1
+        further_text = f" and of {further_count} more queues" if further_count else ""
+        _log.warning(
+            "group %s: the lock of %s%s is lost; its messages go to another member",
+            self._group,
+            lost_queues[0],
+            further_text,
+        )
         for queue in lost_queues:
             self._on_lost(queue)
-        return True
 
     async def renew_forever(self) -> None:
         """Renew all leases periodically until the task is cancelled."""

@@ -16,7 +16,7 @@ import asyncio
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
@@ -564,9 +564,9 @@ class Sluice:
 
     def _hurry(self) -> None:
         """Stop waiting for handlers and sends: a caller of `close` was cancelled."""
-        for one in (*self._consumers, *self._producers):
-            if isinstance(one, PushConsumer | Producer):
-                one.closing.hurry()
+        for user in (*self._consumers, *self._producers):
+            if isinstance(user, PushConsumer | Producer):
+                user.closing.hurry()
 
     async def _close(self) -> CloseReport:
         """Close consumers, memberships, producers and connections in this order; return the report.
@@ -582,24 +582,23 @@ class Sluice:
         async def refuse_further_use() -> None:
             self._closed = True
 
-        writer = self._trace_writer
-        await run_each(
-            [
-                *(consumer.close for consumer in reversed(list(self._consumers))),
-                refuse_further_use,
-                self._members.close,
-                *(
-                    functools.partial(close_producer, producer)
-                    for producer in reversed(self._producers)
-                ),
-                self._tasks.close,
-                *([] if writer is None else [writer.close]),
-                self._heartbeat_thread.aclose,
-                self.cluster.close,
-            ]
-        )
-        unknown = tuple(message_id for report in reports for message_id in report.unknown)
-        return CloseReport(sum(report.settled for report in reports), unknown)
+        steps: list[Callable[[], Awaitable[object]]] = []
+        steps += [consumer.close for consumer in reversed(list(self._consumers))]
+        steps += [refuse_further_use, self._members.close]
+        for producer in reversed(self._producers):
+            steps.append(functools.partial(close_producer, producer))
+        steps.append(self._tasks.close)
+        if self._trace_writer is not None:
+            steps.append(self._trace_writer.close)
+        steps += [self._heartbeat_thread.aclose, self.cluster.close]
+        await run_each(steps)
+
+        settled_count = 0
+        unknown_ids: list[str] = []
+        for report in reports:
+            settled_count += report.settled
+            unknown_ids += report.unknown
+        return CloseReport(settled_count, tuple(unknown_ids))
 
     async def __aenter__(self) -> Self:
         self._check_open()
