@@ -920,7 +920,7 @@ CLIENT: Final = (
         "sluicemq.client.tasks",
         "Tasks._on_supervised_end",
         "supervised.timer = loop.call_later(\n"
-        "            supervised.pause_s, self._run_again, supervised, task.cancelled()\n"
+        "            supervised.pause_s, self._run_again, supervised, was_cancelled\n"
         "        )\n",
         "self._forget(supervised)\n",
         "tests/unit/client/test_tasks.py",
