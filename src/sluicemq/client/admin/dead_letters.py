@@ -213,43 +213,66 @@ def dead_letters(
     Raises RouteNotFoundError if the group has no dead letters, ConfigurationError if its
     dead-letter topic is not readable.
     """
+    dead_letter_queues = yield from _dead_letter_queues(directory, group)
+    count_per_queue = max(1, count_max // len(dead_letter_queues))
+    bytes_per_queue = bytes_max // len(dead_letter_queues)
+    newest: list[StoredMessage] = []
+    stored = 0
+    older_times_ms: list[int] = []  # of each queue that has older dead letters than were read
+    for queue in dead_letter_queues:
+        of_queue = yield from _dead_letters_of_queue(
+            directory, queue, until_ms, count_per_queue, bytes_per_queue
+        )
+        newest += of_queue.messages
+        stored += of_queue.stored
+        if of_queue.older_ms is not None:
+            older_times_ms.append(of_queue.older_ms)
+    newest.sort(key=_newest_first)
+    return NewestDeadLetters(newest, stored, max(older_times_ms, default=None))
+
+
+def _newest_first(message: StoredMessage) -> tuple[int, str, int, int]:
+    """Return what dead letters are sorted by: the newest come first."""
+    return -message.store_time_ms, message.broker, message.queue_id, -message.queue_offset
+
+
+def _dead_letter_queues(directory: Directory, group: str) -> Conversation[list[MessageQueue]]:
+    """Return the readable queues of a group's dead-letter topic.
+
+    Raises RouteNotFoundError if the topic does not exist, ConfigurationError if it has none.
+    """
     topic = DLQ_PREFIX + group
     try:
-        readable = yield from queues(directory, topic)
+        readable_queues = yield from queues(directory, topic)
     except RouteNotFoundError:
         raise no_dead_letters(group) from None
-    if not readable:
+    if not readable_queues:
         raise ConfigurationError(
             f"the topic {topic!r} is not readable.", fix="Give it read permission."
         )
-    count_per_queue = max(1, count_max // len(readable))
-    bytes_per_queue = bytes_max // len(readable)
-    newest: list[StoredMessage] = []
-    stored = 0
-    oldest_ms = []  # of each queue that has older dead letters than were read
-    for queue in readable:
-        start, end = yield from offsets(directory, queue)
-        if until_ms is not None:
-            # RocketMQ 4 returns the last message before a time, not the first after it.
-            offset_behind = yield from offset_by_time(directory, queue, until_ms + 1)
-            end = min(end, offset_behind + 1)
-        offset_range = max(start, end - count_per_queue), end
-        newest_of_queue, later_count, first_read_offset = yield from _read_newest(
-            directory, queue, offset_range, until_ms, bytes_per_queue
-        )
-        newest += newest_of_queue
-        stored += max(0, end - start) - later_count
-        if newest_of_queue and first_read_offset > start:
-            oldest_ms.append(newest_of_queue[-1].store_time_ms)
-    newest.sort(
-        key=lambda message: (
-            -message.store_time_ms,
-            message.broker,
-            message.queue_id,
-            -message.queue_offset,
-        )
+    return readable_queues
+
+
+def _dead_letters_of_queue(
+    directory: Directory,
+    queue: MessageQueue,
+    until_ms: int | None,
+    count_max: int,
+    bytes_max: int,
+) -> Conversation[NewestDeadLetters]:
+    """Return the newest dead letters of one queue, as `dead_letters` does for all of them."""
+    start, end = yield from offsets(directory, queue)
+    if until_ms is not None:
+        # RocketMQ 4 returns the last message before a time, not the first after it.
+        offset_behind = yield from offset_by_time(directory, queue, until_ms + 1)
+        end = min(end, offset_behind + 1)
+    offset_range = max(start, end - count_max), end
+    newest, later_count, first_read_offset = yield from _read_newest(
+        directory, queue, offset_range, until_ms, bytes_max
     )
-    return NewestDeadLetters(newest, stored, max(oldest_ms, default=None))
+    stored = max(0, end - start) - later_count
+    has_older = bool(newest) and first_read_offset > start
+    return NewestDeadLetters(newest, stored, newest[-1].store_time_ms if has_older else None)
 
 
 def _read_newest(
@@ -562,6 +585,7 @@ class ReplayJudge:
             check_tag(row["tags"])
         check_keys(tuple((row["keys"] or "").split()))
         check_properties(row["properties"])
+        # Names and values are separated by one byte each.
         properties_bytes = sum(
             len(f"{name}{value}".encode()) + 2 for name, value in row["properties"].items()
         )

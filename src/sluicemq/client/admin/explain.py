@@ -87,19 +87,8 @@ def explain_message(
     now_ms = directory.clock.now_ms()
     message = yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere)
     brokers = yield from masters(directory)
-    readable = yield from _readable_brokers(directory, message.topic)
-    queue = MessageQueue(message.topic, message.broker, message.queue_id)
-    low = message.queue_offset
-    high = message.queue_offset + 1
-    if readable is not None and message.broker in readable:
-        low, high = yield from offsets(directory, queue)
-    message_facts = MessageFacts(message, low, high, readable)
-
-    traces: dict[str, GroupTrace] = {}
-    with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
-        timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
-        traces = {group_trace.group: group_trace for group_trace in timeline.groups}
-
+    message_facts = yield from _message_facts(directory, message)
+    traces = yield from _traces_by_group(directory, message, trace_topic)
     configs = yield from groups(directory)
     names = [] if group is None else [group]
     if group is None:
@@ -114,6 +103,30 @@ def explain_message(
             facts = replace(facts, trace=traces.get(name))
         explained.append(judge_message(facts))
     return message_facts, explained
+
+
+def _message_facts(directory: Directory, message: StoredMessage) -> Conversation[MessageFacts]:
+    """Return where a message is stored, and the bounds of its queue.
+
+    If the broker of the queue cannot be read, the bounds are those of the message alone.
+    """
+    readable_brokers = yield from _readable_brokers(directory, message.topic)
+    offset_min = message.queue_offset
+    offset_max = message.queue_offset + 1
+    if readable_brokers is not None and message.broker in readable_brokers:
+        queue = MessageQueue(message.topic, message.broker, message.queue_id)
+        offset_min, offset_max = yield from offsets(directory, queue)
+    return MessageFacts(message, offset_min, offset_max, readable_brokers)
+
+
+def _traces_by_group(
+    directory: Directory, message: StoredMessage, trace_topic: str
+) -> Conversation[dict[str, GroupTrace]]:
+    """Return what clients have traced of a message in each group; {} without traces."""
+    with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
+        timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
+        return {group_trace.group: group_trace for group_trace in timeline.groups}
+    return {}
 
 
 def explain_group(directory: Directory, name: str) -> Conversation[GroupExplained]:

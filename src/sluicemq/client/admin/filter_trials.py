@@ -31,7 +31,7 @@ from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from sluicemq.filter.lab import Report
+    from sluicemq.filter.lab import Report, Trial
 
 UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000
@@ -174,34 +174,51 @@ def _try_here(
         ) from None
     ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
     stored = sum(end - start for _, start, end in ranges)
-    trial = Trial(subscription, against)
-    shown_messages: dict[tuple[int, int], Mapping[str, str]] = {}
-    read_count = 0
-
-    def take(page: list[StoredMessage]) -> bool:
-        nonlocal read_count, shown_messages
-        rows = [message.properties for message in page]
-        first_message = page[0]
-        trial.add_rows(rows, first_offset=first_message.queue_offset, source=first_message.queue_id)
-        for message in page:
-            shown_messages[message.queue_id, message.queue_offset] = message.properties
-        # Keep only the messages that the report shows now.
-        shown_places = _places_of_samples(trial.report())
-        shown_messages = {
-            place: shown_messages[place] for place in shown_places if place in shown_messages
-        }
-        read_count += len(page)
-        if progress is not None:
-            progress(read_count, min(stored, count_max))
-        return True
-
+    trial = _TrialOfPages(Trial(subscription, against), min(stored, count_max), progress)
     for queue, start, end in ranges:
         first_offset = start
         if stored > count_max:  # each queue gets its share of the limit
             first_offset = end - max((end - start) * count_max // stored, 1)
-        yield from read_range(directory, queue, first_offset, end, take)
-    report = orjson.loads(orjson.dumps(trial.report(), default=str))
-    return BrokerTrial(broker, stored, _with_shares(report), shown_messages, is_read_here=True)
+        yield from read_range(directory, queue, first_offset, end, trial.add_page)
+    report = _with_shares(orjson.loads(orjson.dumps(trial.trial.report(), default=str)))
+    return BrokerTrial(broker, stored, report, trial.shown_messages, is_read_here=True)
+
+
+class _TrialOfPages:
+    """A trial on messages that are read page by page.
+
+    `shown_messages` are the properties of the messages that the report shows, by (queue id,
+    offset).
+    """
+
+    def __init__(self, trial: "Trial", expected_count: int, progress: Progress | None) -> None:
+        """Begin with no messages. `progress` is called with `expected_count` after each page."""
+        self.trial = trial
+        self.shown_messages: dict[tuple[int, int], Mapping[str, str]] = {}
+        self._expected_count = expected_count
+        self._progress = progress
+        self._read_count = 0
+
+    def add_page(self, page: list[StoredMessage]) -> bool:
+        """Try the expression on messages of one queue. Return True, for `read_range`."""
+        first_message = page[0]
+        self.trial.add_rows(
+            [message.properties for message in page],
+            first_offset=first_message.queue_offset,
+            source=first_message.queue_id,
+        )
+        properties_by_place = dict(self.shown_messages)
+        for message in page:
+            properties_by_place[message.queue_id, message.queue_offset] = message.properties
+        # Keep only the messages that the report shows now.
+        self.shown_messages = {}
+        for shown_place in _places_of_samples(self.trial.report()):
+            if shown_place in properties_by_place:
+                self.shown_messages[shown_place] = properties_by_place[shown_place]
+        self._read_count += len(page)
+        if self._progress is not None:
+            self._progress(self._read_count, self._expected_count)
+        return True
 
 
 def _places_of_samples(report: "Report") -> set[tuple[int, int]]:

@@ -528,18 +528,27 @@ def timeline(
         return time_ms, _ORDER[step.kind]
 
     steps.sort(key=order)
+    topic, tags, keys = _labels(records, stored)
+    return Timeline(message_id, topic, tags, keys, steps, _group_traces(steps), unread)
 
-    # The topic, tag and keys are those of the first trace that has them.
+
+def _labels(
+    records: Sequence[TraceRecord], stored: StoredMessage | None
+) -> tuple[str | None, str | None, str | None]:
+    """Return (topic, tag, keys) of a message, each from the first record that has it.
+
+    Topic and tag come from the stored message if no record has them.
+    """
     topic = stored.topic if stored else None
     tags = stored.tag if stored else None
     keys = None
-    for record in reversed(records):
+    for record in reversed(records):  # so that the first record wins
         if isinstance(record, SendTrace | TransactionTrace):
             topic = record.topic or topic
             tags = record.tags or tags
         if not isinstance(record, RecallTrace):
             keys = record.keys or keys
-    return Timeline(message_id, topic, tags, keys, steps, _group_traces(steps), unread)
+    return topic, tags, keys
 
 
 def _steps_of_records(records: Collection[TraceRecord]) -> list[Step]:
@@ -631,34 +640,50 @@ def trace(
     traces = yield from _traces(directory, known_id, trace_topic)
     stored = None
     if not traces:
+        # The id may be that of the broker, which no trace has as a key.
         stored = yield from _stored(directory, known_id, None, anywhere)
         if stored is not None and stored.message_id != known_id:
             known_id = stored.message_id
             traces = yield from _traces(directory, known_id, trace_topic)
     records, unread = _records(traces, known_id, None)
+
     if not any(isinstance(record, SendTrace) for record in records):
+        # The message may have been sent in a batch.
         stored = stored or (yield from _stored(directory, known_id, None, anywhere))
         if stored is not None:
-            late = yield from _batch_traces(directory, stored, trace_topic)
-            records += _records(late, known_id, stored.offset_message_id)[0]
+            batch_traces = yield from _batch_traces(directory, stored, trace_topic)
+            records += _records(batch_traces, known_id, stored.offset_message_id)[0]
     if not records:
-        hint = f", though the message is in {stored.topic!r}" if stored is not None else ""
-        raise MessageNotFoundError(
-            f"the topic {trace_topic!r} has no trace of {message_id}{hint}.",
-            fix="Enable traces in the clients: Sluice(…, trace=True), in Java enableMsgTrace. "
-            "Traces are found a few seconds later. For traces in another topic, use --topic.",
-        )
+        raise _no_trace_error(message_id, trace_topic, stored)
+
     if stored is None:
-        topics_of_records = (
-            record.topic for record in records if isinstance(record, SendTrace | TransactionTrace)
-        )
-        topic = next(topics_of_records, None)
+        topic = _topic_of_records(records)
         stored = yield from _stored(directory, known_id, topic, anywhere)
-    result = timeline(known_id, records, stored, unread)
+    traced = timeline(known_id, records, stored, unread)
     if stored is not None:
-        traced_groups = {group_trace.group for group_trace in result.groups}
-        result.groups.extend((yield from _untraced_groups(directory, stored, traced_groups)))
-    return result
+        traced_groups = {group_trace.group for group_trace in traced.groups}
+        traced.groups.extend((yield from _untraced_groups(directory, stored, traced_groups)))
+    return traced
+
+
+def _no_trace_error(
+    message_id: str, trace_topic: str, stored: StoredMessage | None
+) -> MessageNotFoundError:
+    """Return the error for a message without traces. `stored` is the message, None if unknown."""
+    hint = f", though the message is in {stored.topic!r}" if stored is not None else ""
+    return MessageNotFoundError(
+        f"the topic {trace_topic!r} has no trace of {message_id}{hint}.",
+        fix="Enable traces in the clients: Sluice(…, trace=True), in Java enableMsgTrace. "
+        "Traces are found a few seconds later. For traces in another topic, use --topic.",
+    )
+
+
+def _topic_of_records(records: Iterable[TraceRecord]) -> str | None:
+    """Return the topic of the first record of a send or transaction, None without one."""
+    for record in records:
+        if isinstance(record, SendTrace | TransactionTrace):
+            return record.topic
+    return None
 
 
 def _untraced_groups(

@@ -101,6 +101,22 @@ def subscriptions(
     for subscriptions_at_broker in subscriptions_by_broker.values():
         reported_by_brokers |= subscriptions_at_broker
 
+    members = yield from _ask_members(group, clients)
+    remembered: dict[str, Subscription] = {}
+    if not members:
+        with contextlib.suppress(*NO_ANSWER):
+            remembered = yield from _remembered_subscriptions(directory, group)
+    return GroupSubscriptions(group, members, reported_by_brokers, remembered)
+
+
+def _ask_members(
+    group: str, clients: Mapping[str, str]
+) -> Conversation[dict[str, Mapping[str, Subscription] | None]]:
+    """Return client id -> topic -> subscription of each member, None if it was not asked or silent.
+
+    `clients` maps the client id of each member to the address of a broker that knows it. At most
+    `MEMBERS_ASKED_MAX` members are asked, and none after `SILENT_MEMBERS_MAX` did not answer.
+    """
     members: dict[str, Mapping[str, Subscription] | None] = {}
     silent_count = 0
     for client_id, address in sorted(clients.items()):
@@ -113,12 +129,7 @@ def subscriptions(
                 members[client_id] = {
                     subscription.topic: subscription for subscription in running_info.subscriptions
                 }
-
-    remembered: dict[str, Subscription] = {}
-    if not members:
-        with contextlib.suppress(*NO_ANSWER):
-            remembered = yield from _remembered_subscriptions(directory, group)
-    return GroupSubscriptions(group, members, reported_by_brokers, remembered)
+    return members
 
 
 def _remembered_subscriptions(

@@ -204,15 +204,26 @@ def create_topic(
     if not force:
         yield from _check_nothing_hidden(brokers, name, queues)
     if order is not None:  # first, because brokers read it when they register the topic
-        queue_counts = ";".join(f"{broker}:{writers}" for broker in sorted(brokers))
-        command = requests.delete_kv(namespace=ORDER_TOPICS, key=name)
-        if order:
-            command = requests.put_kv(namespace=ORDER_TOPICS, key=name, value=queue_counts)
-        for server in directory.name_servers:
-            yield from directory.call(server, command)
+        queue_counts = dict.fromkeys(brokers, writers) if order else {}
+        yield from _set_order_config(directory, name, queue_counts)
     yield from ask_each(brokers, requests.update_topic(config, changes))
     directory.routes.expire(name)
     return sorted(brokers)
+
+
+def _set_order_config(
+    directory: Directory, topic: str, queue_counts: Mapping[str, int]
+) -> Conversation[None]:
+    """Set the order configuration of a topic at all name servers.
+
+    `queue_counts` is the number of queues by broker. If it is empty, the configuration is deleted.
+    """
+    command = requests.delete_kv(namespace=ORDER_TOPICS, key=topic)
+    if queue_counts:
+        entries = [f"{broker}:{count}" for broker, count in sorted(queue_counts.items())]
+        command = requests.put_kv(namespace=ORDER_TOPICS, key=topic, value=";".join(entries))
+    for server in directory.name_servers:
+        yield from directory.call(server, command)
 
 
 def _check_topic_settings(

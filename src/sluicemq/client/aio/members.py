@@ -115,26 +115,29 @@ class Member:
         """
         self._excluded_topics: set[str] = set()
         """The topics for which the last rebalance did not find this client among the members."""
-        retry_sender = RetrySender(cluster, group, options.retry.retries_max)
-        context = ReaderContext(
-            cluster,
-            group,
-            options,
-            self._request_heartbeats,
-            is_lite_pull=not has_retries,
-            retry_sender=retry_sender if self._has_retry_topic else None,
-            dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
-        )
-        self.readers: Readers
-        if has_retries and options.ordered:
-            client_id = heartbeat_thread.client_id
-            self.readers = OrderedReaders(context, client_id, self.schedule_rebalance)
-        else:
-            self.readers = Readers(context)
+        self.readers: Readers = self._make_readers()
         self.readers.on_recreated = self._on_recreated
         self._started = False
         self._requested_heartbeats: Future[dict[str, SluiceError | None]] | None = None
         """The heartbeats that `_request_heartbeats` has requested last."""
+
+    def _make_readers(self) -> Readers:
+        """Return the readers of the group's queues. They read nothing yet."""
+        options = self.options
+        retry_sender = RetrySender(self._cluster, self.group, options.retry.retries_max)
+        context = ReaderContext(
+            self._cluster,
+            self.group,
+            options,
+            self._request_heartbeats,
+            is_lite_pull=not self.has_retries,
+            retry_sender=retry_sender if self._has_retry_topic else None,
+            dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
+        )
+        if self.has_retries and options.ordered:
+            client_id = self._heartbeat_thread.client_id
+            return OrderedReaders(context, client_id, self.schedule_rebalance)
+        return Readers(context)
 
     @property
     def topics(self) -> list[str]:
@@ -510,13 +513,7 @@ class Member:
             return False
         self._excluded_topics.discard(topic)
 
-        assigned_queues = queues
-        if not self.options.broadcast:
-            strategy = self.options.strategy
-            assigned_queues = allocate(
-                strategy, self._heartbeat_thread.client_id, queues, members, self.group
-            )
-
+        assigned_queues = self._allocate(queues, members)
         queues_before = self.readers.queues_of_topic(topic)
         for queue in queues_before - set(assigned_queues):
             await self.readers.remove(queue)
@@ -536,6 +533,13 @@ class Member:
             for listener in self.assignment_listeners:
                 notify(listener, topic, list(queues), sorted(queues_after))
         return is_complete
+
+    def _allocate(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
+        """Return the queues of a topic that this member reads, all in a broadcasting group."""
+        if self.options.broadcast:
+            return queues
+        client_id = self._heartbeat_thread.client_id
+        return allocate(self.options.strategy, client_id, queues, members, self.group)
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
         """React to a list of members that does not contain this client.

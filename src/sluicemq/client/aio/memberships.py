@@ -38,8 +38,6 @@ from sluicemq.wire.bodies import Heartbeat
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.headers import HeartbeatResponse
 
-_SAME_OPTIONS_FIX: Final = "Use the same options for all consumers of a group."
-"""The fix of errors about consumers that cannot share a group."""
 _registry: Final = SubscriptionRegistry()
 """The subscriptions of all clients of this process."""
 _registry_lock: Final = threading.Lock()
@@ -73,28 +71,38 @@ def check_compatible(
             "or another handler.",
             fix="Use another group, or another Sluice.",
         )
-    if member.options.broadcast != options.broadcast:
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with broadcast="
-            f"{member.options.broadcast}, and the new consumer has broadcast={options.broadcast}.",
-            fix=_SAME_OPTIONS_FIX,
-        )
+
     present = member.options
+    if present.broadcast != options.broadcast:
+        raise _options_differ_error(
+            member.group, f"broadcast={present.broadcast}", f"broadcast={options.broadcast}"
+        )
     has_same_bytes_max = present.body_bytes_max == options.body_bytes_max
     if present.on_undecodable != options.on_undecodable or not has_same_bytes_max:
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with on_undecodable="
-            f"{present.on_undecodable!r} and body_bytes_max={present.body_bytes_max:,}, and the "
-            f"new consumer has {options.on_undecodable!r} and {options.body_bytes_max:,}.",
-            fix=_SAME_OPTIONS_FIX,
+        raise _options_differ_error(
+            member.group,
+            f"on_undecodable={present.on_undecodable!r} and "
+            f"body_bytes_max={present.body_bytes_max:,}",
+            f"{options.on_undecodable!r} and {options.body_bytes_max:,}",
         )
     if present.ordered != options.ordered or present.retry != options.retry:
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with ordered={present.ordered} "
-            f"and {present.retry}, and the new consumer has ordered={options.ordered} and "
-            f"{options.retry}.",
-            fix=_SAME_OPTIONS_FIX,
+        raise _options_differ_error(
+            member.group,
+            f"ordered={present.ordered} and {present.retry}",
+            f"ordered={options.ordered} and {options.retry}",
         )
+
+
+def _options_differ_error(group: str, present: str, requested: str) -> ConfigurationError:
+    """Return the error for a consumer whose options differ from those of its group.
+
+    `present` and `requested` are texts with the options of the group and of the new consumer.
+    """
+    return ConfigurationError(
+        f"this client already reads the group {group!r} with {present}, and the new consumer has "
+        f"{requested}.",
+        fix="Use the same options for all consumers of a group.",
+    )
 
 
 class Memberships:
@@ -150,12 +158,7 @@ class Memberships:
         ConfigurationError as `check_compatible` does.
         """
         self._on_join()
-        try:
-            self._update_registry(_registry.add_user, group, subscription)
-        except SubscriptionConflictError:
-            if not await self._has_lanes(subscription.topic):
-                raise
-            self._update_registry(_registry.add_user, group, subscription, shared=True)
+        await self._register(_registry.add_user, group, subscription)
         topic = subscription.topic
         try:
             async with self._lock:
@@ -198,6 +201,21 @@ class Memberships:
             if not member.topics:
                 del self._members[member.group]
                 await run_to_end(member.close())
+
+    async def _register(
+        self, change: Callable[..., None], group: str, subscription: Subscription
+    ) -> None:
+        """Register a subscription in the process's registry, by `change`, a method of it.
+
+        Raises SubscriptionConflictError if another client of this process has a different filter
+        that the brokers cannot serve as well.
+        """
+        try:
+            self._update_registry(change, group, subscription)
+        except SubscriptionConflictError:
+            if not await self._has_lanes(subscription.topic):
+                raise
+            self._update_registry(change, group, subscription, shared=True)
 
     def _update_registry(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
@@ -270,14 +288,7 @@ class Memberships:
                 old_subscription.expression,
             ):
                 return old_subscription
-            try:
-                self._update_registry(_registry.change_subscription, group, new_subscription)
-            except SubscriptionConflictError:
-                if not await self._has_lanes(topic):
-                    raise
-                self._update_registry(
-                    _registry.change_subscription, group, new_subscription, shared=True
-                )
+            await self._register(_registry.change_subscription, group, new_subscription)
             try:
                 await member.change_subscription(new_subscription)
             except BaseException:

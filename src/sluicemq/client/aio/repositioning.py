@@ -191,15 +191,12 @@ class RepositioningReader(ABC):
             new_offset = min(newest_anchor.offset + 1, response.offset_max)
         is_deleted = old_offset < new_offset <= response.offset_min
         lost_count = new_offset - old_offset if is_deleted else 0
+        consequence = _consequence_of_move(old_offset, new_offset)
         if lost_count:
             consequence = (
                 f"{lost_count} messages are lost: the broker deleted them before they were read; "
                 "raise fileReservedTime or consume faster"
             )
-        elif new_offset > old_offset:
-            consequence = f"{new_offset - old_offset} messages are skipped"
-        else:
-            consequence = f"{old_offset - new_offset} messages are delivered again"
         remark = f" [{response.remark}]" if response.remark else ""
         _log.warning(
             "group %s: offset %d of %s is not in the queue (%d to %d)%s; continuing at %d, %s",
@@ -217,9 +214,6 @@ class RepositioningReader(ABC):
     def _reset_to(self, new_offset: int) -> None:
         """Move the reader to `new_offset`, the offset of a group reset, and log that."""
         old_offset = self.in_flight.position
-        consequence = f"{old_offset - new_offset} messages are delivered again"
-        if new_offset > old_offset:
-            consequence = f"{new_offset - old_offset} messages are skipped"
         level = logging.WARNING if new_offset != old_offset else logging.DEBUG
         _log.log(
             level,
@@ -228,7 +222,7 @@ class RepositioningReader(ABC):
             self.queue,
             old_offset,
             new_offset,
-            consequence,
+            _consequence_of_move(old_offset, new_offset),
         )
         self._move_and_notify(old_offset, new_offset, 0)
 
@@ -260,3 +254,10 @@ class RepositioningReader(ABC):
                 self._cluster.on_moved,
                 OffsetMoved(self.group, self.queue, old_offset, new_offset, lost_count),
             )
+
+
+def _consequence_of_move(old_offset: int, new_offset: int) -> str:
+    """Return what moving a reader between two offsets means for its messages, for the log."""
+    if new_offset > old_offset:
+        return f"{new_offset - old_offset} messages are skipped"
+    return f"{old_offset - new_offset} messages are delivered again"

@@ -636,15 +636,8 @@ def make_subscription(
             "where=\"TAGS = 'A' AND price > 3\".",
         )
     tags_example = "tags='A||B'; to compare numbers, use where=, as in where='price > 3'"
-    where_example = "where='price > 3'"
-    arguments = (("tags", tags, tags_example), ("where", where, where_example))
-    for argument_name, argument, example in arguments:
-        if argument is not None and not isinstance(argument, str):
-            raise ConfigurationError(
-                f"{argument_name} must be a string, got {argument!r:.60}.",
-                fix=f"Write, for example, {example}.",
-            )
-
+    _check_filter_argument("tags", tags, tags_example)
+    _check_filter_argument("where", where, "where='price > 3'")
     if where is None:
         expression_kind = TAG
         expression = tags or ALL
@@ -655,6 +648,15 @@ def make_subscription(
     for finding in check_subscription(Subscription(topic, expression, expression_kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
     return parse_subscription(topic, expression, expression_kind, version)
+
+
+def _check_filter_argument(name: str, argument: object, example: str) -> None:
+    """Raise ConfigurationError, with an example of the argument, unless it is a string or None."""
+    if argument is not None and not isinstance(argument, str):
+        raise ConfigurationError(
+            f"{name} must be a string, got {argument!r:.60}.",
+            fix=f"Write, for example, {example}.",
+        )
 
 
 def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:
