@@ -87,19 +87,7 @@ def idempotent(
     does not fit the handler. The decorated handler raises MessageKeyMissingError for a message
     without a key.
     """
-    if key is not None and not callable(key) and not (isinstance(key, str) and key):
-        raise ConfigurationError(
-            f"key must be a string or a function, got {key!r}.",
-            fix="Use the name of a property, or a function of the message.",
-        )
-    unknown = sorted(options.keys() - _OPTIONS)
-    if unknown:
-        raise TypeError(unexpected_keyword_text(idempotent, unknown[0], sorted(_OPTIONS)))
-    if inspect.isroutine(database):
-        raise ConfigurationError(
-            f"idempotent needs a database, got {database!r:.60}.",
-            fix="Write @idempotent('orders.db'), with the database in parentheses.",
-        )
+    _check_arguments(database, key, options)
 
     def decorate(handler: Handler) -> Handler:
         ledger = _make_ledger(database, options, inspect.iscoroutinefunction(handler))
@@ -111,8 +99,8 @@ def idempotent(
             with ledger.transaction() as connection:
                 new_identities = _claim(ledger, connection, message_by_identity)
                 if new_identities:
-                    new = _select_new(received, message_by_identity, new_identities)
-                    return handler(*method_arguments, new, connection)
+                    new_messages = _select_new(received, message_by_identity, new_identities)
+                    return handler(*method_arguments, new_messages, connection)
             return _log_skipped(received)
 
         @functools.wraps(handler)
@@ -122,13 +110,31 @@ def idempotent(
             async with ledger.transaction() as connection:
                 new_identities = await _claim_async(ledger, connection, message_by_identity)
                 if new_identities:
-                    new = _select_new(received, message_by_identity, new_identities)
-                    return await handler(*method_arguments, new, connection)
+                    new_messages = _select_new(received, message_by_identity, new_identities)
+                    return await handler(*method_arguments, new_messages, connection)
             return _log_skipped(received)
 
         return await_once if inspect.iscoroutinefunction(handler) else call_once
 
     return decorate
+
+
+def _check_arguments(database: object, key: Key, options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError or TypeError for wrong arguments of `idempotent`."""
+    is_property_name = isinstance(key, str) and key != ""
+    if key is not None and not callable(key) and not is_property_name:
+        raise ConfigurationError(
+            f"key must be a string or a function, got {key!r}.",
+            fix="Use the name of a property, or a function of the message.",
+        )
+    unknown_options = sorted(options.keys() - _OPTIONS)
+    if unknown_options:
+        raise TypeError(unexpected_keyword_text(idempotent, unknown_options[0], sorted(_OPTIONS)))
+    if inspect.isroutine(database):  # the decorator was used without parentheses
+        raise ConfigurationError(
+            f"idempotent needs a database, got {database!r:.60}.",
+            fix="Write @idempotent('orders.db'), with the database in parentheses.",
+        )
 
 
 def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:

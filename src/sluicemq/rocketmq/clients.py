@@ -279,18 +279,18 @@ class Client(CheckedAttributes, Generic[C]):
     @overload
     def create_topic(self, key: str, new_topic: str, queue_num: int, /) -> None: ...
 
-    def create_topic(self, key: str, *given: Any) -> None:
+    def create_topic(self, key: str, *java_arguments: Any) -> None:
         """Create a topic with `queue_num` queues (8 by default) on every master.
 
         The arguments are `(topic, queue_num)`, or as in Java `(key, topic, queue_num)`. Java's key
         must be TBW102, which selects every master too. Raises ConfigurationError for another key.
         """
-        arguments = PositionalArguments(*given)
+        arguments = PositionalArguments(*java_arguments)
         topic = arguments.take(str) or key
         queue_num = arguments.take(int) or 8
         if arguments.next_argument is not None or (topic is not key and key != DEFAULT_TOPIC):
             raise ConfigurationError(
-                f"create_topic cannot create a topic from the arguments {(key, *given)}.",
+                f"create_topic cannot create a topic from the arguments {(key, *java_arguments)}.",
                 fix="Pass the topic and its number of queues. It is created on every master.",
             )
         self._call_admin(lambda admin: admin.create_topic(topic, queues=queue_num))

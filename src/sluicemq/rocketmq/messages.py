@@ -157,18 +157,20 @@ class MessageQueue(StrictAttributes):
         """
         if len(positional) == 1 and isinstance(positional[0], MessageQueue | ModelQueue):
             positional = tuple(positional[0])
-        values = dict(zip(_QUEUE_FIELDS, positional, strict=False)) | keywords
-        has_unknown = len(positional) > len(_QUEUE_FIELDS) or values.keys() - set(_QUEUE_FIELDS)
-        is_incomplete = 0 < len(values) < len(_QUEUE_FIELDS)
+        value_by_field = dict(zip(_QUEUE_FIELDS, positional, strict=False)) | keywords
+        has_unknown = len(positional) > len(_QUEUE_FIELDS) or value_by_field.keys() - set(
+            _QUEUE_FIELDS
+        )
+        is_incomplete = 0 < len(value_by_field) < len(_QUEUE_FIELDS)
         if has_unknown or is_incomplete:
             raise ConfigurationError(
                 "MessageQueue takes topic, broker_name and queue_id, or nothing, got "
                 f"{(*positional, *keywords.values())!r}.",
                 fix="Pass all three, or none and call set_topic, set_broker_name and set_queue_id.",
             )
-        self.topic = values.get("topic", "")
-        self.broker_name = values.get("broker_name", "")
-        self.queue_id = values.get("queue_id", 0)
+        self.topic = value_by_field.get("topic", "")
+        self.broker_name = value_by_field.get("broker_name", "")
+        self.queue_id = value_by_field.get("queue_id", 0)
 
     set_topic = Setter[str]()
     set_broker_name = Setter[str]()
@@ -325,7 +327,7 @@ class Message(StrictAttributes):
     def __init__(
         self,
         topic: str = "",
-        *given: Any,
+        *java_arguments: Any,
         body: bytes | str = b"",
         tags: str | None = None,
         keys: str | Sequence[str] | None = (),
@@ -337,10 +339,10 @@ class Message(StrictAttributes):
         A body that is a string is encoded as UTF-8. Raises ConfigurationError if the positional
         arguments have a wrong number, order or type.
         """
-        if len(given) == 1:
-            (body,) = given
-        elif given:
-            tags, keys, flag, body, wait_store_msg_ok = _bind_positional(topic, given)
+        if len(java_arguments) == 1:
+            (body,) = java_arguments
+        elif java_arguments:
+            tags, keys, flag, body, wait_store_msg_ok = _bind_positional(topic, java_arguments)
         self.topic = topic
         self.tags = tags or None
         self.flag = flag

@@ -75,29 +75,29 @@ def make_attribute_error(owner_class: type, name: str) -> AttributeError:
 
     The text suggests the name that was probably meant, or says what to do instead.
     """
+    fix = _fix_of_name(owner_class, to_snake_case(name))
+    return AttributeError(f"{owner_class.__name__} has no attribute {name!r}. {fix}", name=name)
+
+
+def _fix_of_name(owner_class: type, snake_name: str) -> str:
+    """Return what to do instead of using `snake_name`, which `owner_class` may not have."""
     public_names = [
         public_name for public_name in dir(owner_class) if not public_name.startswith("_")
     ]
-    snake_name = to_snake_case(name)
-    attribute = snake_name.removeprefix("get_").removeprefix("set_").removeprefix("is_")
-    suggestion = did_you_mean(snake_name, public_names, cutoff=0.7)
     if snake_name in public_names:
-        fix = f"Names are in snake case here: {snake_name}."
-    elif attribute in _FIXES:
-        fix = _FIXES[attribute]
-    elif attribute in public_names and not snake_name.startswith("set_"):
-        fix = f"Read the attribute {attribute}."
-    elif attribute in public_names and any(
-        public_name.startswith("set_") for public_name in public_names
-    ):
-        fix = f"Set the attribute {attribute}."
-    elif attribute in public_names:
-        fix = f"{attribute} cannot be changed: create another {owner_class.__name__} with it."
-    elif suggestion:
-        fix = suggestion
-    else:
-        fix = f"See help({owner_class.__name__}) for its attributes and methods."
-    return AttributeError(f"{owner_class.__name__} has no attribute {name!r}. {fix}", name=name)
+        return f"Names are in snake case here: {snake_name}."
+    attribute = snake_name.removeprefix("get_").removeprefix("set_").removeprefix("is_")
+    if attribute in _FIXES:
+        return _FIXES[attribute]
+    if attribute in public_names:
+        if not snake_name.startswith("set_"):
+            return f"Read the attribute {attribute}."
+        has_setters = any(public_name.startswith("set_") for public_name in public_names)
+        if has_setters:
+            return f"Set the attribute {attribute}."
+        return f"{attribute} cannot be changed: create another {owner_class.__name__} with it."
+    suggestion = did_you_mean(snake_name, public_names, cutoff=0.7)
+    return suggestion or f"See help({owner_class.__name__}) for its attributes and methods."
 
 
 class StrictAttributes:

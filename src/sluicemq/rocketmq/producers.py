@@ -304,14 +304,14 @@ class DefaultMQProducer(Client[Producer]):
     @overload
     def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
 
-    def send_oneway(self, message: Message, *given: Any) -> None:
+    def send_oneway(self, message: Message, *java_arguments: Any) -> None:
         """Send a message without a response of the broker. The message may be lost.
 
         A queue, or a selector and its argument, may follow. Raises ConfigurationError,
         RouteNotFoundError, and ConnectionLostError if the broker cannot be connected to.
         """
         message = expect_one_message(message, Message, "send_oneway")
-        arguments = PositionalArguments(*given)
+        arguments = PositionalArguments(*java_arguments)
         any_queue = arguments.take(*_QUEUE_TYPES)
         queue = None if any_queue is None else to_model_queue(any_queue)
         if _is_selector(arguments.next_argument):

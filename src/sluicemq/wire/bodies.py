@@ -540,8 +540,8 @@ def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int
 
     `addresses` maps the broker ids of the replicas to their addresses.
     """
-    values = {"brokerAddrs": dict(addresses), "brokerName": broker, "cluster": cluster}
-    return fastjson.dumps({"brokerMemberGroup": values})
+    member_group = {"brokerAddrs": dict(addresses), "brokerName": broker, "cluster": cluster}
+    return fastjson.dumps({"brokerMemberGroup": member_group})
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:

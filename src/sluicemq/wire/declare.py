@@ -609,15 +609,7 @@ class ObjectCodec(Generic[T]):
         rows = sorted(self._declared, key=lambda row: row[2].wire_name)
         names_on_wire = [declaration.wire_name for _, _, declaration in rows]
         get_values = _attributes_getter([name for name, _, _ in rows])
-        # Only the fields that need it are converted, and only those that can be None are checked.
-        converters = []
-        optional_names = []
-        for _, field_type, declaration in rows:
-            convert = declaration.write or value_codec(field_type).write
-            if convert:
-                converters.append((declaration.wire_name, convert))
-            if declaration.write or NoneType in get_args(field_type):
-                optional_names.append(declaration.wire_name)
+        converters, optional_names = self._converters_and_optional_names()
         constants = self.constants
 
         def write_plain_object(instance: T) -> dict[str, Any]:
@@ -636,6 +628,21 @@ class ObjectCodec(Generic[T]):
 
         is_plain = not (converters or optional_names or constants)
         return write_plain_object if is_plain else write_object
+
+    def _converters_and_optional_names(self) -> tuple[list[tuple[str, ValueWriter]], list[str]]:
+        """Return ((wire name, writer) of fields to convert, wire names of fields that may be None).
+
+        They are made once, so that `write` handles only these fields one by one.
+        """
+        converters: list[tuple[str, ValueWriter]] = []
+        optional_names: list[str] = []
+        for _, field_type, declaration in self._declared:
+            convert = declaration.write or value_codec(field_type).write
+            if convert:
+                converters.append((declaration.wire_name, convert))
+            if declaration.write or NoneType in get_args(field_type):
+                optional_names.append(declaration.wire_name)
+        return converters, optional_names
 
 
 def _attributes_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

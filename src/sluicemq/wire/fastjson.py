@@ -93,7 +93,7 @@ JsonData = str | bytes | memoryview
 # ------------------------------------------------------------------------------------- reading
 
 
-def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
+def loads(json_text: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     """Decode standard JSON or the dialect of fastjson. References are replaced by their targets.
 
     `values_max` limits the number of values in text that is slow to decode: text that is not
@@ -103,25 +103,27 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     >>> loads('{0:"a"}')
     {0: 'a'}
     """
-    if isinstance(data, memoryview):
-        data = bytes(data)
+    if isinstance(json_text, memoryview):
+        json_text = bytes(json_text)
     try:
-        value = orjson.loads(data)
+        document = orjson.loads(json_text)
     except orjson.JSONDecodeError:
-        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-        value = _Parser(text, values_max).parse_document()
-    reference_mark = REFERENCE_NAME if isinstance(data, str) else REFERENCE
-    if reference_mark not in data:  # type: ignore[operator]
-        return value
+        decoded_text = json_text
+        if isinstance(decoded_text, bytes):
+            decoded_text = decoded_text.decode("utf-8", "replace")
+        document = _Parser(decoded_text, values_max).parse_document()
+    reference_mark = REFERENCE_NAME if isinstance(json_text, str) else REFERENCE
+    if reference_mark not in json_text:  # type: ignore[operator]
+        return document
 
     # Resolving references takes time and memory, so both the values before and after are limited.
-    written_values = bound_counts(data).values
+    written_values = bound_counts(json_text).values
     if written_values > values_max:
         raise ProtocolError("The JSON has references and too many values to resolve them.")
-    value = _References(value).resolve(value, ())
-    expanded_max = EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written_values)
-    _check_expanded_count(value, expanded_max)
-    return value
+    document = _References(document).resolve(document, ())
+    expanded_max = EXPANDED_FREE + min(len(json_text), EXPANDED_PER_VALUE * written_values)
+    _check_expanded_count(document, expanded_max)
+    return document
 
 
 def _check_expanded_count(root: Any, values_max: int) -> None:
@@ -307,28 +309,28 @@ class _References:
         The reference to the map ensures that no other object gets its `id`.
         """
 
-    def resolve(self, value: Any, parents: tuple[Any, ...]) -> Any:
-        """Replace the references in `value` in place, and return it, or the target if it is one.
+    def resolve(self, json_value: Any, parents: tuple[Any, ...]) -> Any:
+        """Replace the references in a value in place; return the value, or its target if it is one.
 
-        `parents` are the containers around `value`, the root first. A reference without a target
-        becomes None. Raises ProtocolError if `value` is nested deeper than DEPTH_MAX.
+        `parents` are the containers around `json_value`, the root first. A reference without a
+        target becomes None. Raises ProtocolError if `json_value` is nested deeper than DEPTH_MAX.
         """
-        if not isinstance(value, dict | list):
-            return value
-        chain = (*parents, value)
+        if not isinstance(json_value, dict | list):
+            return json_value
+        chain = (*parents, json_value)
         if len(chain) > DEPTH_MAX:
             raise _too_deep()
-        if isinstance(value, list):
-            value[:] = [
-                self.resolve(item, chain) if isinstance(item, dict | list) else item
-                for item in value
+        if isinstance(json_value, list):
+            json_value[:] = [
+                self.resolve(json_item, chain) if isinstance(json_item, dict | list) else json_item
+                for json_item in json_value
             ]
-            return value
-        path = _reference_of(value)
+            return json_value
+        path = _reference_of(json_value)
         if path is not None:
             return self._find_target(path, chain)
-        self._resolve_members(value, chain)
-        return value
+        self._resolve_members(json_value, chain)
+        return json_value
 
     def _resolve_members(self, json_object: dict[Any, Any], chain: tuple[Any, ...]) -> None:
         """Replace the references in the values and keys of an object, the last item of `chain`."""
@@ -412,7 +414,7 @@ def _reference_of(json_value: Any) -> str | None:
 # ------------------------------------------------------------------------------------- writing
 
 
-def dumps(value: Any) -> bytes:
+def dumps(json_value: Any) -> bytes:
     """Encode a value in the dialect of fastjson.
 
     Integer and object keys are not quoted, keys are sorted, and members of objects that are None
@@ -424,40 +426,40 @@ def dumps(value: Any) -> bytes:
     """
     # orjson is fast, but writes None in objects, and refuses integer and object keys.
     try:
-        json_text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        json_text = orjson.dumps(json_value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         json_text = b"null"  # so that the slow encoder below is used
     if b"null" not in json_text:
         return json_text
-    pieces: list[str] = []
-    _write(value, pieces)
-    return "".join(pieces).encode("utf-8", "replace")
+    written: list[str] = []
+    _write(json_value, written)
+    return "".join(written).encode("utf-8", "replace")
 
 
-def _write(value: Any, pieces: list[str]) -> None:
-    """Append the text of `value` to `pieces`, as `dumps` describes."""
-    if isinstance(value, dict):
-        _write_object(value, pieces)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            pieces.append("," if index else "[")
-            _write(item, pieces)
-        pieces.append("]" if value else "[]")
+def _write(json_value: Any, written: list[str]) -> None:
+    """Append the text of `json_value` to `written`, as `dumps` describes."""
+    if isinstance(json_value, dict):
+        _write_object(json_value, written)
+    elif isinstance(json_value, list | tuple):
+        for index, json_item in enumerate(json_value):
+            written.append("," if index else "[")
+            _write(json_item, written)
+        written.append("]" if json_value else "[]")
     else:
-        pieces.append(_scalar(value))
+        written.append(_scalar(json_value))
 
 
-def _write_object(json_object: dict[Any, Any], pieces: list[str]) -> None:
-    """Append the text of an object to `pieces`, without the members that are None."""
+def _write_object(json_object: dict[Any, Any], written: list[str]) -> None:
+    """Append the text of an object to `written`, without the members that are None."""
     separator = "{"  # before the first member
     for key in sorted(json_object, key=_order_of_key):
         if json_object[key] is not None:
-            pieces.append(separator)
-            _write(dict(key) if isinstance(key, tuple) else key, pieces)
-            pieces.append(":")
-            _write(json_object[key], pieces)
+            written.append(separator)
+            _write(dict(key) if isinstance(key, tuple) else key, written)
+            written.append(":")
+            _write(json_object[key], written)
             separator = ","
-    pieces.append("}" if separator == "," else "{}")
+    written.append("}" if separator == "," else "{}")
 
 
 def _order_of_key(key: Any) -> tuple[int, Any]:
@@ -470,27 +472,27 @@ def _scalar(scalar: Any) -> str:
     return dumps_strict(scalar).decode()
 
 
-def dumps_strict(value: Any) -> bytes:
+def dumps_strict(json_value: Any) -> bytes:
     """Encode a value as standard JSON, with its keys in their order.
 
     A lone surrogate is written as an escape with a backslash and `u`.
     """
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(json_value)
     except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(json_value, separators=(",", ":")).encode()
 
 
-def dumps_file(value: Any) -> str:
+def dumps_file(json_value: Any) -> str:
     """Encode a value as standard JSON for a file of `config/`: indented, with sorted keys.
 
     Integer keys are quoted. RocketMQ can read such files (spec/store.md §11).
     """
     option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
     try:
-        return orjson.dumps(value, option=option).decode()
+        return orjson.dumps(json_value, option=option).decode()
     except TypeError:  # an integer beyond 64 bits, or a lone surrogate
-        return json.dumps(value, indent=2, sort_keys=True)
+        return json.dumps(json_value, indent=2, sort_keys=True)
 
 
 class PrettyText(str):
@@ -499,7 +501,7 @@ class PrettyText(str):
     __slots__ = ()
 
 
-def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
+def dumps_pretty(json_value: Any, depth: int = 0) -> PrettyText:
     """Encode a value as fastjson writes the files of `config/` (spec/store.md §11).
 
     Lines are indented with tabs, and colons have no blank after them. Integer keys are not quoted,
@@ -508,45 +510,47 @@ def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
 
     `depth` is the number of containers around the place where the caller will insert the result.
     """
-    pieces: list[str] = []
-    _write_pretty(value, "\n" + "\t" * depth, pieces)
-    return PrettyText("".join(pieces))
+    written: list[str] = []
+    _write_pretty(json_value, "\n" + "\t" * depth, written)
+    return PrettyText("".join(written))
 
 
-def _write_pretty(value: Any, line: str, pieces: list[str]) -> None:
-    """Append the text of `value` to `pieces`, as `dumps_pretty` describes.
+def _write_pretty(json_value: Any, line: str, written: list[str]) -> None:
+    """Append the text of `json_value` to `written`, as `dumps_pretty` describes.
 
-    `line` is the newline and indentation before the closing bracket of `value`.
+    `line` is the newline and indentation before the closing bracket of `json_value`.
     """
-    if isinstance(value, list | tuple) and value:
-        _write_pretty_items(value, line, pieces)
-    elif not isinstance(value, Mapping):
-        pieces.append(_scalar(value))
-    elif set(map(type, value)) | set(map(type, value.values())) == _INTEGERS:
+    if isinstance(json_value, list | tuple) and json_value:
+        _write_pretty_items(json_value, line, written)
+    elif not isinstance(json_value, Mapping):
+        written.append(_scalar(json_value))
+    elif set(map(type, json_value)) | set(map(type, json_value.values())) == _INTEGERS:
         # The same text as `_write_pretty_members`, but faster: a table of offsets has many such
         # maps.
-        pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - takes half the time of an f-string
-        pieces.append(f"{{{pairs}{line}}}")
+        pairs = ",".join(["%d:%d" % pair for pair in json_value.items()])  # noqa: UP031 - takes half the time of an f-string
+        written.append(f"{{{pairs}{line}}}")
     else:
-        _write_pretty_members(value, line, pieces)
+        _write_pretty_members(json_value, line, written)
 
 
-def _write_pretty_items(items: list[Any] | tuple[Any, ...], line: str, pieces: list[str]) -> None:
+def _write_pretty_items(
+    json_items: list[Any] | tuple[Any, ...], line: str, written: list[str]
+) -> None:
     """Append the text of a list, with a line for each item, or of a tuple, in one line."""
-    is_list = isinstance(items, list)
+    is_list = isinstance(json_items, list)
     before_item = line + "\t" if is_list else ""
-    for index, item in enumerate(items):
-        pieces.append(("," if index else "[") + before_item)
-        _write_pretty(item, line + "\t", pieces)
-    pieces.append(f"{line}]" if is_list else "]")
+    for index, json_item in enumerate(json_items):
+        written.append(("," if index else "[") + before_item)
+        _write_pretty(json_item, line + "\t", written)
+    written.append(f"{line}]" if is_list else "]")
 
 
-def _write_pretty_members(mapping: Mapping[Any, Any], line: str, pieces: list[str]) -> None:
+def _write_pretty_members(mapping: Mapping[Any, Any], line: str, written: list[str]) -> None:
     """Append the text of an object. Only integer keys do not begin a line."""
     member_line = line + "\t"
     separator = "{"  # before the first member
-    for key, value in mapping.items():
-        if value is None:
+    for key, member in mapping.items():
+        if member is None:
             continue
         if isinstance(key, int):
             written_key = str(key)
@@ -554,13 +558,13 @@ def _write_pretty_members(mapping: Mapping[Any, Any], line: str, pieces: list[st
             written_key = member_line + _scalar(str(key))
         else:
             written_key = member_line + dumps(dict(key)).decode()
-        pieces.append(f"{separator}{written_key}:")
-        if value.__class__ is int or value.__class__ is PrettyText:
-            pieces.append(str(value))
+        written.append(f"{separator}{written_key}:")
+        if member.__class__ is int or member.__class__ is PrettyText:
+            written.append(str(member))
         else:
-            _write_pretty(value, member_line, pieces)
+            _write_pretty(member, member_line, written)
         separator = ","
-    pieces.append(f"{line}}}" if separator == "," else "{}")
+    written.append(f"{line}}}" if separator == "," else "{}")
 
 
 def to_text(json_value: Any) -> str:
@@ -579,15 +583,15 @@ def to_text(json_value: Any) -> str:
 # ------------------------------------------------------------------------------- single values
 
 
-def load_object(data: JsonData, body_name: str) -> dict[Any, Any]:
+def load_object(json_body: JsonData, body_name: str) -> dict[Any, Any]:
     """Decode a body that is a JSON object. `body_name` is the name of the body in errors.
 
     Raises ProtocolError if the body is empty, is not valid JSON, or is another JSON value. A body
     that is null gives {}.
     """
-    if not data:
+    if not json_body:
         raise ProtocolError(f"The {body_name} has no body.")
-    return as_object(loads(data), f"The {body_name}")
+    return as_object(loads(json_body), f"The {body_name}")
 
 
 def as_object(json_value: Any, value_name: str) -> dict[Any, Any]:
@@ -675,30 +679,30 @@ def as_integer(json_value: Any, field_name: str) -> int:
     return integer
 
 
-def take_object(values: Mapping[Any, Any], key: str) -> dict[Any, Any]:
+def take_object(json_object: Mapping[Any, Any], key: str) -> dict[Any, Any]:
     """Return the field `key` as an object, {} if it is absent or null. Raises ProtocolError."""
-    return as_object(values.get(key), key)
+    return as_object(json_object.get(key), key)
 
 
-def take_list(values: Mapping[Any, Any], key: str) -> list[Any]:
+def take_list(json_object: Mapping[Any, Any], key: str) -> list[Any]:
     """Return the field `key` as a list, [] if it is absent or null. Raises ProtocolError."""
-    json_value = values.get(key)
-    return [] if json_value is None else as_list(json_value, key)
+    member = json_object.get(key)
+    return [] if member is None else as_list(member, key)
 
 
-def take_integer(values: Mapping[Any, Any], key: str, default: int = 0) -> int:
+def take_integer(json_object: Mapping[Any, Any], key: str, default: int = 0) -> int:
     """Return the field `key` as `as_integer` does, `default` if it is absent or null.
 
     Raises ProtocolError.
     """
-    json_value = values.get(key)
-    return default if json_value is None else as_integer(json_value, key)
+    member = json_object.get(key)
+    return default if member is None else as_integer(member, key)
 
 
-def take_text(values: Mapping[Any, Any], key: str, default: str = "") -> str:
+def take_text(json_object: Mapping[Any, Any], key: str, default: str = "") -> str:
     """Return the field `key` as a string, `default` if it is absent or null.
 
     Other JSON values become the string that fastjson makes of them.
     """
-    json_value = values.get(key)
-    return default if json_value is None else to_text(json_value)
+    member = json_object.get(key)
+    return default if member is None else to_text(member)

@@ -147,25 +147,25 @@ HEADER_MASK: Final = 0xFFFFFF
 # ------------------------------------------------------------------------------------ decoding
 
 
-def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
-    """Return the command in the frame `data[start:end]`, which begins behind the frame's `total`.
+def decode(buffer: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
+    """Return the command in the frame `buffer[start:end]`, which begins behind the frame's `total`.
 
-    `end` None means the end of `data`. The body of the returned command is a slice of `data`: a
-    view, not a copy, if `data` is a memoryview. Raises ProtocolError if the frame is malformed.
+    `end` None means the end of `buffer`. The body of the returned command is a slice of `buffer`: a
+    view, not a copy, if `buffer` is a memoryview. Raises ProtocolError if the frame is malformed.
     """
-    end = len(data) if end is None else end
+    end = len(buffer) if end is None else end
     if end - start < 4:
         raise ProtocolError(f"A frame of {end - start} bytes is too short for a header length.")
     # The upper byte is the serialisation, the others are the header's length.
-    serialization_and_length = _NUMBER.unpack_from(data, start)[0]
+    serialization_and_length = _NUMBER.unpack_from(buffer, start)[0]
     header_end = start + 4 + (serialization_and_length & HEADER_MASK)
     if header_end > end:
         raise ProtocolError(
             f"A header of {serialization_and_length & HEADER_MASK} bytes does not fit into a frame "
             f"of {end - start} bytes."
         )
-    header = bytes(data[start + 4 : header_end])
-    body = data[header_end:end]
+    header = bytes(buffer[start + 4 : header_end])
+    body = buffer[header_end:end]
     serialization = serialization_and_length >> 24
     if serialization == BINARY:
         return _decode_binary(header, body)
@@ -174,32 +174,33 @@ def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> 
             f"Serialisation {serialization} does not exist: it must be 0 (JSON) or 1 (ROCKETMQ)."
         )
     try:
-        values = orjson.loads(header)
+        header_values = orjson.loads(header)
     except ValueError:  # `build_command` decodes it with the tolerant decoder
-        values = None
-    return build_command(values, header, body)
+        header_values = None
+    return build_command(header_values, header, body)
 
 
-def build_command(values: Any, header: bytes, body: bytes | memoryview) -> Command:
+def build_command(header_values: Any, header: bytes, body: bytes | memoryview) -> Command:
     """Return the command with the JSON header `header` and the body `body`.
 
-    `values` is what orjson decoded from the header, or None if it could not decode it. Only a
-    header in the usual form is built from `values`; any other is decoded again by the tolerant
-    decoder. Raises ProtocolError if that cannot read the header either. This runs for every frame.
+    `header_values` is what orjson decoded from the header, or None if it could not decode it. Only
+    a header in the usual form is built from `header_values`; any other is decoded again by the
+    tolerant decoder. Raises ProtocolError if that cannot read the header either. This runs for
+    every frame.
     """
     # `join` and `|` are type checks that run in C: they fail for values that are not strings, and
     # for numbers that are not integers. Negative numbers go to the tolerant decoder, because in the
     # result of `|` a negative number hides that another number is too large.
     try:
-        fields = values.get("extFields")
+        fields = header_values.get("extFields")
         if fields is not None:
             "".join(fields.values())
-        code = values["code"]
-        opaque = values["opaque"]
-        flag = values["flag"]
-        version = values["version"]
-        language = values["language"]
-        remark = values.get("remark")
+        code = header_values["code"]
+        opaque = header_values["opaque"]
+        flag = header_values["flag"]
+        version = header_values["version"]
+        language = header_values["language"]
+        remark = header_values.get("remark")
         if (
             0 <= code | opaque | flag | version <= 0x7FFFFFFF
             and language.__class__ is str
@@ -219,25 +220,25 @@ def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
     JSON object, a number does not fit into 32 bits, or there are more than HEADER_VALUES_MAX
     values.
     """
-    values = fastjson.loads(header, HEADER_VALUES_MAX)
-    if not isinstance(values, dict):
+    header_values = fastjson.loads(header, HEADER_VALUES_MAX)
+    if not isinstance(header_values, dict):
         raise ProtocolError("The JSON header is not an object.")
-    fields = values.get("extFields")
+    fields = header_values.get("extFields")
     if fields is not None and not isinstance(fields, dict):
         raise ProtocolError("The header's extFields are not a JSON object.")
-    remark = values.get("remark")
-    language = values.get("language")
+    remark = header_values.get("remark")
+    language = header_values.get("language")
     if isinstance(language, int) and 0 <= language < len(LANGUAGES):
         language = LANGUAGES[language]
     return Command(
-        _read_int32(values, "code"),
+        _read_int32(header_values, "code"),
         fields and _fields_as_texts(fields),
         body,
-        _read_int32(values, "opaque"),
-        _read_int32(values, "flag"),
+        _read_int32(header_values, "opaque"),
+        _read_int32(header_values, "flag"),
         None if remark is None else fastjson.to_text(remark),
         language if isinstance(language, str) else "OTHER",
-        _read_int32(values, "version"),
+        _read_int32(header_values, "version"),
     )
 
 
@@ -250,12 +251,12 @@ def _fields_as_texts(fields: Mapping[Any, Any]) -> dict[str, str]:
     return texts
 
 
-def _read_int32(values: Mapping[Any, Any], key: str) -> int:
-    """Return the 32-bit integer `values[key]`: 0 if it is absent or null; strings are parsed.
+def _read_int32(header_values: Mapping[Any, Any], key: str) -> int:
+    """Return the 32-bit integer under `key`: 0 if it is absent or null. Strings are parsed.
 
     Raises ProtocolError if it is not an integer of 32 bits.
     """
-    received_value = values.get(key)
+    received_value = header_values.get(key)
     try:
         integer = int(received_value) if received_value is not None else 0
     except (ValueError, TypeError, OverflowError):
@@ -353,20 +354,20 @@ def encode_start(command: Command) -> bytes:
     if command.serialization == BINARY:
         header = _encode_binary(command)
     else:
-        values: dict[str, Any] = {"code": command.code}
+        header_values: dict[str, Any] = {"code": command.code}
         if command.fields is not None:
-            values["extFields"] = command.fields
-        values["flag"] = command.flag
-        values["language"] = command.language
-        values["opaque"] = command.opaque
+            header_values["extFields"] = command.fields
+        header_values["flag"] = command.flag
+        header_values["language"] = command.language
+        header_values["opaque"] = command.opaque
         if command.remark is not None:
-            values["remark"] = command.remark
-        values["serializeTypeCurrentRPC"] = "JSON"
-        values["version"] = command.version
+            header_values["remark"] = command.remark
+        header_values["serializeTypeCurrentRPC"] = "JSON"
+        header_values["version"] = command.version
         try:
-            header = orjson.dumps(values)
+            header = orjson.dumps(header_values)
         except TypeError:  # a lone surrogate
-            header = fastjson.dumps_strict(values)
+            header = fastjson.dumps_strict(header_values)
 
     frame_bytes = 4 + len(header) + len(command.body)
     if frame_bytes > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
@@ -386,22 +387,9 @@ def _encode_binary(command: Command) -> bytes:
     Raises ProtocolError if a number does not fit into its field.
     """
     remark = _encode_utf8(command.remark or "")
-    pieces = [b"", remark, b""]  # the first piece and the size of all fields are set below
-    fields_size = 0
     try:
-        for name, field_value in (command.fields or {}).items():
-            if name and field_value:
-                name_bytes = _encode_utf8(name)
-                value_bytes = _encode_utf8(field_value)
-                pieces += (
-                    _SHORT.pack(len(name_bytes)),
-                    name_bytes,
-                    _LENGTH.pack(len(value_bytes)),
-                    value_bytes,
-                )
-                fields_size += 6 + len(name_bytes) + len(value_bytes)
-        pieces[2] = _LENGTH.pack(fields_size)
-        pieces[0] = _BINARY_FIXED.pack(
+        fields = _encode_binary_fields(command.fields or {})
+        start = _BINARY_FIXED.pack(
             command.code,
             _LANGUAGE_NUMBERS.get(command.language, _OTHER),
             command.version,
@@ -414,6 +402,21 @@ def _encode_binary(command: Command) -> bytes:
             f"Request code {command.code} cannot be written in a binary header ({error}).",
             fix="Use the JSON serialisation.",
         ) from error
+    return b"".join((start, remark, _LENGTH.pack(len(fields)), fields))
+
+
+def _encode_binary_fields(fields: Mapping[str, str]) -> bytes:
+    """Return the fields of a binary header, without their size.
+
+    Raises struct.error if a name or value is too long.
+    """
+    pieces: list[bytes] = []
+    for name, value in fields.items():
+        if name and value:
+            name_bytes = _encode_utf8(name)
+            value_bytes = _encode_utf8(value)
+            pieces += (_SHORT.pack(len(name_bytes)), name_bytes)
+            pieces += (_LENGTH.pack(len(value_bytes)), value_bytes)
     return b"".join(pieces)
 
 

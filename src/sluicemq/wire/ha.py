@@ -171,19 +171,16 @@ class SlaveFrameReader:
         self._failover = failover
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[SlaveHandshake | int]:
-        """Yield the frames that `data` completes, in order.
+    def feed(self, received: bytes) -> Iterator[SlaveHandshake | int]:
+        """Yield the frames that `received` completes, in order.
 
         A SlaveHandshake is a handshake, an int the position in a report: the slave has the log up
         to it. In the plain protocol only the last report is yielded, because it replaces the ones
         before it. Raises ProtocolError if a frame does not begin with the state of one of these.
         """
-        unread = self._rest + data
+        unread = self._rest + received
         if not self._failover:
-            complete_bytes = len(unread) - len(unread) % _PLAIN_REPORT.size
-            self._rest = unread[complete_bytes:]
-            if complete_bytes:
-                yield _PLAIN_REPORT.unpack_from(unread, complete_bytes - _PLAIN_REPORT.size)[0]
+            yield from self._read_last_plain_report(unread)
             return
 
         offset = 0
@@ -207,6 +204,14 @@ class SlaveFrameReader:
             offset += layout.size
         self._rest = unread[offset:]
 
+    def _read_last_plain_report(self, unread: bytes) -> Iterator[int]:
+        """Yield the position in the last complete report, if there is one. Keep what follows it."""
+        complete_bytes = len(unread) - len(unread) % _PLAIN_REPORT.size
+        self._rest = unread[complete_bytes:]
+        if complete_bytes:
+            last_report_offset = complete_bytes - _PLAIN_REPORT.size
+            yield _PLAIN_REPORT.unpack_from(unread, last_report_offset)[0]
+
 
 class MasterFrameReader:
     """Decodes the bytes that a master sends.
@@ -223,8 +228,8 @@ class MasterFrameReader:
         self._bytes_left = 0
         """The number of log bytes of the current frame that have not arrived."""
 
-    def feed(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and log bytes in `data`, in order.
+    def feed(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and log bytes in `received`, in order.
 
         Chunks that follow one another in the log and have the same term are joined to one, with the
         confirmed position of the last. A frame without log bytes, a heartbeat, is a chunk without
@@ -234,7 +239,7 @@ class MasterFrameReader:
         joined_bytes = list[bytes | memoryview]()
         last_chunk = self._next_chunk
         end = -1
-        for frame in self._split_frames(data):
+        for frame in self._split_frames(received):
             follows_last_chunk = (
                 isinstance(frame, LogChunk)
                 and frame.position == end
@@ -252,17 +257,17 @@ class MasterFrameReader:
         if joined_bytes:
             yield _join_chunk(last_chunk, joined_bytes, end)
 
-    def _split_frames(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and the log bytes of each frame in `data`, without joining them.
+    def _split_frames(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and the log bytes of each frame in `received`, without joining them.
 
         A frame without log bytes gives a chunk without bytes.
         """
         if self._rest:
-            data = self._rest + data
+            received = self._rest + received
             self._rest = b""
-        view = memoryview(data)
+        view = memoryview(received)
         offset = 0
-        while offset < len(data):
+        while offset < len(received):
             if self._bytes_left:
                 log_bytes = view[offset : offset + self._bytes_left]
                 chunk = self._next_chunk
@@ -272,9 +277,9 @@ class MasterFrameReader:
                 self._next_chunk = chunk._replace(position=chunk.position + len(log_bytes))
                 continue
 
-            frame_and_size = self._read_frame_header(data, offset)
+            frame_and_size = self._read_frame_header(received, offset)
             if frame_and_size is None:
-                self._rest = data[offset:]
+                self._rest = received[offset:]
                 return
             frame, header_size = frame_and_size
             offset += header_size
@@ -284,30 +289,30 @@ class MasterFrameReader:
                 yield frame
 
     def _read_frame_header(
-        self, data: bytes, offset: int
+        self, received: bytes, offset: int
     ) -> tuple[MasterHandshake | LogChunk, int] | None:
         """Return the frame at `offset` without its log bytes, and the size of its header.
 
         A handshake counts as a header. Return None if the header is incomplete. Set `_bytes_left`
         to the number of log bytes in the frame. Raises ProtocolError if the header is malformed.
         """
-        available_bytes = len(data) - offset
+        available_bytes = len(received) - offset
         if not self._failover:
             if available_bytes < _PLAIN_HEADER.size:
                 return None
-            position, self._bytes_left = _PLAIN_HEADER.unpack_from(data, offset)
+            position, self._bytes_left = _PLAIN_HEADER.unpack_from(received, offset)
             _check_log_header(position, self._bytes_left)
             return LogChunk(position, b""), _PLAIN_HEADER.size
 
         if available_bytes < _MASTER_HANDSHAKE.size:
             return None
-        state = _STATE.unpack_from(data, offset)[0]
+        state = _STATE.unpack_from(received, offset)[0]
         if state != ConnectionState.TRANSFER:
-            return _read_master_handshake(data, offset)
+            return _read_master_handshake(received, offset)
         if available_bytes < _FAILOVER_HEADER.size:
             return None
         _, self._bytes_left, position, term_number, term_start, confirmed = (
-            _FAILOVER_HEADER.unpack_from(data, offset)
+            _FAILOVER_HEADER.unpack_from(received, offset)
         )
         _check_log_header(position, self._bytes_left)
         term = LogTerm(term_number, term_start)
@@ -320,13 +325,13 @@ def _join_chunk(last_chunk: LogChunk, joined_bytes: list[bytes | memoryview], en
     return last_chunk._replace(position=start, data=b"".join(joined_bytes))
 
 
-def _read_master_handshake(data: bytes, offset: int) -> tuple[MasterHandshake, int] | None:
+def _read_master_handshake(received: bytes, offset: int) -> tuple[MasterHandshake, int] | None:
     """Return the handshake at `offset` and its size, or None if it is incomplete.
 
-    `data` must contain at least the fields before the terms. Raises ProtocolError if the frame is
-    not a handshake, or its size is invalid.
+    `received` must contain at least the fields before the terms. Raises ProtocolError if the frame
+    is not a handshake, or its size is invalid.
     """
-    state, terms_size, end, term_number = _MASTER_HANDSHAKE.unpack_from(data, offset)
+    state, terms_size, end, term_number = _MASTER_HANDSHAKE.unpack_from(received, offset)
     if (
         state != ConnectionState.HANDSHAKE
         or terms_size % _TERM.size
@@ -336,9 +341,9 @@ def _read_master_handshake(data: bytes, offset: int) -> tuple[MasterHandshake, i
             f"A master's frame begins with {state} and {terms_size}; this is not a failover frame."
         )
     handshake_size = _MASTER_HANDSHAKE.size + terms_size
-    if len(data) - offset < handshake_size:
+    if len(received) - offset < handshake_size:
         return None
-    terms_bytes = data[offset + _MASTER_HANDSHAKE.size : offset + handshake_size]
+    terms_bytes = received[offset + _MASTER_HANDSHAKE.size : offset + handshake_size]
     terms = tuple(LogTerm(*fields) for fields in _TERM.iter_unpack(terms_bytes))
     return MasterHandshake(end, term_number, terms), handshake_size
 

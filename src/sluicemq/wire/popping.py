@@ -98,9 +98,9 @@ class ReceiptHandle(NamedTuple):
         return _SEPARATOR.join(map(str, fields if self.offset != NO_OFFSET else fields[:-1]))
 
     @classmethod
-    def parse(cls, text: str) -> "ReceiptHandle":
+    def parse(cls, handle_text: str) -> "ReceiptHandle":
         """Return the handle that a string contains. Raises ProtocolError if it is malformed."""
-        words = text.split(_SEPARATOR)[: len(cls._fields)]
+        words = handle_text.split(_SEPARATOR)[: len(cls._fields)]
         fields: list[Any]
         try:
             # All fields are integers except the broker name.
@@ -109,7 +109,7 @@ class ReceiptHandle(NamedTuple):
             fields = []  # so that the error below is raised
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
             raise ProtocolError(
-                f"{text!r} is not the receipt handle of a popped message.",
+                f"{handle_text!r} is not the receipt handle of a popped message.",
                 fix="Pass the handle unchanged: it has seven to nine fields separated by blanks.",
             )
         return cls(*fields)
@@ -177,7 +177,9 @@ class Checkpoint(NamedTuple):
         return fastjson.dumps(self.to_json())
 
     @classmethod
-    def from_json(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
+    def from_json(
+        cls, json_object: Mapping[Any, Any], revive_queue: int, broker: str
+    ) -> "Checkpoint":
         """Return the checkpoint that a JSON object contains.
 
         Its messages have the offsets `so + d[i]`, or `n` consecutive offsets from `so` on if `d` is
@@ -187,10 +189,10 @@ class Checkpoint(NamedTuple):
         `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
         checkpoint that does not contain one. Raises ProtocolError if a field has another type.
         """
-        topic, group, queue_id, start_offset, pop_ms, broker = _read_key(values, broker)
-        differences = take_list(values, "d")
-        message_count = min(take_integer(values, "n"), _MESSAGES_MAX)
-        acknowledged_bits = take_integer(values, "bm")
+        topic, group, queue_id, start_offset, pop_ms, broker = _read_key(json_object, broker)
+        differences = take_list(json_object, "d")
+        message_count = min(take_integer(json_object, "n"), _MESSAGES_MAX)
+        acknowledged_bits = take_integer(json_object, "bm")
         offsets = []
         for index, difference in enumerate(differences or range(message_count)):
             is_acknowledged = acknowledged_bits >> index & 1
@@ -203,10 +205,10 @@ class Checkpoint(NamedTuple):
             broker=broker,
             start_offset=start_offset,
             pop_ms=pop_ms,
-            invisible_ms=take_integer(values, "it"),
+            invisible_ms=take_integer(json_object, "it"),
             offsets=tuple(offsets),
             revive_queue=revive_queue,
-            is_suspended=values.get("sp") is True,
+            is_suspended=json_object.get("sp") is True,
         )
 
 
@@ -233,10 +235,10 @@ class Acknowledgement(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the body of its record."""
-        values = {"ao": self._single_offset, **_key_to_json(self.key)}
+        json_object = {"ao": self._single_offset, **_key_to_json(self.key)}
         if len(self.offsets) != 1:
-            values["aol"] = list(self.offsets)
-        return fastjson.dumps(values)
+            json_object["aol"] = list(self.offsets)
+        return fastjson.dumps(json_object)
 
 
 def decode_checkpoint(record_body: JsonData, revive_queue: int, broker: str) -> Checkpoint:
@@ -255,12 +257,12 @@ def decode_acknowledgement(record_body: JsonData, broker: str) -> Acknowledgemen
     of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
     object, or a field has another type.
     """
-    values = _with_short_names(load_object(record_body, "acknowledgement"))
-    if "aol" in values:
-        offsets = [as_integer(offset, "aol") for offset in take_list(values, "aol")]
+    json_object = _with_short_names(load_object(record_body, "acknowledgement"))
+    if "aol" in json_object:
+        offsets = [as_integer(offset, "aol") for offset in take_list(json_object, "aol")]
     else:
-        offsets = [take_integer(values, "ao")]
-    return Acknowledgement(_read_key(values, broker), tuple(offsets))
+        offsets = [take_integer(json_object, "ao")]
+    return Acknowledgement(_read_key(json_object, broker), tuple(offsets))
 
 
 _LONG_NAMES: Final = {
@@ -280,21 +282,23 @@ _LONG_NAMES: Final = {
 """The short name for each long name of a field."""
 
 
-def _with_short_names(values: Mapping[Any, Any]) -> dict[Any, Any]:
+def _with_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a copy of a JSON object in which fields with long names also have short names."""
-    renamed = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
-    return {**values, **renamed}
+    short_fields = {
+        short: json_object[name] for name, short in _LONG_NAMES.items() if name in json_object
+    }
+    return {**json_object, **short_fields}
 
 
-def _read_key(values: Mapping[Any, Any], broker: str) -> PopKey:
+def _read_key(json_object: Mapping[Any, Any], broker: str) -> PopKey:
     """Return the key of a checkpoint or acknowledgement. `broker` replaces a missing `bn`."""
     return (
-        take_text(values, "t"),
-        take_text(values, "c"),
-        take_integer(values, "q"),
-        take_integer(values, "so"),
-        take_integer(values, "pt"),
-        take_text(values, "bn") or broker,
+        take_text(json_object, "t"),
+        take_text(json_object, "c"),
+        take_integer(json_object, "q"),
+        take_integer(json_object, "so"),
+        take_integer(json_object, "pt"),
+        take_text(json_object, "bn") or broker,
     )
 
 
@@ -331,31 +335,31 @@ def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
     The broker name of all handles is that of the body. Raises ProtocolError if the body is
     malformed, or if an acknowledgement has more than 127 messages.
     """
-    values = load_object(request_body, "batch of acknowledgements")
-    broker = take_text(values, "brokerName")
+    json_object = load_object(request_body, "batch of acknowledgements")
+    broker = take_text(json_object, "brokerName")
     return [
         _read_pop_ack(_with_short_names(as_object(json_ack, "An acknowledgement")), broker)
-        for json_ack in take_list(values, "acks")
+        for json_ack in take_list(json_object, "acks")
     ]
 
 
-def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
+def _read_pop_ack(json_object: Mapping[Any, Any], broker: str) -> PopAck:
     """Return the acknowledgement in one item of `acks`. Raises ProtocolError if it is malformed."""
-    topic_kind = take_text(values, "r")
+    topic_kind = take_text(json_object, "r")
     if topic_kind not in _KINDS:
         raise ProtocolError(f"An acknowledgement has the topic kind {topic_kind!r}, not 0, 1 or 2.")
-    start_offset = take_integer(values, "so")
-    offsets = _decode_offset_bits(take_text(values, "b"), start_offset)
+    start_offset = take_integer(json_object, "so")
+    offsets = _decode_offset_bits(take_text(json_object, "b"), start_offset)
     handle = ReceiptHandle(
         start_offset=start_offset,
-        pop_ms=take_integer(values, "pt"),
-        invisible_ms=take_integer(values, "it"),
-        revive_queue=take_integer(values, "rq"),
+        pop_ms=take_integer(json_object, "pt"),
+        invisible_ms=take_integer(json_object, "it"),
+        revive_queue=take_integer(json_object, "rq"),
         kind=int(topic_kind),
         broker=broker,
-        queue_id=take_integer(values, "q"),
+        queue_id=take_integer(json_object, "q"),
     )
-    return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
+    return PopAck(take_text(json_object, "c"), take_text(json_object, "t"), handle, offsets)
 
 
 def _decode_offset_bits(base64_bits: str, start_offset: int) -> tuple[int, ...]:

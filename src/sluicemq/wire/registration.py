@@ -132,16 +132,16 @@ def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> byt
     """
     if not compressed:
         return fastjson.dumps(OBJECT_CODECS[RegisterBody].write(body))
-    pieces = [_with_size(encode_data_version(body.table.data_version))]
-    pieces.append(_INTEGER.pack(len(body.table.topics)))
+    sections = [_with_size(encode_data_version(body.table.data_version))]
+    sections.append(_INTEGER.pack(len(body.table.topics)))
     for topic in body.table.topics.values():
         queues_and_perm = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
         topic_text = f"{topic.name} {queues_and_perm} {topic.filter_type} ".encode()
         attributes_text = fastjson.dumps(dict(topic.attributes))
-        pieces.append(_with_size(topic_text + attributes_text))
-    pieces.append(_with_size(fastjson.dumps(list(body.filter_servers))))
-    pieces.append(_INTEGER.pack(0))  # mappings of static topics
-    return zlib.compress(b"".join(pieces), 9)
+        sections.append(_with_size(topic_text + attributes_text))
+    sections.append(_with_size(fastjson.dumps(list(body.filter_servers))))
+    sections.append(_INTEGER.pack(0))  # mappings of static topics
+    return zlib.compress(b"".join(sections), 9)
 
 
 def _with_size(content: bytes) -> bytes:
@@ -150,7 +150,7 @@ def _with_size(content: bytes) -> bytes:
 
 
 def decode_register_body(
-    data: bytes | memoryview,
+    request_body: bytes | memoryview,
     *,
     compressed: bool = False,
     version: int = VERSION,
@@ -173,15 +173,17 @@ def decode_register_body(
     The function lets other threads run every few milliseconds, so a thread can decode 100,000
     topics while an event loop runs in another one.
     """
-    if not data:
+    if not request_body:
         return RegisterBody(TopicTable())
     is_bare = version <= BARE_VERSION_MAX
-    is_compressed = compressed or data[0] == ZLIB_FIRST_BYTE
+    is_compressed = compressed or request_body[0] == ZLIB_FIRST_BYTE
     if is_compressed and not is_bare:
-        return _decode_compressed(data, bytes_max, is_wanted)
-    if len(data) > bytes_max:
-        raise ProtocolError(f"The registration has {len(data)} bytes; the limit is {bytes_max}.")
-    return _decode_json(bytes(data), is_bare, is_wanted)
+        return _decode_compressed(request_body, bytes_max, is_wanted)
+    if len(request_body) > bytes_max:
+        raise ProtocolError(
+            f"The registration has {len(request_body)} bytes; the limit is {bytes_max}."
+        )
+    return _decode_json(bytes(request_body), is_bare, is_wanted)
 
 
 def _decode_json(json_body: bytes, is_bare: bool, is_wanted: Callable[[], bool]) -> RegisterBody:
@@ -197,11 +199,11 @@ def _decode_json(json_body: bytes, is_bare: bool, is_wanted: Callable[[], bool])
             f"limit is {PLAIN_BYTES_MAX} bytes and {OTHER_VALUES_MAX} values. Write the table as "
             "plain JSON."
         )
-    values = load_object(other_json, "registration")
+    json_object = load_object(other_json, "registration")
     if is_bare:
-        registration = RegisterBody(OBJECT_CODECS[TopicTable].read(values))
+        registration = RegisterBody(OBJECT_CODECS[TopicTable].read(json_object))
     else:
-        registration = OBJECT_CODECS[RegisterBody].read(values)
+        registration = OBJECT_CODECS[RegisterBody].read(json_object)
     if not topics:
         return registration
     table = TopicTable(topics, registration.table.data_version, registration.table.unknown)
@@ -319,13 +321,13 @@ class _InflatingReader:
 
     def _fill(self, size: int) -> None:
         """Inflate until the buffer has `size` unread bytes. Raises ProtocolError."""
-        pieces = [self._buffer[self._position :]]
-        missing = size - len(pieces[0])
+        inflated_pieces = [self._buffer[self._position :]]
+        missing = size - len(inflated_pieces[0])
         while missing > 0:
-            piece = self._inflate_piece()
-            pieces.append(piece)
-            missing -= len(piece)
-        self._buffer = b"".join(pieces)
+            inflated_piece = self._inflate_piece()
+            inflated_pieces.append(inflated_piece)
+            missing -= len(inflated_piece)
+        self._buffer = b"".join(inflated_pieces)
         self._position = 0
 
     def _inflate_piece(self) -> bytes:

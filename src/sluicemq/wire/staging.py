@@ -91,22 +91,24 @@ def check_query(query: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def parse_stage(value: bytes) -> Stage:
+def parse_stage(stage_property: bytes) -> Stage:
     """Return the stage in the value of a stage property. Raises ProtocolError if it is malformed.
 
     Results are cached, because the rows of one task have few different values.
     """
-    fields = value.decode("utf-8", "replace").split("/", 6)
+    fields = stage_property.decode("utf-8", "replace").split("/", 6)
     try:
         query, epoch, partition, attempt, queue, delay, topic = fields
         owner = Owner(query, int(epoch), int(partition), int(attempt))
         queue_id = None if queue == _ABSENT else int(queue)
     except ValueError:
-        raise ProtocolError(f"{value!r} is not a valid stage property.") from None
+        raise ProtocolError(f"{stage_property!r} is not a valid stage property.") from None
     if delay == _ABSENT:
         return Stage(owner, topic, queue_id)
     if delay[:1] not in _DELAYS or not delay[1:].isdigit():
-        raise ProtocolError(f"The stage property {value!r} has the invalid delay {delay!r}.")
+        raise ProtocolError(
+            f"The stage property {stage_property!r} has the invalid delay {delay!r}."
+        )
     return Stage(owner, topic, queue_id, delay)
 
 

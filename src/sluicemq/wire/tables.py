@@ -108,20 +108,20 @@ def _spread_hash(key: str | int) -> int:
     return code ^ code >> 16
 
 
-def sort_map_as_java(values: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
+def sort_map_as_java(mapping: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
     """Return a copy of a mapping with string keys, ordered as `sort_keys_as_java` orders them."""
-    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
+    return {key: mapping[key] for key in sort_keys_as_java(mapping, buckets)}
 
 
-def sort_integer_map_as_java(values: Mapping[int, Any], buckets: int) -> dict[int, Any]:
+def sort_integer_map_as_java(mapping: Mapping[int, Any], buckets: int) -> dict[int, Any]:
     """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them.
 
     `buckets` is the initial capacity of Java's map.
     """
-    has_each_key_its_own_bucket = all(0 <= key < buckets for key in values)
-    if has_each_key_its_own_bucket and len(values) * 4 <= buckets * 3:
-        return dict(sorted(values.items()))  # the same order, faster
-    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
+    has_each_key_its_own_bucket = all(0 <= key < buckets for key in mapping)
+    if has_each_key_its_own_bucket and len(mapping) * 4 <= buckets * 3:
+        return dict(sorted(mapping.items()))  # the same order, faster
+    return {key: mapping[key] for key in sort_keys_as_java(mapping, buckets)}
 
 
 # -------------------------------------------------------------------------------- unknown fields
@@ -156,8 +156,8 @@ class UnknownFields:
         for name, item in table.items():
             is_text_current = name in texts and texts[name][0] is item
             if not is_text_current:
-                values = merge_sorted(values_of(item), self.items.get(name, {}))
-                object_text = fastjson.dumps_pretty({name: values}, 1)
+                item_fields = merge_sorted(values_of(item), self.items.get(name, {}))
+                object_text = fastjson.dumps_pretty({name: item_fields}, 1)
                 # Only the member, without the braces and the last newline of the object around it.
                 texts[name] = item, object_text[1 : object_text.rindex("\n")]
 
@@ -168,23 +168,25 @@ class UnknownFields:
 
 
 def select_unknown_fields(
-    values: Mapping[Any, Any], known_names: Collection[str]
+    json_object: Mapping[Any, Any], known_names: Collection[str]
 ) -> dict[str, Any]:
     """Return the fields of a JSON object whose names are strings that are not in `known_names`."""
     return {
         name: field_value
-        for name, field_value in values.items()
+        for name, field_value in json_object.items()
         if isinstance(name, str) and name not in known_names
     }
 
 
-def merge_sorted(values: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, Any]:
+def merge_sorted(
+    known_fields: Mapping[str, Any], unknown_fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a JSON object with the fields of both mappings, sorted by name as Java writes beans.
 
-    If both have a field, the value in `values` wins.
+    If both have a field, the value in `known_fields` wins.
     """
-    fields = {**unknown, **values}
-    return {key: fields[key] for key in sorted(fields)}
+    all_fields = {**unknown_fields, **known_fields}
+    return {key: all_fields[key] for key in sorted(all_fields)}
 
 
 def _read_file(
@@ -196,10 +198,10 @@ def _read_file(
     unknown fields of the file and of the table's items are put into `unknown`. Raises
     ProtocolError.
     """
-    values = load_object(file_text, file_name)
-    table: Any = OBJECT_CODECS[cls].read(values)
-    table.unknown.fields.update(select_unknown_fields(values, OBJECT_CODECS[cls].names))
-    for name, json_item in take_object(values, table_name).items():
+    json_object = load_object(file_text, file_name)
+    table: Any = OBJECT_CODECS[cls].read(json_object)
+    table.unknown.fields.update(select_unknown_fields(json_object, OBJECT_CODECS[cls].names))
+    for name, json_item in take_object(json_object, table_name).items():
         if fields := select_unknown_fields(
             as_object(json_item, table_name), OBJECT_CODECS[item_cls].names
         ):
@@ -207,13 +209,14 @@ def _read_file(
     return table  # type: ignore[no-any-return]
 
 
-def _render_file(table: Any, **known: Any) -> str:
+def _render_file(table: Any, **known_fields: Any) -> str:
     """Return the text of a file, whose fields are sorted by name.
 
-    They are the fields `known`, the data version of `table`, and the unknown fields of the file.
+    They are the fields `known_fields`, the data version of `table`, and the unknown fields of the
+    file.
     """
-    known["dataVersion"] = data_version_object(table.data_version)
-    return fastjson.dumps_pretty(merge_sorted(known, table.unknown.fields))
+    known_fields["dataVersion"] = data_version_object(table.data_version)
+    return fastjson.dumps_pretty(merge_sorted(known_fields, table.unknown.fields))
 
 
 def _item_to_json(topic_or_group: Any) -> dict[str, Any]:
@@ -457,17 +460,17 @@ def decode_consumer_offsets_file(file_text: str) -> ConsumerOffsets:
     Unknown fields are preserved in `unknown`. Raises ProtocolError if the text is not a JSON
     object, or a known field has another type.
     """
-    values = load_object(file_text, "consumer offsets")
-    offsets = OBJECT_CODECS[ConsumerOffsets].read(values)
+    json_object = load_object(file_text, "consumer offsets")
+    offsets = OBJECT_CODECS[ConsumerOffsets].read(json_object)
     light_offsets = {
         fastjson.to_text(key): {0: as_integer(offset, "An offset")}
-        for key, offset in take_object(values, "lmqOffsetTable").items()
+        for key, offset in take_object(json_object, "lmqOffsetTable").items()
     }
     known_names = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
     return ConsumerOffsets(
         {**offsets.offsets, **light_offsets},
         offsets.data_version,
-        UnknownFields(select_unknown_fields(values, known_names)),
+        UnknownFields(select_unknown_fields(json_object, known_names)),
     )
 
 
@@ -658,15 +661,15 @@ def decode_consumer_filters_file(file_text: str) -> list[ConsumerFilter]:
     for topic, json_topic in topics.items():
         json_filters = take_object(as_object(json_topic, "A topic"), "groupFilterData")
         for group, json_filter in json_filters.items():
-            values = as_object(json_filter, "A filter")
-            filters.append(_read_consumer_filter(topic, group, values))
+            json_values = as_object(json_filter, "A filter")
+            filters.append(_read_consumer_filter(topic, group, json_values))
     return filters
 
 
-def _read_consumer_filter(topic: Any, group: Any, values: Mapping[Any, Any]) -> ConsumerFilter:
-    """Return the filter of a group for a topic from the JSON object `values`."""
-    bloom_bits = take_object(values, "bloomFilterData")
-    stored = FILTER_CODEC.read({**values, "topic": topic, "consumerGroup": group})
+def _read_consumer_filter(topic: Any, group: Any, json_filter: Mapping[Any, Any]) -> ConsumerFilter:
+    """Return the filter of a group for a topic from the JSON object `json_filter`."""
+    bloom_bits = take_object(json_filter, "bloomFilterData")
+    stored = FILTER_CODEC.read({**json_filter, "topic": topic, "consumerGroup": group})
     bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom_bits, "bitPos"))
     return replace(stored, bits=bits, bit_count=take_integer(bloom_bits, "bitNum"))
 

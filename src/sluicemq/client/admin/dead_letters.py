@@ -418,7 +418,9 @@ def _edit_message(dead_letter: StoredMessage, edit: DeadLetterEdit, target: str)
     if edit.find:
         body = body.replace(edit.find, edit.replacement)
     edited_properties = {**editable_properties(dead_letter), **edit.properties}
-    properties = {name: value for name, value in edited_properties.items() if value}
+    properties = {
+        name: property_value for name, property_value in edited_properties.items() if property_value
+    }
     # The message has attributes for these properties.
     tag = properties.pop(TAGS, None)
     keys = properties.pop(KEYS, "")
@@ -587,7 +589,8 @@ class ReplayJudge:
         check_properties(row["properties"])
         # Names and values are separated by one byte each.
         properties_bytes = sum(
-            len(f"{name}{value}".encode()) + 2 for name, value in row["properties"].items()
+            len(f"{name}{property_value}".encode()) + 2
+            for name, property_value in row["properties"].items()
         )
         if properties_bytes > PROPERTIES_BYTES_MAX:
             raise ConfigurationError(

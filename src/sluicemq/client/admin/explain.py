@@ -273,8 +273,8 @@ def _lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
     subscription = None
     kind_and_expression = lane["subscriptions"].get(queue.topic)
     if kind_and_expression is not None:
-        kind, expression = kind_and_expression[:2]
-        subscription = parse_subscription(queue.topic, expression, kind)
+        expression_kind, expression = kind_and_expression[:2]
+        subscription = parse_subscription(queue.topic, expression, expression_kind)
     offset = None
     for lane_queue in lane["queues"]:
         if lane_queue["topic"] == queue.topic and lane_queue["queueId"] == queue.queue_id:

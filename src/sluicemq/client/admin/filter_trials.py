@@ -117,11 +117,13 @@ def try_filter(
 
 def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
     """Return the trial that a SluiceMQ broker reports in the body of its response."""
-    values = orjson.loads(response_body)
+    trial_result = orjson.loads(response_body)
     messages = {}
-    for message in values["messages"]:
+    for message in trial_result["messages"]:
         messages[message["queueId"], message["queueOffset"]] = message["properties"]
-    return BrokerTrial(broker, values["stored"], _with_shares(values["report"]), messages)
+    return BrokerTrial(
+        broker, trial_result["stored"], _with_shares(trial_result["report"]), messages
+    )
 
 
 def _present_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:

@@ -71,16 +71,16 @@ def plan_reset(
     yield from expect_group(directory, group)
     changes = []
     for queue in (yield from queues(directory, topic)):
-        old = yield from committed_offset(directory, group, queue)
+        committed = yield from committed_offset(directory, group, queue)
         first_offset = yield from offset_min(directory, queue)
         end_offset = yield from offset_max(directory, queue)
         if time_ms == LATEST_MS:
-            new = end_offset
+            new_offset = end_offset
         elif time_ms == EARLIEST_MS:
-            new = first_offset
+            new_offset = first_offset
         else:
-            new = yield from offset_by_time(directory, queue, time_ms)
-        changes.append(OffsetChange(queue, old, new, first_offset, end_offset))
+            new_offset = yield from offset_by_time(directory, queue, time_ms)
+        changes.append(OffsetChange(queue, committed, new_offset, first_offset, end_offset))
     return changes
 
 
@@ -136,17 +136,15 @@ def plan_clone(
     yield from expect_group(directory, source)
     changes = []
     for queue_progress in (yield from progress(directory, source, topic)):
-        if queue_progress.queue.topic.startswith(RETRY_PREFIX):
+        queue = queue_progress.queue
+        if queue.topic.startswith(RETRY_PREFIX):
             continue
-        committed = yield from committed_offset(directory, source, queue_progress.queue)
-        if committed is not None:
-            old = yield from committed_offset(directory, target, queue_progress.queue)
-            first_offset = yield from offset_min(directory, queue_progress.queue)
-            changes.append(
-                OffsetChange(
-                    queue_progress.queue, old, committed, first_offset, queue_progress.offset_max
-                )
-            )
+        new_offset = yield from committed_offset(directory, source, queue)
+        if new_offset is not None:
+            old_offset = yield from committed_offset(directory, target, queue)
+            first_offset = yield from offset_min(directory, queue)
+            end_offset = queue_progress.offset_max
+            changes.append(OffsetChange(queue, old_offset, new_offset, first_offset, end_offset))
     if not changes:
         of_topic = f" of topic {topic!r}" if topic else ""
         raise ConfigurationError(

@@ -61,9 +61,9 @@ def group(directory: Directory, name: str) -> Conversation[GroupReport]:
     if (
         not progress_of_queues
         and not client_ids
-        and name not in (known := (yield from groups(directory)))
+        and name not in (known_groups := (yield from groups(directory)))
     ):
-        raise unknown_group(name, known)
+        raise unknown_group(name, known_groups)
     queues_by_topic: dict[str, list[MessageQueue]] = {}
     for topic in sorted({queue_progress.queue.topic for queue_progress in progress_of_queues}):
         if not topic.startswith(RETRY_PREFIX):

@@ -128,7 +128,8 @@ def contract(directory: Directory, group: str) -> Conversation[list[GroupContrac
                 unmatched=report["unmatched"],
                 forgotten=tuple(report.get("forgotten", ())),
                 pops={
-                    topic: (kind, expression) for topic, kind, expression in report.get("pops", ())
+                    topic: (expression_kind, expression)
+                    for topic, expression_kind, expression in report.get("pops", ())
                 },
             )
         )

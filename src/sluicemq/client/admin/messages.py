@@ -106,6 +106,20 @@ def messages_by_key(
     Raises ConfigurationError for an invalid key, range or count, RouteNotFoundError if the topic
     does not exist, RequestError if a broker has no key index, or is still building it.
     """
+    _check_key_query(key, begin_ms, end_ms, count_max)
+    brokers = yield from masters_of_topic(directory, topic)
+    command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
+    matching_messages = [
+        message
+        for message in (yield from _messages(brokers, command))
+        if message.topic == topic and (key in message.keys or message.message_id == key)
+    ]
+    matching_messages.sort(key=lambda message: message.store_time_ms, reverse=True)
+    return matching_messages[:count_max]
+
+
+def _check_key_query(key: str, begin_ms: int, end_ms: int, count_max: int) -> None:
+    """Raise ConfigurationError for an invalid key, range of time or count."""
     if not key or " " in key:
         raise ConfigurationError(
             f"{key!r} is not a valid key.", fix="Use one word: keys are separated by spaces."
@@ -119,15 +133,6 @@ def messages_by_key(
         raise ConfigurationError(
             f"count_max must be at least 1, got {count_max}.", fix="Use 1 or more."
         )
-    brokers = yield from masters_of_topic(directory, topic)
-    command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
-    matching_messages = [
-        message
-        for message in (yield from _messages(brokers, command))
-        if message.topic == topic and (key in message.keys or message.message_id == key)
-    ]
-    matching_messages.sort(key=lambda message: message.store_time_ms, reverse=True)
-    return matching_messages[:count_max]
 
 
 def _messages(
@@ -516,9 +521,9 @@ def timeline(
     steps = _steps_of_records(records)
     sent_ms = min((step.time_ms for step in steps if step.kind == "send"), default=0)
     if stored is not None:
-        place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
+        stored_place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
         detail = f"in {stored.topic}"
-        steps.append(Step(stored.store_time_ms, "store", place=place, detail=detail))
+        steps.append(Step(stored.store_time_ms, "store", place=stored_place, detail=detail))
 
     def order(step: Step) -> tuple[int, int]:
         time_ms = step.time_ms

@@ -19,7 +19,7 @@ from sluicemq.wire.declare import decode_header
 def _settings(body: bytes | memoryview) -> dict[str, str]:
     """Parse the lines of a .properties file as servers send them, without any escaping."""
     lines = (line.partition("=") for line in bytes(body).decode().splitlines())
-    return {key: value for key, separator, value in lines if separator and key[0] != "#"}
+    return {name: setting for name, separator, setting in lines if separator and name[0] != "#"}
 
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:

@@ -48,20 +48,22 @@ def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
     return bodies.decode_cluster_info(answer.body)
 
 
-def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
+def masters_of(cluster_state: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
     """Return broker name -> address of its master, of one cluster or of all if `cluster` is None.
 
     Brokers without a master are left out. Raises ConfigurationError if the cluster does not exist.
     """
-    if cluster is not None and cluster not in info.clusters:
+    if cluster is not None and cluster not in cluster_state.clusters:
         raise ConfigurationError(
             f"the cluster {cluster!r} does not exist.",
-            fix=f"Use one of: {', '.join(sorted(info.clusters)) or 'none'}.",
+            fix=f"Use one of: {', '.join(sorted(cluster_state.clusters)) or 'none'}.",
         )
-    broker_names = set(info.brokers) if cluster is None else set(info.clusters[cluster])
+    broker_names = (
+        set(cluster_state.brokers) if cluster is None else set(cluster_state.clusters[cluster])
+    )
     return {
         name: broker_data.addresses[MASTER_ID]
-        for name, broker_data in sorted(info.brokers.items())
+        for name, broker_data in sorted(cluster_state.brokers.items())
         if name in broker_names and MASTER_ID in broker_data.addresses
     }
 
@@ -248,12 +250,12 @@ def _check_topic_settings(
             f"the type of topic {topic} must not be {message_type!r}.",
             fix=f"Use one of {', '.join(known_type.lower() for known_type in MESSAGE_TYPES)}.",
         )
-    for key, value in attributes.items():
-        is_valid_key = key and "," not in key and "=" not in key
-        is_valid_value = value is None or (value and "," not in value)
+    for name, attribute in attributes.items():
+        is_valid_key = name and "," not in name and "=" not in name
+        is_valid_value = attribute is None or (attribute and "," not in attribute)
         if not is_valid_key or not is_valid_value:
             raise ConfigurationError(
-                f"the attribute {key!r} = {value!r} cannot be sent.",
+                f"the attribute {name!r} = {attribute!r} cannot be sent.",
                 fix="Use a name and a value that are not empty and have no comma, and no = in the "
                 "name.",
             )

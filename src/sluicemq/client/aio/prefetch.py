@@ -373,7 +373,7 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         """Remove unwanted messages from the buffers of all queues."""
         for queue_buffer in self._queue_buffers.values():
             queue_buffer.messages = deque(
-                item for item in queue_buffer.messages if not unwanted(item)
+                message for message in queue_buffer.messages if not unwanted(message)
             )
 
     def fail_waiters_of(self, owner: object, error: BaseException) -> None:

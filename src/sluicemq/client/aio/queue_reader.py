@@ -467,22 +467,22 @@ class QueueReader(RepositioningReader):
         """
         self.subscription = subscription
         matches = make_exact_matcher(subscription)
-        waiting: set[int] = set()
+        waiting_offsets: set[int] = set()
 
         def note_waiting(message: ReceivedMessage) -> bool:
             """Collect the offsets of this reader's messages in the buffer; keep all messages."""
             if message.origin is self:
-                waiting.add(message.queue_offset)
+                waiting_offsets.add(message.queue_offset)
             return False
 
         self.buffer.discard(note_waiting)
-        rewound = self.in_flight.rewind(waiting)
+        offsets_to_pull_again = self.in_flight.rewind(waiting_offsets)
 
         def is_unwanted(message: ReceivedMessage) -> bool:
             """Return whether to remove a message; acknowledge it if it does not match."""
             if message.origin is not self:
                 return False
-            if message.queue_offset in rewound:
+            if message.queue_offset in offsets_to_pull_again:
                 return True
             if matches(message.record):
                 return False

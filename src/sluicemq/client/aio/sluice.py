@@ -185,16 +185,7 @@ class Sluice:
 
         Raises ConfigurationError if an argument is invalid.
         """
-        if client_id is not None and not isinstance(client_id, str):
-            raise ConfigurationError(
-                f"client_id must be a string, got {client_id!r:.60}.",
-                fix="Pass a string, or None for a unique id.",
-            )
-        if on_moved is not None and not callable(on_moved):
-            raise ConfigurationError(
-                f"on_moved must be a function, got {on_moved!r:.60}.",
-                fix="Pass a function of one argument, an OffsetMoved.",
-            )
+        _check_arguments(client_id, on_moved)
         network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
         """The name by which brokers know this client."""
@@ -611,3 +602,17 @@ class Sluice:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}{state}>"
+
+
+def _check_arguments(client_id: object, on_moved: object) -> None:
+    """Raise ConfigurationError for a wrong type of these arguments of `Sluice`."""
+    if client_id is not None and not isinstance(client_id, str):
+        raise ConfigurationError(
+            f"client_id must be a string, got {client_id!r:.60}.",
+            fix="Pass a string, or None for a unique id.",
+        )
+    if on_moved is not None and not callable(on_moved):
+        raise ConfigurationError(
+            f"on_moved must be a function, got {on_moved!r:.60}.",
+            fix="Pass a function of one argument, an OffsetMoved.",
+        )

@@ -283,7 +283,7 @@ class Directory:
         error: Exception,
         queue: MessageQueue | None,
         activity: str,
-        text: str,
+        log_text: str,
         *arguments: object,
     ) -> None:
         """Log a failure with `text % arguments`, once for each outage.
@@ -298,7 +298,7 @@ class Directory:
             outage = _NAME_SERVER_OUTAGE
         elif queue is not None and is_outage(error):
             outage = self.last_known_address(queue)
-        self.outages.report_failure(outage, text, *arguments)
+        self.outages.report_failure(outage, log_text, *arguments)
 
     def log_recovery(self, queue: MessageQueue, activity: str = "") -> None:
         """Log that the broker of `queue` responds again and `activity` works again.

@@ -558,10 +558,10 @@ def _find_batch_fault(
     stop.
     """
 
-    def difference_text(field: str, value: object, first_value: object) -> str:
+    def difference_text(field: str, field_value: object, first_value: object) -> str:
         return (
             f"all messages in a batch must have the same {field}, got {first_value!r} (message 0) "
-            f"and {value!r} (message {index})"
+            f"and {field_value!r} (message {index})"
         )
 
     if message.topic != first_message.topic:

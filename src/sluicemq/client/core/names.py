@@ -236,24 +236,27 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             f"the name servers must be a string or a list of strings, got {text!r:.60}.",
             fix="Pass 'host:port', or a list of such addresses.",
         )
-    address_list = re.split(r"[;,\s]+", text) if isinstance(text, str) else text
-    addresses: dict[str, None] = {}  # a dict keeps the order and drops duplicates
-    for address in filter(None, address_list):
-        host, port = _split_host_port(address)
-        is_port_valid = not port or natural(port, 65_535)
-        if not host or not is_port_valid:
-            rule = "the port must be from 1 to 65535" if host else "it has no host"
-            raise ConfigurationError(
-                f"{address!r} is not a valid name server address: {rule}.",
-                fix="Write host:port, for example localhost:9876.",
-            )
-        addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
+    listed = re.split(r"[;,\s]+", text) if isinstance(text, str) else text
+    addresses = [_parse_address(address) for address in listed if address]
     if not addresses:
         raise ConfigurationError(
             "the list of name servers is empty.",
             fix="Write host:port, for example localhost:9876.",
         )
-    return tuple(addresses)
+    return tuple(dict.fromkeys(addresses))  # a dict keeps the order and drops duplicates
+
+
+def _parse_address(address: str) -> str:
+    """Return the address of a name server as "host:port". Raises ConfigurationError."""
+    host, port = _split_host_port(address)
+    is_port_valid = not port or natural(port, 65_535)
+    if not host or not is_port_valid:
+        rule = "the port must be from 1 to 65535" if host else "it has no host"
+        raise ConfigurationError(
+            f"{address!r} is not a valid name server address: {rule}.",
+            fix="Write host:port, for example localhost:9876.",
+        )
+    return f"{host}:{port or NAME_SERVER_PORT}"
 
 
 def _split_host_port(address: str) -> tuple[str, str]:

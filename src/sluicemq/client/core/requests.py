@@ -491,14 +491,16 @@ def update_group(config: GroupConfig) -> Command:
 
 def update_topics(configs: Iterable[TopicConfig]) -> Command:
     """Return the request to create or change several topics on one broker, without attributes."""
-    values = {"topicConfigList": [tables.topic_object(config) for config in configs]}
-    return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
+    json_body = {"topicConfigList": [tables.topic_object(config) for config in configs]}
+    return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(json_body))
 
 
 def update_groups(configs: Iterable[GroupConfig]) -> Command:
     """Return the request to create or change several consumer groups on one broker."""
-    values = {"groupConfigList": [tables.group_object(config) for config in configs]}
-    return make_request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
+    json_body = {"groupConfigList": [tables.group_object(config) for config in configs]}
+    return make_request(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(json_body)
+    )
 
 
 def set_request_mode(mode: tables.RequestMode) -> Command:

@@ -70,12 +70,12 @@ class MemberFacts:
     @property
     def failing_topics(self) -> frozenset[str]:
         """The topics of which the member, consuming in order, only fails on messages."""
-        info = self.info
-        if info is None or info.properties.get("PROP_CONSUMEORDERLY") != "true":
+        running_info = self.info
+        if running_info is None or running_info.properties.get("PROP_CONSUMEORDERLY") != "true":
             return frozenset()
         return frozenset(
             topic
-            for topic, rates in info.rates.items()
+            for topic, rates in running_info.rates.items()
             if rates.failed_per_second > 0 and rates.done_per_second == 0
         )
 
