@@ -30,13 +30,7 @@ from sluicemq.client.admin.groups import (
     popped,
     progress_at,
 )
-from sluicemq.client.admin.messages import (
-    COUNT_MAX,
-    GroupTrace,
-    message_by_id,
-    messages_by_id,
-    trace,
-)
+from sluicemq.client.admin.messages import COUNT_MAX, message_by_id, messages_by_id
 from sluicemq.client.admin.subscriptions import Brokers, ask_member, connections_at
 from sluicemq.client.admin.topics import (
     ask_each,
@@ -45,6 +39,7 @@ from sluicemq.client.admin.topics import (
     masters,
     offsets,
 )
+from sluicemq.client.admin.traces import GroupTrace, trace
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory

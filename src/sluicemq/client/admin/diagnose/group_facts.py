@@ -12,7 +12,7 @@ from sluicemq.client.admin.groups import (
     QueueProgress,
     TopicMatching,
 )
-from sluicemq.client.admin.messages import GroupTrace
+from sluicemq.client.admin.traces import GroupTrace
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
