@@ -47,6 +47,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.message import Message as ModelMessage
 from sluicemq.model.topic import MessageQueue as ModelQueue
 from sluicemq.rocketmq.choices import MessageQueueSelector, Selector, SendCallback
 from sluicemq.rocketmq.clients import Client
@@ -443,6 +444,18 @@ def _to_core_state(state: LocalTransactionState | None) -> TransactionState:
     return TransactionState.UNKNOWN if state is None else _CORE_STATES[state]
 
 
+def _take_check_after_s(message: ModelMessage) -> tuple[ModelMessage, int | None]:
+    """Return a message without CHECK_IMMUNITY_TIME_IN_SECONDS, and the value of that property.
+
+    The value is None if the message does not have the property.
+    """
+    properties = dict(message.properties)
+    check_after_text = properties.pop(CHECK_IMMUNITY, None)
+    if check_after_text is None:
+        return message, None
+    return replace(message, properties=properties), int(check_after_text)
+
+
 class TransactionMQProducer(DefaultMQProducer):
     """A producer whose messages become visible when their local transactions commit."""
 
@@ -479,14 +492,7 @@ class TransactionMQProducer(DefaultMQProducer):
         threaded = self._apply_settings()
         portal = threaded.portal
         producer = threaded.client
-        model_message = message.to_model()
-        check_after_s = None
-        check_after_text = message.properties.get(CHECK_IMMUNITY)
-        if check_after_text is not None:
-            check_after_s = int(check_after_text)
-            properties = dict(model_message.properties)
-            del properties[CHECK_IMMUNITY]
-            model_message = replace(model_message, properties=properties)
+        model_message, check_after_s = _take_check_after_s(message.to_model())
 
         async def send_prepared() -> Transaction:
             transaction = producer.transaction(model_message, check_after_s=check_after_s)

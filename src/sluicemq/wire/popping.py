@@ -190,14 +190,7 @@ class Checkpoint(NamedTuple):
         checkpoint that does not contain one. Raises ProtocolError if a field has another type.
         """
         topic, group, queue_id, start_offset, pop_ms, broker = _read_key(json_object, broker)
-        differences = take_list(json_object, "d")
-        message_count = min(take_integer(json_object, "n"), _MESSAGES_MAX)
-        acknowledged_bits = take_integer(json_object, "bm")
-        offsets = []
-        for index, difference in enumerate(differences or range(message_count)):
-            is_acknowledged = acknowledged_bits >> index & 1
-            if not is_acknowledged:
-                offsets.append(start_offset + as_integer(difference, "d"))
+        offsets = _read_unacknowledged_offsets(json_object, start_offset)
         return cls(
             topic=topic,
             group=group,
@@ -206,10 +199,25 @@ class Checkpoint(NamedTuple):
             start_offset=start_offset,
             pop_ms=pop_ms,
             invisible_ms=take_integer(json_object, "it"),
-            offsets=tuple(offsets),
+            offsets=offsets,
             revive_queue=revive_queue,
             is_suspended=json_object.get("sp") is True,
         )
+
+
+def _read_unacknowledged_offsets(
+    json_object: Mapping[Any, Any], start_offset: int
+) -> tuple[int, ...]:
+    """Return the offsets of a checkpoint's messages whose bit is not set in `bm`."""
+    differences = take_list(json_object, "d")
+    message_count = min(take_integer(json_object, "n"), _MESSAGES_MAX)
+    acknowledged_bits = take_integer(json_object, "bm")
+    offsets = []
+    for index, difference in enumerate(differences or range(message_count)):
+        is_acknowledged = acknowledged_bits >> index & 1
+        if not is_acknowledged:
+            offsets.append(start_offset + as_integer(difference, "d"))
+    return tuple(offsets)
 
 
 class Acknowledgement(NamedTuple):

@@ -587,17 +587,19 @@ class ReplayJudge:
             check_tag(row["tags"])
         check_keys(tuple((row["keys"] or "").split()))
         check_properties(row["properties"])
-        # Names and values are separated by one byte each.
-        properties_bytes = sum(
-            len(f"{name}{property_value}".encode()) + 2
-            for name, property_value in row["properties"].items()
+        _check_properties_size(row["properties"])
+
+
+def _check_properties_size(properties: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if the encoded properties of a message would be too large."""
+    # Two separators are sent with each property.
+    properties_bytes = sum(len(f"{name}{text}".encode()) + 2 for name, text in properties.items())
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise ConfigurationError(
+            f"the properties have {properties_bytes:,} bytes, but may have "
+            f"{PROPERTIES_BYTES_MAX:,}.",
+            fix="Remove or shorten properties.",
         )
-        if properties_bytes > PROPERTIES_BYTES_MAX:
-            raise ConfigurationError(
-                f"the properties have {properties_bytes:,} bytes, but may have "
-                f"{PROPERTIES_BYTES_MAX:,}.",
-                fix="Remove or shorten properties.",
-            )
 
 
 def _as_filters_see_it(row: Mapping[str, Any]) -> StoredMessage:

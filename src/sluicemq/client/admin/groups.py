@@ -364,20 +364,7 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
     first_offsets_by_topic: dict[str, dict[MessageQueue, int]] = {}
     lags: list[QueueLag] = []
     for name in names:
-        progress_of_queues = yield from progress_at(brokers, name)
-        counts_by_queue: _CountsByQueue = {}
-        if progress_of_queues:
-            counts_by_queue = yield from _counts_by_queue(directory, name)
-        for queue_progress in progress_of_queues:
-            queue = queue_progress.queue
-            if queue in counts_by_queue:
-                lags.append(_counted_lag(name, queue_progress, *counts_by_queue[queue]))
-                continue
-            if queue.topic not in first_offsets_by_topic:
-                first_offsets = yield from _first_offsets(brokers, queue.topic)
-                first_offsets_by_topic[queue.topic] = first_offsets
-            first_offset = first_offsets_by_topic[queue.topic].get(queue, 0)
-            lags.append(_uncounted_lag(name, queue_progress, first_offset))
+        lags += yield from _lag_of_group(directory, name, brokers, first_offsets_by_topic)
     if group is not None and not lags:
         known_groups = yield from groups(directory)
         if group not in known_groups:
@@ -386,6 +373,35 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
 
 
 _CountsByQueue = dict[MessageQueue, tuple[bodies.GroupMatching, bodies.QueueMatching]]
+
+
+def _lag_of_group(
+    directory: Directory,
+    group: str,
+    brokers: Mapping[str, str],
+    first_offsets_by_topic: dict[str, dict[MessageQueue, int]],
+) -> Conversation[list[QueueLag]]:
+    """Return the lag of a group in each queue for which it has an offset.
+
+    `brokers` are given as name -> address. `first_offsets_by_topic` has the first offsets of topics
+    that were requested before, and new ones are added.
+    """
+    progress_of_queues = yield from progress_at(brokers, group)
+    counts_by_queue: _CountsByQueue = {}
+    if progress_of_queues:
+        counts_by_queue = yield from _counts_by_queue(directory, group)
+    lags = []
+    for queue_progress in progress_of_queues:
+        queue = queue_progress.queue
+        if queue in counts_by_queue:
+            lags.append(_counted_lag(group, queue_progress, *counts_by_queue[queue]))
+            continue
+        if queue.topic not in first_offsets_by_topic:
+            first_offsets = yield from _first_offsets(brokers, queue.topic)
+            first_offsets_by_topic[queue.topic] = first_offsets
+        first_offset = first_offsets_by_topic[queue.topic].get(queue, 0)
+        lags.append(_uncounted_lag(group, queue_progress, first_offset))
+    return lags
 
 
 def _counts_by_queue(directory: Directory, group: str) -> Conversation[_CountsByQueue]:

@@ -233,11 +233,7 @@ class BrokerRequests:
             notes["workersLive"] = str(sum(consumer.live_workers for consumer in consumers))
             notes["workersWanted"] = str(sum(consumer.concurrency for consumer in consumers))
         for index, message in enumerate(handed_out[:HANDED_OUT_SHOWN_MAX]):
-            record = message.record
-            notes[f"out{index:02d}"] = (
-                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - message.handed_out_s:.1f} s"
-            )
+            notes[f"out{index:02d}"] = _describe_handed_out(message, now_s)
         for topic, stats in member.readers.stats.items():
             if stats.undecodable_count:
                 undecodable = f"{stats.undecodable_count}; {stats.last_undecodable_error}"
@@ -298,23 +294,9 @@ class BrokerRequests:
 
         for queue in sorted(member.readers.queues):
             reader = member.readers.get(queue)
-            if reader is None:
-                continue
-            in_flight = reader.in_flight
-            first_unacknowledged = in_flight.committable
-            has_messages = in_flight.count > 0
-            committed = reader.committed_offset
-            state = bodies.QueueState(
-                commit_offset=first_unacknowledged if committed is None else committed,
-                cached_count=in_flight.count,
-                cached_min=first_unacknowledged if has_messages else 0,
-                cached_max=in_flight.position - 1 if has_messages else 0,
-                cached_mib=in_flight.size_bytes >> 20,
-                locked=member.options.ordered and reader.may_commit,
-                last_pull_ms=to_unix_ms(reader.last_pull_s),
-                last_consume_ms=to_unix_ms(reader.stats.last_consume_s),
-            )
-            yield queue, state
+            if reader is not None:
+                is_locked = member.options.ordered and reader.may_commit
+                yield queue, _queue_state(reader, is_locked, to_unix_ms)
 
     # ---------------------------------------------------------------------------- one message
 
@@ -362,6 +344,35 @@ class BrokerRequests:
     async def accept_reply(self, command: Command, address: str) -> Command:
         """Pass a reply to the request that waits for it, for PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
         return accept_pushed_reply(command, self._requester.pending_replies)
+
+
+def _queue_state(
+    reader: QueueReader, is_locked: bool, to_unix_ms: Callable[[float], int]
+) -> bodies.QueueState:
+    """Return the state of a queue that is read. `to_unix_ms` converts monotonic seconds."""
+    in_flight = reader.in_flight
+    first_unacknowledged = in_flight.committable
+    has_messages = in_flight.count > 0
+    committed = reader.committed_offset
+    return bodies.QueueState(
+        commit_offset=first_unacknowledged if committed is None else committed,
+        cached_count=in_flight.count,
+        cached_min=first_unacknowledged if has_messages else 0,
+        cached_max=in_flight.position - 1 if has_messages else 0,
+        cached_mib=in_flight.size_bytes >> 20,
+        locked=is_locked,
+        last_pull_ms=to_unix_ms(reader.last_pull_s),
+        last_consume_ms=to_unix_ms(reader.stats.last_consume_s),
+    )
+
+
+def _describe_handed_out(message: ReceivedMessage, now_s: float) -> str:
+    """Return where a message is stored and for how long the application has had it."""
+    record = message.record
+    return (
+        f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
+        f"{record.queue_offset}, for {now_s - message.handed_out_s:.1f} s"
+    )
 
 
 class DirectReader(QueueReader):

@@ -518,15 +518,9 @@ class Member:
         for queue in queues_before - set(assigned_queues):
             await self.readers.remove(queue)
 
-        known_queues = self._known_queues.get(topic)
         self.readers.expected_queue_counts[topic] = len(assigned_queues)
-        is_complete = True
-        for queue in assigned_queues:
-            if queue not in self.readers.queues:
-                # In the first rebalance no queue is new: the start option of the group applies.
-                is_new = known_queues is not None and queue not in known_queues
-                is_complete &= await self._start_reader(queue, subscription, is_new=is_new)
-        self._known_queues[topic] = set(queues) | (known_queues or set())
+        is_complete = await self._start_missing_readers(assigned_queues, subscription)
+        self._known_queues[topic] = self._known_queues.get(topic, set()) | set(queues)
 
         queues_after = self.readers.queues_of_topic(topic)
         if queues_after != queues_before:
@@ -540,6 +534,22 @@ class Member:
             return queues
         client_id = self._heartbeat_thread.client_id
         return allocate(self.options.strategy, client_id, queues, members, self.group)
+
+    async def _start_missing_readers(
+        self, assigned_queues: list[MessageQueue], subscription: Subscription
+    ) -> bool:
+        """Start to read those queues of a topic that are not read yet.
+
+        Return False if one of them could not be started.
+        """
+        known_queues = self._known_queues.get(subscription.topic)
+        is_complete = True
+        for queue in assigned_queues:
+            if queue not in self.readers.queues:
+                # In the first rebalance no queue is new: the start option of the group applies.
+                is_new = known_queues is not None and queue not in known_queues
+                is_complete &= await self._start_reader(queue, subscription, is_new=is_new)
+        return is_complete
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
         """React to a list of members that does not contain this client.

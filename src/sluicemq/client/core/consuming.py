@@ -358,15 +358,8 @@ def make_retry_message(
     configuration. The body stays as it is stored, so a body that this client cannot decode reaches
     a client that can.
     """
-    properties = {
-        name: value for name, value in record.properties.items() if name not in _DROPPED_PROPERTIES
-    }
-    forget_origin(properties, record.topic, group)
-    if record.topic.startswith(DLQ_PREFIX):
-        properties[RETRY_TOPIC] = record.topic
-    properties.setdefault(RETRY_TOPIC, record.topic)
-    properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
     delay_level = retry_level if retry_level > 0 else FIRST_RETRY_LEVEL + earlier_retries
+    properties = _retry_properties(record, group)
     properties[DELAY] = str(delay_level)
     encoded_properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     becomes_dead_letter = retry_level < 0
@@ -381,6 +374,19 @@ def make_retry_message(
         reconsume_times=earlier_retries + 1,
         reconsume_times_max=0 if becomes_dead_letter else retries_max,
     )
+
+
+def _retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
+    """Return the properties of a retry: those of the message, its topic and its first id."""
+    properties = {
+        name: text for name, text in record.properties.items() if name not in _DROPPED_PROPERTIES
+    }
+    forget_origin(properties, record.topic, group)
+    if record.topic.startswith(DLQ_PREFIX):
+        properties[RETRY_TOPIC] = record.topic
+    properties.setdefault(RETRY_TOPIC, record.topic)
+    properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
+    return properties
 
 
 Start = Literal["first", "last"] | int | datetime

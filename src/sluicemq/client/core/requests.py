@@ -11,7 +11,7 @@ Both shells parse responses here, too. The table `_ERRORS` says which exception 
 code becomes, and what the user can do about it (spec/remoting.md §19).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec
@@ -290,8 +290,6 @@ def pull(
         sys_flag |= PULL_SUBSCRIPTION
         sub_version = subscription.version
         expression_kind = subscription.kind
-
-    # All values are strings, as in every header.
     fields = {
         "consumerGroup": group,
         "topic": queue.topic,
@@ -718,20 +716,30 @@ def parse_send_response(
     queue_id = int(fields.get("queueId") or queue.queue_id)
     stored_queue = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
     first_offset = int_field(response, "queueOffset")
-    if len(message_ids) == 1:
-        offset_id = joined_offset_ids.partition(",")[0]
-        return [
-            SendResult(status, message_ids[0], offset_id, stored_queue, first_offset, recall_handle)
-        ]
     offset_ids = joined_offset_ids.split(",", len(message_ids))
+    first_result = SendResult(
+        status, message_ids[0], offset_ids[0], stored_queue, first_offset, recall_handle
+    )
+    if len(message_ids) == 1:
+        return [first_result]
+    return _batch_results(first_result, message_ids, offset_ids)
+
+
+def _batch_results(
+    first_result: SendResult, message_ids: Sequence[str], offset_ids: Sequence[str]
+) -> list[SendResult]:
+    """Return the results of a batch, whose messages are stored at consecutive offsets.
+
+    `first_result` is that of the first message. A missing offset message id becomes "".
+    """
     return [
         SendResult(
-            status,
+            first_result.status,
             message_id,
             offset_ids[index] if index < len(offset_ids) else "",
-            stored_queue,
-            first_offset + index,
-            recall_handle,
+            first_result.queue,
+            first_result.queue_offset + index,
+            first_result.recall_handle,
         )
         for index, message_id in enumerate(message_ids)
     ]

@@ -619,21 +619,17 @@ class Sender:
         use. The next attempt waits for a new master if no other broker can accept the message and
         this one has replicas. Return False after `close`.
         """
-        routes = self.directory.routes
-        topic = outgoing.topic
         call = attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
             self._chooser.record_failure(broker, now_s)
 
         # Decide this with the present route, before it expires.
-        writable_queues = routes.write_queues.get(topic, ())
-        other_brokers = {queue.broker for queue in writable_queues} - {broker}
         has_fixed_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key)
-        needs_this_broker = has_fixed_broker or not other_brokers
-        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
-        waits_for_master = is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
-        routes.expire(topic)
+        waits_for_master = self._can_wait_for_master(
+            outgoing.topic, broker, error, has_fixed_broker=has_fixed_broker
+        )
+        self.directory.routes.expire(outgoing.topic)
 
         may_retry = attempts.record_failure(
             broker or attempts.last_broker or "-",
@@ -643,6 +639,21 @@ class Sender:
             waits_for_master=waits_for_master,
         )
         return may_retry and not self.is_closed
+
+    def _can_wait_for_master(
+        self, topic: str, broker: str | None, error: SluiceError, *, has_fixed_broker: bool
+    ) -> bool:
+        """Return whether it helps to wait for a new master of the broker that failed.
+
+        That is so if the error is temporary, no other broker can accept the message, and the broker
+        has replicas. `has_fixed_broker` says that the message may not go to another broker.
+        """
+        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
+        routes = self.directory.routes
+        writable_queues = routes.write_queues.get(topic, ())
+        other_brokers = {queue.broker for queue in writable_queues} - {broker}
+        needs_this_broker = has_fixed_broker or not other_brokers
+        return is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
 
     def write_traces(self, tracing: Tracing) -> Conversation[bool]:
         """Send the trace records that `tracing` has collected, until none is left.
