@@ -17,7 +17,7 @@ from peer.drivers import Driver
 from conftest import QUICK_CHECKS, missing_tool_is_a_reason
 from sluicemq import Message, MessageNotFoundError
 from sluicemq.cli import main
-from sluicemq.client.admin.messages import Step, Timeline
+from sluicemq.client.admin.traces import Step, Timeline
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.cli.message import timeline_lines
-from sluicemq.client.admin.messages import timeline
+from sluicemq.client.admin.traces import timeline
 from sluicemq.model.trace_records import (
     ConsumeTrace,
     DeliveryTrace,

@@ -20,7 +20,8 @@ from sluicemq.record.codec import decode_batch, decode_record, encode_batch, enc
 from sluicemq.record.layout import BATCH_HEAD, RECORD_HEAD
 from sluicemq.store.timers.files import TimerCheckpoint, TimerLog
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.declare import as_integer, decode_header, encode_header
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.fastjson import as_integer
 from sluicemq.wire.frames import BINARY, Command, decode, encode
 from sluicemq.wire.headers import QueueRequest, UpdateConsumerOffsetRequest
 

@@ -49,7 +49,7 @@ from sluicemq.model.topic import DataVersion
 from sluicemq.net.work.background import fast_thread_switching
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import load_object, take_object, take_text
+from sluicemq.wire.fastjson import load_object, take_object, take_text
 from sluicemq.wire.tables import data_version_from, data_version_object
 
 log = logging.getLogger(__name__)

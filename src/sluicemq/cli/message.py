@@ -30,7 +30,8 @@ from sluicemq.cli.output import (
     record_builder,
 )
 from sluicemq.cli.traffic import parse_start, run_until_interrupted, start_option
-from sluicemq.client.admin.messages import COUNT_MAX, GroupTrace, Step, Timeline
+from sluicemq.client.admin.messages import COUNT_MAX
+from sluicemq.client.admin.traces import GroupTrace, Step, Timeline
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin

@@ -152,9 +152,9 @@ class HeartbeatThread:
         """Add a producer group to the next heartbeats."""
         self._producers = tuple(sorted({*self._producers, group}))
 
-    def set_consumer_group(self, data: ConsumerData) -> None:
+    def set_consumer_group(self, consumer_group: ConsumerData) -> None:
         """Add a consumer group with its subscriptions to the next heartbeats, or replace it."""
-        self._consumers = {**self._consumers, data.group: data}
+        self._consumers = {**self._consumers, consumer_group.group: consumer_group}
 
     def update_addresses(
         self, addresses: Iterable[str], routed: Container[str] | None = None
@@ -164,14 +164,8 @@ class HeartbeatThread:
         If heartbeats are running, new brokers receive one at once. Of the brokers that do not
         respond, those that are not in `routed` are removed; None removes none.
         """
-        removed_addresses: set[str] = set()
-        if routed is not None:
-            # A copy, because the heartbeat thread changes the table meanwhile.
-            unreachable_addresses = tuple(self._unreachable)
-            removed_addresses = {
-                address for address in unreachable_addresses if address not in routed
-            }
         old_addresses = self._addresses
+        removed_addresses = self._find_removed_addresses(routed)
         self._addresses = old_addresses.difference(removed_addresses).union(addresses)
 
         for address in removed_addresses:
@@ -179,6 +173,14 @@ class HeartbeatThread:
         for new_address in self._addresses - old_addresses:
             if self._loop is not None and not self._closed:
                 self._loop.call_soon_threadsafe(self._mark_due, new_address)
+
+    def _find_removed_addresses(self, routed: Container[str] | None) -> set[str]:
+        """Return the unreachable brokers that are not in `routed`; none if `routed` is None."""
+        if routed is None:
+            return set()
+        # A copy, because the heartbeat thread changes the table meanwhile.
+        unreachable_addresses = tuple(self._unreachable)
+        return {address for address in unreachable_addresses if address not in routed}
 
     def send_heartbeats(self) -> "Future[dict[str, SluiceError | None]]":
         """Send a heartbeat to every broker now.
@@ -213,9 +215,10 @@ class HeartbeatThread:
         if producer:
             self._producers = tuple(group for group in self._producers if group != producer)
         if consumer:
-            self._consumers = {
-                group: data for group, data in self._consumers.items() if group != consumer
-            }
+            # A new dict, because the heartbeat thread may iterate over the old one.
+            remaining_consumers = dict(self._consumers)
+            remaining_consumers.pop(consumer, None)
+            self._consumers = remaining_consumers
         return self._submit(self._unregister(producer, consumer))
 
     def close(self, timeout_s: float = 3.0) -> None:
@@ -389,9 +392,9 @@ class HeartbeatThread:
         for group in _split_by_group(heartbeat):
             activity = f"the membership of {group} at {address}"
             if group in refused_groups:
-                text = "access control of %s refuses the membership of %s, retrying: %s"
+                log_text = "access control of %s refuses the membership of %s, retrying: %s"
                 remark = refused_groups[group].remark
-                self._outages.report_failure(activity, text, address, group, remark)
+                self._outages.report_failure(activity, log_text, address, group, remark)
             else:
                 self._outages.report_success(activity)
 
@@ -400,8 +403,10 @@ class HeartbeatThread:
         if response.code == SUCCESS or refused_groups:
             self._outages.report_success(activity)
         else:
-            text = "heartbeat refused by %s: %s %s"
-            self._outages.report_failure(activity, text, address, response.code, response.remark)
+            log_text = "heartbeat refused by %s: %s %s"
+            self._outages.report_failure(
+                activity, log_text, address, response.code, response.remark
+            )
 
     async def _call(self, channel: Channel, heartbeat: Heartbeat) -> Command:
         """Sign and send a heartbeat, and return the response."""
@@ -537,25 +542,30 @@ def format_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     while the application's event loop is blocked, which is when it is needed. A task that waits is
     shown with all coroutines in which it waits.
     """
-    tasks: set[asyncio.Task[Any]] = set()
-    for _ in range(100 if loop is not None else 0):
-        with contextlib.suppress(RuntimeError):  # a task started or ended meanwhile
-            tasks = asyncio.all_tasks(loop)
-            break
+    tasks = set() if loop is None else _all_tasks(loop)
     stacks = []
     threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
+        thread_label = '"(not a Python thread)"'
         thread = threads_by_ident.get(ident)
-        thread_name = thread.name if thread is not None else "(not a Python thread)"
-        daemon_mark = " daemon" if thread is not None and thread.daemon else ""
+        if thread is not None:
+            thread_label = f'"{thread.name}" daemon' if thread.daemon else f'"{thread.name}"'
         lines = "".join(traceback.format_stack(frame)).rstrip()
-        stacks.append(f'thread "{thread_name}"{daemon_mark} id {ident}\n{lines}')
+        stacks.append(f"thread {thread_label} id {ident}\n{lines}")
 
     for task in sorted(tasks, key=lambda task: task.get_name()):
         if not task.done():
             task_lines = [f'task "{task.get_name()}"', *_format_frames(task.get_coro())]
             stacks.append("\n".join(task_lines))
     return "\n".join(stacks)
+
+
+def _all_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Return the tasks of a loop that runs on another thread; an empty set if that fails."""
+    for _ in range(100):
+        with contextlib.suppress(RuntimeError):  # a task started or ended meanwhile
+            return asyncio.all_tasks(loop)
+    return set()
 
 
 def _format_frames(coroutine: Any) -> Iterator[str]:

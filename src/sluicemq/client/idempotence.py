@@ -21,7 +21,7 @@ import functools
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
@@ -87,19 +87,7 @@ def idempotent(
     does not fit the handler. The decorated handler raises MessageKeyMissingError for a message
     without a key.
     """
-    if key is not None and not callable(key) and not (isinstance(key, str) and key):
-        raise ConfigurationError(
-            f"key must be a string or a function, got {key!r}.",
-            fix="Use the name of a property, or a function of the message.",
-        )
-    unknown = sorted(options.keys() - _OPTIONS)
-    if unknown:
-        raise TypeError(unexpected_keyword_text(idempotent, unknown[0], sorted(_OPTIONS)))
-    if inspect.isroutine(database):
-        raise ConfigurationError(
-            f"idempotent needs a database, got {database!r:.60}.",
-            fix="Write @idempotent('orders.db'), with the database in parentheses.",
-        )
+    _check_arguments(database, key, options)
 
     def decorate(handler: Handler) -> Handler:
         ledger = _make_ledger(database, options, inspect.iscoroutinefunction(handler))
@@ -107,34 +95,46 @@ def idempotent(
         @functools.wraps(handler)
         def call_once(*arguments: Any) -> Any:
             *method_arguments, received = arguments  # a method has its object before the message
-            known = _collect_identities(received, key, consumer)
+            message_by_identity = _collect_identities(received, key, consumer)
             with ledger.transaction() as connection:
-                new = {
-                    identity for identity in sorted(known) if ledger.claim(connection, *identity)
-                }
-                if new:
-                    return handler(*method_arguments, _select_new(received, known, new), connection)
+                new_identities = _claim(ledger, connection, message_by_identity)
+                if new_identities:
+                    new_messages = _select_new(received, message_by_identity, new_identities)
+                    return handler(*method_arguments, new_messages, connection)
             return _log_skipped(received)
 
         @functools.wraps(handler)
         async def await_once(*arguments: Any) -> Any:
             *method_arguments, received = arguments
-            known = _collect_identities(received, key, consumer)
+            message_by_identity = _collect_identities(received, key, consumer)
             async with ledger.transaction() as connection:
-                new = {
-                    identity
-                    for identity in sorted(known)
-                    if await ledger.claim(connection, *identity)
-                }
-                if new:
-                    return await handler(
-                        *method_arguments, _select_new(received, known, new), connection
-                    )
+                new_identities = await _claim_async(ledger, connection, message_by_identity)
+                if new_identities:
+                    new_messages = _select_new(received, message_by_identity, new_identities)
+                    return await handler(*method_arguments, new_messages, connection)
             return _log_skipped(received)
 
         return await_once if inspect.iscoroutinefunction(handler) else call_once
 
     return decorate
+
+
+def _check_arguments(database: object, key: Key, options: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError or TypeError for wrong arguments of `idempotent`."""
+    is_property_name = isinstance(key, str) and key != ""
+    if key is not None and not callable(key) and not is_property_name:
+        raise ConfigurationError(
+            f"key must be a string or a function, got {key!r}.",
+            fix="Use the name of a property, or a function of the message.",
+        )
+    unknown_options = sorted(options.keys() - _OPTIONS)
+    if unknown_options:
+        raise TypeError(unexpected_keyword_text(idempotent, unknown_options[0], sorted(_OPTIONS)))
+    if inspect.isroutine(database):  # the decorator was used without parentheses
+        raise ConfigurationError(
+            f"idempotent needs a database, got {database!r:.60}.",
+            fix="Write @idempotent('orders.db'), with the database in parentheses.",
+        )
 
 
 def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
@@ -146,15 +146,17 @@ def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> A
             f"idempotent consuming needs SQLAlchemy 2 ({error}).",
             fix=install_extra("sql"),
         ) from error
-    expected, other = ledger.LEDGER_KINDS if is_async else ledger.LEDGER_KINDS[::-1]
-    if isinstance(database, other):
-        raise ConfigurationError(
-            "a coroutine function needs an engine of create_async_engine, not a blocking one."
-            if is_async
-            else "a plain function needs an engine of create_engine, not an asynchronous one.",
-            fix="Pass the URL: the right engine is created from it.",
-        )
-    ledger_class = expected[0]
+    async_classes, blocking_classes = ledger.LEDGER_KINDS
+    right_classes = async_classes if is_async else blocking_classes
+    wrong_classes = blocking_classes if is_async else async_classes
+    if isinstance(database, wrong_classes):
+        problem = "a plain function needs an engine of create_engine, not an asynchronous one."
+        if is_async:
+            problem = (
+                "a coroutine function needs an engine of create_async_engine, not a blocking one."
+            )
+        raise ConfigurationError(problem, fix="Pass the URL: the right engine is created from it.")
+    ledger_class = right_classes[0]
     if not isinstance(database, ledger_class):
         return ledger_class(database, **options)
     if options:
@@ -176,30 +178,55 @@ def _collect_identities(
 
     Of equal messages the first one is returned. Raises MessageKeyMissingError, and
     ConfigurationError for a message without a consumer group.
-
-    The caller claims the identities in sorted order: two transactions that claim the same ones in
-    different orders would deadlock.
     """
-    known: dict[MessageIdentity, Any] = {}
+    message_by_identity: dict[MessageIdentity, Any] = {}
     for message in received if isinstance(received, list) else [received]:
-        name = consumer or message.group
-        if not name:
+        owner = consumer or message.group
+        if not owner:
             raise ConfigurationError(
                 f"{message} does not belong to a consumer group.",
                 fix="Pass consumer='…' to idempotent.",
             )
-        known.setdefault((name, message.topic, message_key(message, key)), message)
-    return known
+        message_by_identity.setdefault((owner, message.topic, message_key(message, key)), message)
+    return message_by_identity
 
 
-def _select_new(received: Any, known: dict[MessageIdentity, Any], new: set[MessageIdentity]) -> Any:
+def _claim(
+    ledger: Any, connection: Any, identities: Iterable[MessageIdentity]
+) -> set[MessageIdentity]:
+    """Record messages in the ledger, and return those that it did not contain before.
+
+    They are claimed in sorted order: two transactions that claim the same ones in different orders
+    would deadlock.
+    """
+    return {identity for identity in sorted(identities) if ledger.claim(connection, *identity)}
+
+
+async def _claim_async(
+    ledger: Any, connection: Any, identities: Iterable[MessageIdentity]
+) -> set[MessageIdentity]:
+    """Do the same as `_claim` in an AsyncLedger."""
+    new_identities = set()
+    for identity in sorted(identities):
+        if await ledger.claim(connection, *identity):
+            new_identities.add(identity)
+    return new_identities
+
+
+def _select_new(
+    received: Any,
+    message_by_identity: dict[MessageIdentity, Any],
+    new_identities: set[MessageIdentity],
+) -> Any:
     """Return what the handler is called with.
 
     That is the message itself, or a list of those messages of the list that are new.
     """
     if not isinstance(received, list):
         return received
-    return [message for identity, message in known.items() if identity in new]
+    return [
+        message for identity, message in message_by_identity.items() if identity in new_identities
+    ]
 
 
 def _log_skipped(received: Any) -> None:
@@ -216,22 +243,28 @@ def message_key(message: ConsumedMessage, key: Key = None) -> str:
     a RocketMQ 5.3 broker and Java client all messages of a batch have the same id. Raises
     MessageKeyMissingError if the message has no such property, or if the function returns nothing.
     """
-    properties = message.properties
     if key is None:
-        own_id = properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id
-        labels = "\0".join((properties.get(TAGS, ""), properties.get(KEYS, ""), ""))
-        digest = hashlib.blake2b(labels.encode("utf-8", "surrogatepass"), digest_size=8)
-        digest.update(message.body)
-        return f"{own_id}:{digest.hexdigest()}"
-    value = properties.get(key) if isinstance(key, str) else key(message)
-    if value is None or value == "":
-        missing = (
-            f"the property {key!r}"
-            if isinstance(key, str)
-            else "a key: the key function returned nothing"
-        )
+        return _key_of_content(message)
+    key_value: object
+    if isinstance(key, str):
+        key_value = message.properties.get(key)
+        missing = f"the property {key!r}"
+    else:
+        key_value = key(message)
+        missing = "a key: the key function returned nothing"
+    if key_value is None or key_value == "":
         raise MessageKeyMissingError(
             f"{message} lacks {missing}, so it is unknown whether it was consumed before.",
             fix="Send it with the property, or use a key that all messages have.",
         )
-    return str(value)
+    return str(key_value)
+
+
+def _key_of_content(message: ConsumedMessage) -> str:
+    """Return the message id that the producer assigned, with a digest of body, tag and keys."""
+    properties = message.properties
+    own_id = properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id
+    labels = "\0".join((properties.get(TAGS, ""), properties.get(KEYS, ""), ""))
+    digest = hashlib.blake2b(labels.encode("utf-8", "surrogatepass"), digest_size=8)
+    digest.update(message.body)
+    return f"{own_id}:{digest.hexdigest()}"

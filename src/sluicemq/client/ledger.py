@@ -115,7 +115,8 @@ def _parse_database_url(database: Database, drivers: dict[str, str]) -> sa.URL:
         raise ConfigurationError(
             "a SQLite database in memory loses what was consumed.", fix="Pass the path of a file."
         )
-    return url.set(drivername=drivers[backend]) if url.drivername in drivers else url
+    has_no_driver = url.drivername in drivers
+    return url.set(drivername=drivers[backend]) if has_no_driver else url
 
 
 @contextlib.contextmanager
@@ -184,15 +185,15 @@ def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table
     )
 
 
-def to_exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
+def to_exact_key(key: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
     """Return what a column stores for a text: the text itself, or its SHA-256.
 
     A text is hashed if it is longer than `length_max`, begins or ends with white space, or contains
     NUL (see the module docstring).
     """
-    if len(text) <= length_max and text == text.strip() and "\0" not in text:
-        return text
-    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+    if len(key) <= length_max and key == key.strip() and "\0" not in key:
+        return key
+    return f"sha256:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 class _Statements:

@@ -143,11 +143,13 @@ async def run_on_thread(
         except BaseException as error:  # noqa: BLE001 - handed over as a value
             return None, error
 
-    called = asyncio.get_running_loop().run_in_executor(executor, call)
-    result, error = await run_application_code(called)  # its executor may cancel it
+    thread_call = asyncio.get_running_loop().run_in_executor(executor, call)
+    returned, error = await run_application_code(thread_call)  # its executor may cancel it
     if error is not None:
         raise as_failure(error)
-    return await run_application_code(result) if inspect.isawaitable(result) else result
+    if inspect.isawaitable(returned):
+        return await run_application_code(returned)
+    return returned
 
 
 def call_listener(listener: Callable[..., Any], *arguments: Any) -> None:
@@ -301,16 +303,19 @@ class Tasks:
     def _on_supervised_end(self, supervised: SupervisedTask, task: asyncio.Task[Any]) -> None:
         """Schedule the next run of a supervised task, or drop it if it ended for good."""
         self._tasks.discard(task)
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None or supervised.is_cancelled or self.is_closing:
+        was_cancelled = task.cancelled()
+        error = None if was_cancelled else task.exception()
+        has_returned = error is None and not was_cancelled
+        if has_returned or supervised.is_cancelled or self.is_closing:
             self._forget(supervised)
-            if error is not None and not isinstance(error, asyncio.CancelledError):
+            if error is not None:
                 _log.error("background task %s failed", supervised.name, exc_info=error)
             return
+
         loop = task.get_loop()
         if loop.time() - supervised.started_s >= STEADY_S:
             supervised.pause_s = RESTART_S
-        if not task.cancelled():
+        if not was_cancelled:
             _log.error(
                 "background task %s failed and is started again in %g s",
                 supervised.name,
@@ -319,7 +324,7 @@ class Tasks:
             )
         # By a timer: a loop that ends cancels all of its tasks, and would wait for a new one.
         supervised.timer = loop.call_later(
-            supervised.pause_s, self._run_again, supervised, task.cancelled()
+            supervised.pause_s, self._run_again, supervised, was_cancelled
         )
         supervised.pause_s = min(2 * supervised.pause_s, RESTART_MAX_S)
 
@@ -362,11 +367,11 @@ class Tasks:
             if supervised.timer is not None:
                 supervised.timer.cancel()
                 self._supervised.pop(supervised, None)
-        left = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in left:
+        tasks_to_cancel = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks_to_cancel:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if tasks_to_cancel:
+            await asyncio.wait(tasks_to_cancel)
         self._task_ended.set()
 
 
@@ -411,17 +416,17 @@ async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
     so a cancelled caller still awaits the remaining steps. GeneratorExit ends the function at once,
     so that the garbage collector can close the coroutine; with an `AsyncExitStack` it could not.
     """
-    first: BaseException | None = None
+    first_error: BaseException | None = None
     for step in steps:
         try:
             await step()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised or logged
-            if first is None:
-                first = error
+            if first_error is None:
+                first_error = error
             else:
                 _log.error("%s failed too", _name_of(step), exc_info=error)
-    if first is not None:
-        raise first
+    if first_error is not None:
+        raise first_error
 
 
 def _name_of(step: Callable[..., object]) -> str:
@@ -433,6 +438,11 @@ def _start_cleanup(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start `work` as a task that no `Tasks` owns."""
     name = getattr(work, "__qualname__", "cleaning up")
     return asyncio.get_running_loop().create_task(work, name=f"sluicemq {name}")
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task has ended by an exception or a cancellation."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class CloseOnce(Generic[T]):
@@ -466,20 +476,20 @@ class CloseOnce(Generic[T]):
         Wait until the run has ended. If the caller is cancelled, call `hurry` and raise
         CancelledError when the run has ended. Raises what `work` raises.
         """
-        run = self._task
-        if run is None or (run.done() and (run.cancelled() or run.exception() is not None)):
-            run = self._task = _start_cleanup(work())
-        return await run_to_end(run, self.hurry)
+        close_task = self._task
+        if close_task is None or _has_failed(close_task):
+            close_task = self._task = _start_cleanup(work())
+        return await run_to_end(close_task, self.hurry)
 
     async def wait_unless_hurried(self, event: asyncio.Event, timeout_s: float) -> bool:
         """Wait until `event` is set, `timeout_s` seconds have passed, or `hurry` is called.
 
         Return whether `event` is set.
         """
-        waits = [_start_cleanup(one.wait()) for one in (event, self._hurried)]
+        wait_tasks = [_start_cleanup(wait_task.wait()) for wait_task in (event, self._hurried)]
         try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(wait_tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in waits:
-                one.cancel()
+            for wait_task in wait_tasks:
+                wait_task.cancel()
         return event.is_set()

@@ -96,7 +96,7 @@ class Client(CheckedAttributes, Generic[C]):
     def __init__(
         self,
         group: Any = None,
-        *given: Any,
+        *java_arguments: Any,
         rpc_hook: AclClientRPCHook | None = None,
         enable_msg_trace: bool = False,
         customized_trace_topic: str | None = None,
@@ -111,17 +111,19 @@ class Client(CheckedAttributes, Generic[C]):
         None for RMQ_SYS_TRACE_TOPIC. All but the last two may be left out or None. For the keywords
         see `ClientOptions`. Raises ConfigurationError for any other argument.
         """
-        arguments = PositionalArguments(group, *given)
-        self.group = arguments.take(str) or self.group
-        hook = arguments.take(AclClientRPCHook) or rpc_hook
-        if strategy := arguments.take(AllocateMessageQueueStrategy):  # type: ignore[type-abstract]
+        positional = PositionalArguments(group, *java_arguments)
+        self.group = positional.take(str) or self.group
+        hook = positional.take(AclClientRPCHook) or rpc_hook
+        if strategy := positional.take(AllocateMessageQueueStrategy):  # type: ignore[type-abstract]
             # A producer has no such attribute: setting it raises AttributeError.
             setattr(self, "allocate_message_queue_strategy", strategy)  # noqa: B010 - see above
-        writes_traces = arguments.take(bool)
-        self.enable_msg_trace = enable_msg_trace if writes_traces is None else writes_traces
-        trace_topic = None if writes_traces is None else arguments.take(str)
-        self.customized_trace_topic = trace_topic or customized_trace_topic
-        arguments.expect_end(
+        self.enable_msg_trace = enable_msg_trace
+        self.customized_trace_topic = customized_trace_topic
+        writes_traces = positional.take(bool)
+        if writes_traces is not None:
+            self.enable_msg_trace = writes_traces
+            self.customized_trace_topic = positional.take(str) or customized_trace_topic
+        positional.expect_end(
             type(self).__name__,
             "Pass in this order: group, AclClientRPCHook (no other hook is supported), whether to "
             "trace, topic of traces. Write a namespace before the group: 'prod%group'.",
@@ -159,8 +161,8 @@ class Client(CheckedAttributes, Generic[C]):
     _changeable_while_running: ClassVar[frozenset[str]] = frozenset()
     """The settings that may also be changed after `start`."""
 
-    def _check_setting(self, name: str, default: Any, value: Any) -> None:
-        super()._check_setting(name, default, value)
+    def _check_setting(self, name: str, default: Any, new_value: Any) -> None:
+        super()._check_setting(name, default, new_value)
         # The constructor sets attributes before there is a `_threaded`.
         has_started = getattr(self, "_threaded", None) is not None
         if has_started and name not in self._changeable_while_running:
@@ -277,18 +279,18 @@ class Client(CheckedAttributes, Generic[C]):
     @overload
     def create_topic(self, key: str, new_topic: str, queue_num: int, /) -> None: ...
 
-    def create_topic(self, key: str, *given: Any) -> None:
+    def create_topic(self, key: str, *java_arguments: Any) -> None:
         """Create a topic with `queue_num` queues (8 by default) on every master.
 
         The arguments are `(topic, queue_num)`, or as in Java `(key, topic, queue_num)`. Java's key
         must be TBW102, which selects every master too. Raises ConfigurationError for another key.
         """
-        arguments = PositionalArguments(*given)
+        arguments = PositionalArguments(*java_arguments)
         topic = arguments.take(str) or key
         queue_num = arguments.take(int) or 8
         if arguments.next_argument is not None or (topic is not key and key != DEFAULT_TOPIC):
             raise ConfigurationError(
-                f"create_topic cannot create a topic from the arguments {(key, *given)}.",
+                f"create_topic cannot create a topic from the arguments {(key, *java_arguments)}.",
                 fix="Pass the topic and its number of queues. It is created on every master.",
             )
         self._call_admin(lambda admin: admin.create_topic(topic, queues=queue_num))
@@ -327,10 +329,13 @@ class Client(CheckedAttributes, Generic[C]):
         With one argument, `first` is the `offset_msg_id`. With two, `first` is the topic. Raises
         MessageNotFoundError if there is no such message.
         """
-        topic, message_id = (None, first) if msg_id is None else (first, msg_id)
-        return MessageExt(
-            self._call_admin(lambda admin: admin.message_by_id(message_id, topic=topic))
-        )
+        topic = None
+        message_id = first
+        if msg_id is not None:
+            topic = first
+            message_id = msg_id
+        record = self._call_admin(lambda admin: admin.message_by_id(message_id, topic=topic))
+        return MessageExt(record)
 
     def query_message(
         self, topic: str, key: str, max_num: int, begin: int, end: int

@@ -157,10 +157,15 @@ class ListenerHandler:
         if it sets `ack_index` to an index before the last message. The error says which messages
         are delivered again, and after which delay. Raises what the listener raises.
         """
-        context_type = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
-        context = context_type(MessageQueue(*messages[0].queue))
-        given = [MessageExt(message.record, message.attempt, message) for message in messages]
-        status = self._function(given, context) if self._takes_context else self._function(given)
+        context_class = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
+        context = context_class(MessageQueue(*messages[0].queue))
+        listener_messages = [
+            MessageExt(message.record, message.attempt, message) for message in messages
+        ]
+        if self._takes_context:
+            status = self._function(listener_messages, context)
+        else:
+            status = self._function(listener_messages)
         if status in _RETRY_STATUSES:
             raise _make_retry_error(context)
         if isinstance(context, ConsumeConcurrentlyContext):
@@ -275,23 +280,15 @@ class _GroupConsumer(_Consumer[G]):
     def _consume_options(self, sluice: Sluice) -> dict[str, Any]:
         """Return the settings as options of `Sluice.consumer` and `Sluice.lite_pull`, by name.
 
-        `start`, the point at which a new group begins, is "first", "last", or a time in
-        milliseconds since 1970. Raises ConfigurationError for an invalid `consume_timestamp`.
+        Raises ConfigurationError for an invalid `consume_timestamp`.
         """
         topic_count = self.pull_threshold_for_topic
         topic_mib = self.pull_threshold_size_for_topic
-        start: Start = "first"
-        if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            start = sluice.cluster.clock.now_ms() - _DEFAULT_LOOKBACK_MS
-            if self.consume_timestamp:
-                start = _parse_timestamp(self.consume_timestamp)
-        elif self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
-            start = "last"
         allocate = self.allocate_message_queue_strategy
         if isinstance(allocate, AllocateMessageQueueStrategy):
             allocate = allocate.to_core_strategy(self.group)
         return {
-            "start": start,
+            "start": self._start_option(sluice),
             "broadcast": self.message_model is MessageModel.BROADCASTING,
             "allocate": allocate,
             "young_from_first": True,
@@ -302,6 +299,16 @@ class _GroupConsumer(_Consumer[G]):
             "on_undecodable": self.on_undecodable,
             "body_bytes_max": self.body_bytes_max,
         }
+
+    def _start_option(self, sluice: Sluice) -> Start:
+        """Return where a new group begins: "first", "last", or a time in ms since 1970."""
+        if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+            return "last"
+        if self.consume_from_where is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            return "first"
+        if self.consume_timestamp:
+            return _parse_timestamp(self.consume_timestamp)
+        return sluice.cluster.clock.now_ms() - _DEFAULT_LOOKBACK_MS
 
 
 class DefaultMQPushConsumer(_GroupConsumer[PushConsumer]):
@@ -617,7 +624,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
         message; 0 means that it responds at once. Raises FilterSyntaxError, RouteNotFoundError,
         RequestError, ConnectionLostError and RequestTimeoutError.
         """
-        result = self._call(
+        pull_result = self._call(
             PullConsumer.pull,
             to_model_queue(queue),
             offset,
@@ -625,7 +632,7 @@ class DefaultMQPullConsumer(_Consumer[PullConsumer]):
             wait_s=wait_s,
             **_filter_option(_to_selector(expression)),
         )
-        return PullResult.from_core(result)
+        return PullResult.from_core(pull_result)
 
     def pull_block_if_not_found(
         self,
@@ -666,17 +673,17 @@ def _to_model_offsets(
     return {to_model_queue(queue): offset for queue, offset in offsets.items()}
 
 
-def _parse_timestamp(text: str) -> int:
+def _parse_timestamp(timestamp: str) -> int:
     """Return a local time in Java's format as milliseconds since 1970.
 
     Raises ConfigurationError if it has another format.
     """
     try:
-        moment = datetime.strptime(text, "%Y%m%d%H%M%S")  # noqa: DTZ007 - local time, as in Java
+        moment = datetime.strptime(timestamp, "%Y%m%d%H%M%S")  # noqa: DTZ007 - local time, as in Java
         return int(moment.timestamp() * 1000)
     except ValueError:
         raise ConfigurationError(
-            f"consume_timestamp must have the format YYYYMMDDhhmmss, got {text!r}.",
+            f"consume_timestamp must have the format YYYYMMDDhhmmss, got {timestamp!r}.",
             fix='Write it as "20260131235900".',
         ) from None
 

@@ -150,27 +150,27 @@ class MessageQueue(StrictAttributes):
     @overload
     def __init__(self, topic: str, broker_name: str, queue_id: int) -> None: ...
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *positional: Any, **keywords: Any) -> None:
         """Make a queue from its three values, a copy of another queue, or an empty queue.
 
         Raises ConfigurationError for any other arguments.
         """
-        if len(given) == 1 and isinstance(given[0], MessageQueue | ModelQueue):
-            given = tuple(given[0])
-        values = dict(zip(_QUEUE_FIELDS, given, strict=False)) | named
-        if (
-            len(given) > len(_QUEUE_FIELDS)
-            or values.keys() - set(_QUEUE_FIELDS)
-            or 0 < len(values) < len(_QUEUE_FIELDS)
-        ):
+        if len(positional) == 1 and isinstance(positional[0], MessageQueue | ModelQueue):
+            positional = tuple(positional[0])
+        value_by_field = dict(zip(_QUEUE_FIELDS, positional, strict=False)) | keywords
+        has_unknown = len(positional) > len(_QUEUE_FIELDS) or value_by_field.keys() - set(
+            _QUEUE_FIELDS
+        )
+        is_incomplete = 0 < len(value_by_field) < len(_QUEUE_FIELDS)
+        if has_unknown or is_incomplete:
             raise ConfigurationError(
                 "MessageQueue takes topic, broker_name and queue_id, or nothing, got "
-                f"{(*given, *named.values())!r}.",
+                f"{(*positional, *keywords.values())!r}.",
                 fix="Pass all three, or none and call set_topic, set_broker_name and set_queue_id.",
             )
-        self.topic = values.get("topic", "")
-        self.broker_name = values.get("broker_name", "")
-        self.queue_id = values.get("queue_id", 0)
+        self.topic = value_by_field.get("topic", "")
+        self.broker_name = value_by_field.get("broker_name", "")
+        self.queue_id = value_by_field.get("queue_id", 0)
 
     set_topic = Setter[str]()
     set_broker_name = Setter[str]()
@@ -222,16 +222,16 @@ def to_model_queue(queue: AnyMessageQueue) -> ModelQueue:
             f"a queue must be a MessageQueue, got {queue!r}.", fix="Pass a MessageQueue."
         )
     for name in ("topic", "broker_name"):
-        value = getattr(queue, name)
-        if not isinstance(value, str) or not value:
+        name_value = getattr(queue, name)
+        if not isinstance(name_value, str) or not name_value:
             raise ConfigurationError(
-                f"the {name} of {queue!r} must be a string that is not empty, got {value!r}.",
+                f"the {name} of {queue!r} must be a string that is not empty, got {name_value!r}.",
                 fix=f"Call set_{name} with a name.",
             )
-    number = queue.queue_id
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+    queue_id = queue.queue_id
+    if not isinstance(queue_id, int) or isinstance(queue_id, bool) or queue_id < 0:
         raise ConfigurationError(
-            f"the queue_id of {queue!r} must be an integer of 0 or more, got {number!r}.",
+            f"the queue_id of {queue!r} must be an integer of 0 or more, got {queue_id!r}.",
             fix="Call set_queue_id with 0 or more.",
         )
     return ModelQueue(*queue)
@@ -327,7 +327,7 @@ class Message(StrictAttributes):
     def __init__(
         self,
         topic: str = "",
-        *given: Any,
+        *java_arguments: Any,
         body: bytes | str = b"",
         tags: str | None = None,
         keys: str | Sequence[str] | None = (),
@@ -339,10 +339,10 @@ class Message(StrictAttributes):
         A body that is a string is encoded as UTF-8. Raises ConfigurationError if the positional
         arguments have a wrong number, order or type.
         """
-        if len(given) == 1:
-            (body,) = given
-        elif given:
-            tags, keys, flag, body, wait_store_msg_ok = _bind_positional(topic, given)
+        if len(java_arguments) == 1:
+            (body,) = java_arguments
+        elif java_arguments:
+            tags, keys, flag, body, wait_store_msg_ok = _bind_positional(topic, java_arguments)
         self.topic = topic
         self.tags = tags or None
         self.flag = flag
@@ -428,34 +428,34 @@ class Message(StrictAttributes):
         )
 
 
-def _bind_positional(topic: str, given: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
+def _bind_positional(topic: str, positional: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
     """Return (tags, keys, flag, body, wait_store_msg_ok) for the arguments after the topic.
 
-    `given` are two or more positional arguments of one of Java's constructors. Raises
+    `positional` are two or more positional arguments of one of Java's constructors. Raises
     ConfigurationError if no constructor has that many, or one has a wrong type.
     """
-    parameters = next((form for form in _MESSAGE_OVERLOADS if len(form) == len(given)), None)
+    overload_by_length = {len(overload): overload for overload in _MESSAGE_OVERLOADS}
+    parameters = overload_by_length.get(len(positional))
     if parameters is None:
         raise ConfigurationError(
-            f"Message takes up to 4, or 6, positional arguments, got {len(given) + 1}.",
+            f"Message takes up to 4, or 6, positional arguments, got {len(positional) + 1}.",
             fix="Pass topic and body, with tags, keys and flag before the body, or use keywords.",
         )
-    for name, value in zip(parameters, given, strict=True):
-        if not isinstance(value, _ARGUMENT_TYPES[name]) or (
-            name == "flag" and isinstance(value, bool)
-        ):
+    argument_by_name = dict(zip(parameters, positional, strict=True))
+    for name, argument in argument_by_name.items():
+        is_bool_flag = name == "flag" and isinstance(argument, bool)
+        if not isinstance(argument, _ARGUMENT_TYPES[name]) or is_bool_flag:
             hint = " Encode a string with .encode()." if name == "body" else ""
             raise ConfigurationError(
-                f"Message({topic!r}, …) got {value!r} as {name}.",
+                f"Message({topic!r}, …) got {argument!r} as {name}.",
                 fix=f"The order is ({', '.join(('topic', *parameters))}).{hint}",
             )
-    values = dict(zip(parameters, given, strict=True))
     return (
-        values["tags"],
-        values.get("keys"),
-        values.get("flag", 0),
-        values["body"],
-        values.get("wait_store_msg_ok", True),
+        argument_by_name["tags"],
+        argument_by_name.get("keys"),
+        argument_by_name.get("flag", 0),
+        argument_by_name["body"],
+        argument_by_name.get("wait_store_msg_ok", True),
     )
 
 
@@ -605,18 +605,18 @@ class SendResult(StrictAttributes):
     get_recall_handle = Getter[str | None]()
 
     @classmethod
-    def from_core(cls, result: CoreSendResult, **fields: Any) -> Self:
+    def from_core(cls, core_result: CoreSendResult, **fields: Any) -> Self:
         """Make a result from that of the asyncio client.
 
         `fields` are the values of the further fields of a subclass.
         """
         return cls(
-            send_status=SendStatus(result.status.value),
-            msg_id=result.message_id,
-            offset_msg_id=result.offset_message_id,
-            message_queue=MessageQueue(*result.queue),
-            queue_offset=result.queue_offset,
-            recall_handle=result.recall_handle,
+            send_status=SendStatus(core_result.status.value),
+            msg_id=core_result.message_id,
+            offset_msg_id=core_result.offset_message_id,
+            message_queue=MessageQueue(*core_result.queue),
+            queue_offset=core_result.queue_offset,
+            recall_handle=core_result.recall_handle,
             **fields,
         )
 
@@ -653,14 +653,14 @@ class PullResult(StrictAttributes):
     get_msg_found_list = Getter[list[MessageExt]]()
 
     @staticmethod
-    def from_core(result: CorePullResult) -> "PullResult":
+    def from_core(core_result: CorePullResult) -> "PullResult":
         """Make a result from that of the asyncio client."""
         return PullResult(
-            pull_status=result.status,
-            next_begin_offset=result.next_offset,
-            min_offset=result.offset_min,
-            max_offset=result.offset_max,
-            msg_found_list=[MessageExt(record) for record in result.messages],
+            pull_status=core_result.status,
+            next_begin_offset=core_result.next_offset,
+            min_offset=core_result.offset_min,
+            max_offset=core_result.offset_max,
+            msg_found_list=[MessageExt(record) for record in core_result.messages],
         )
 
 

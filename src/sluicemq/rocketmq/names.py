@@ -70,30 +70,34 @@ def to_snake_case(name: str) -> str:
     return _WORD_BOUNDARY.sub("_", name).lower()
 
 
-def make_attribute_error(kind: type, name: str) -> AttributeError:
-    """Return the error for a `name` that the class `kind` does not have.
+def make_attribute_error(owner_class: type, name: str) -> AttributeError:
+    """Return the error for a `name` that the class `owner_class` does not have.
 
     The text suggests the name that was probably meant, or says what to do instead.
     """
-    known = [one for one in dir(kind) if not one.startswith("_")]
-    snake_name = to_snake_case(name)
+    fix = _fix_of_name(owner_class, to_snake_case(name))
+    return AttributeError(f"{owner_class.__name__} has no attribute {name!r}. {fix}", name=name)
+
+
+def _fix_of_name(owner_class: type, snake_name: str) -> str:
+    """Return what to do instead of using `snake_name`, which `owner_class` may not have."""
+    public_names = [
+        public_name for public_name in dir(owner_class) if not public_name.startswith("_")
+    ]
+    if snake_name in public_names:
+        return f"Names are in snake case here: {snake_name}."
     attribute = snake_name.removeprefix("get_").removeprefix("set_").removeprefix("is_")
-    suggestion = did_you_mean(snake_name, known, cutoff=0.7)
-    if snake_name in known:
-        fix = f"Names are in snake case here: {snake_name}."
-    elif attribute in _FIXES:
-        fix = _FIXES[attribute]
-    elif attribute in known and not snake_name.startswith("set_"):
-        fix = f"Read the attribute {attribute}."
-    elif attribute in known and any(one.startswith("set_") for one in known):
-        fix = f"Set the attribute {attribute}."
-    elif attribute in known:
-        fix = f"{attribute} cannot be changed: create another {kind.__name__} with it."
-    elif suggestion:
-        fix = suggestion
-    else:
-        fix = f"See help({kind.__name__}) for its attributes and methods."
-    return AttributeError(f"{kind.__name__} has no attribute {name!r}. {fix}", name=name)
+    if attribute in _FIXES:
+        return _FIXES[attribute]
+    if attribute in public_names:
+        if not snake_name.startswith("set_"):
+            return f"Read the attribute {attribute}."
+        has_setters = any(public_name.startswith("set_") for public_name in public_names)
+        if has_setters:
+            return f"Set the attribute {attribute}."
+        return f"{attribute} cannot be changed: create another {owner_class.__name__} with it."
+    suggestion = did_you_mean(snake_name, public_names, cutoff=0.7)
+    return suggestion or f"See help({owner_class.__name__}) for its attributes and methods."
 
 
 class StrictAttributes:
@@ -132,32 +136,33 @@ class CheckedAttributes:
                 raise AttributeError(name)
             raise make_attribute_error(type(self), name)
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            kind = type(self)
-            if hasattr(kind, name):
+        def __setattr__(self, name: str, new_value: Any) -> None:
+            own_class = type(self)
+            if hasattr(own_class, name):
                 if not name.startswith("_"):
-                    self._check_setting(name, getattr(kind, name), value)
-            elif not name.startswith("_") and kind.__module__.startswith(__package__):
-                raise make_attribute_error(kind, name)
-            super().__setattr__(name, value)
+                    self._check_setting(name, getattr(own_class, name), new_value)
+            elif not name.startswith("_") and own_class.__module__.startswith(__package__):
+                raise make_attribute_error(own_class, name)
+            super().__setattr__(name, new_value)
 
-    def _check_setting(self, name: str, default: Any, value: Any) -> None:
-        """Raise ConfigurationError if the attribute `name` cannot have `value`.
+    def _check_setting(self, name: str, default: Any, new_value: Any) -> None:
+        """Raise ConfigurationError if the attribute `name` cannot have `new_value`.
 
         A value must have the type of `default`. Where that is a string, None or a property, any
         value is accepted. A method cannot be replaced by something that is not callable.
         """
-        expected = type(default)
-        if isinstance(default, _Accessor) or (callable(default) and not callable(value)):
+        expected_type = type(default)
+        if isinstance(default, _Accessor) or (callable(default) and not callable(new_value)):
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} is a method.", fix=f"Call it: {name}({value!r})."
+                f"{type(self).__name__}.{name} is a method.", fix=f"Call it: {name}({new_value!r})."
             )
         has_checked_type = not callable(default) and not isinstance(default, property | str | None)
-        if has_checked_type and (
-            not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool)
-        ):
+        is_bool_as_number = isinstance(new_value, bool) and expected_type is not bool
+        has_right_type = isinstance(new_value, expected_type) and not is_bool_as_number
+        if has_checked_type and not has_right_type:
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} must be of type {expected.__name__}, got {value!r}.",
+                f"{type(self).__name__}.{name} must be of type {expected_type.__name__}, got "
+                f"{new_value!r}.",
                 fix=f"Set a value of that type. The default is {default!r}.",
             )
 
@@ -180,12 +185,12 @@ class Setter(_Accessor[T]):
     """A method `set_x(value)` that sets the attribute `x`."""
 
     @overload
-    def __get__(self, owner: None, kind: type) -> Self: ...
+    def __get__(self, owner: None, owner_class: type) -> Self: ...
 
     @overload
-    def __get__(self, owner: object, kind: type) -> Callable[[T], None]: ...
+    def __get__(self, owner: object, owner_class: type) -> Callable[[T], None]: ...
 
-    def __get__(self, owner: object | None, kind: type) -> Self | Callable[[T], None]:
+    def __get__(self, owner: object | None, owner_class: type) -> Self | Callable[[T], None]:
         return self if owner is None else partial(setattr, owner, self._attribute)
 
 
@@ -193,12 +198,12 @@ class Getter(_Accessor[T]):
     """A method `get_x()` that returns the attribute `x`."""
 
     @overload
-    def __get__(self, owner: None, kind: type) -> Self: ...
+    def __get__(self, owner: None, owner_class: type) -> Self: ...
 
     @overload
-    def __get__(self, owner: object, kind: type) -> Callable[[], T]: ...
+    def __get__(self, owner: object, owner_class: type) -> Callable[[], T]: ...
 
-    def __get__(self, owner: object | None, kind: type) -> Self | Callable[[], T]:
+    def __get__(self, owner: object | None, owner_class: type) -> Self | Callable[[], T]:
         return self if owner is None else partial(getattr, owner, self._attribute)
 
 
@@ -230,15 +235,16 @@ class PositionalArguments:
         """The argument that `take` looks at next, or None if there are no more."""
         return self._remaining[0] if self._remaining else None
 
-    def take_pair(self, first: str, second: str) -> tuple[Any, Any]:
+    def take_pair(self, first_name: str, second_name: str) -> tuple[Any, Any]:
         """Remove the next two arguments and return them.
 
-        Raises ConfigurationError if there are fewer. `first` and `second` describe the arguments in
-        its text: "a selector", "its argument".
+        Raises ConfigurationError if there are fewer. `first_name` and `second_name` describe the
+        arguments in its text: "a selector", "its argument".
         """
         if len(self._remaining) < 2:
             raise ConfigurationError(
-                f"{first} was passed without {second}.", fix=f"Pass {first} and {second}."
+                f"{first_name} was passed without {second_name}.",
+                fix=f"Pass {first_name} and {second_name}.",
             )
         return self._remaining.pop(0), self._remaining.pop(0)
 

@@ -47,6 +47,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.message import CHECK_IMMUNITY, StoredMessage
+from sluicemq.model.message import Message as ModelMessage
 from sluicemq.model.topic import MessageQueue as ModelQueue
 from sluicemq.rocketmq.choices import MessageQueueSelector, Selector, SendCallback
 from sluicemq.rocketmq.clients import Client
@@ -205,7 +206,7 @@ class DefaultMQProducer(Client[Producer]):
     def send(
         self,
         message: MessageOrBatch,
-        *given: Any,
+        *java_arguments: Any,
         queue: AnyMessageQueue | None = None,
         selector: Selector | None = None,
         arg: Any = None,
@@ -224,14 +225,14 @@ class DefaultMQProducer(Client[Producer]):
         RequestError (the broker refused the message), SendError (it is not stored) and its subclass
         SendUnknownError (it may be stored).
         """
-        arguments = PositionalArguments(*given)
-        any_queue = arguments.take(*_QUEUE_TYPES) or queue
+        positional = PositionalArguments(*java_arguments)
+        any_queue = positional.take(*_QUEUE_TYPES) or queue
         model_queue = None if any_queue is None else to_model_queue(any_queue)
-        if _is_selector(arguments.next_argument):
-            selector, arg = arguments.take_pair("a selector", "its argument")
-        callback = arguments.take(SendCallback)  # type: ignore[type-abstract]
-        timeout_ms = arguments.take(int) or timeout_ms
-        arguments.expect_end("send", _SEND_ARGUMENTS)
+        if _is_selector(positional.next_argument):
+            selector, arg = positional.take_pair("a selector", "its argument")
+        callback = positional.take(SendCallback)  # type: ignore[type-abstract]
+        timeout_ms = positional.take(int) or timeout_ms
+        positional.expect_end("send", _SEND_ARGUMENTS)
         if isinstance(message, Message):
             sending = self._send_one(message, model_queue, selector, arg, timeout_ms, callback)
         else:
@@ -282,14 +283,14 @@ class DefaultMQProducer(Client[Producer]):
 
         Raises ConfigurationError if there is a selector, or if an element is not a `Message`.
         """
-        if selector is not None or not all(isinstance(one, Message) for one in messages):
+        if selector is not None or not all(isinstance(message, Message) for message in messages):
             raise ConfigurationError(
                 f"a batch must be a list of Message without a selector, got {messages!r} and the "
                 f"selector {selector!r}.",
                 fix="Pass a list of Message, and a queue or nothing.",
             )
         producer = self._apply_settings().client
-        model_messages = [one.to_model() for one in messages]
+        model_messages = [message.to_model() for message in messages]
         return _get_first(producer.send_batch(model_messages, queue=queue, timeout_ms=timeout_ms))
 
     def _select_queue(self, selector: Selector, message: Message, arg: Any) -> ModelQueue:
@@ -304,14 +305,14 @@ class DefaultMQProducer(Client[Producer]):
     @overload
     def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
 
-    def send_oneway(self, message: Message, *given: Any) -> None:
+    def send_oneway(self, message: Message, *java_arguments: Any) -> None:
         """Send a message without a response of the broker. The message may be lost.
 
         A queue, or a selector and its argument, may follow. Raises ConfigurationError,
         RouteNotFoundError, and ConnectionLostError if the broker cannot be connected to.
         """
         message = expect_one_message(message, Message, "send_oneway")
-        arguments = PositionalArguments(*given)
+        arguments = PositionalArguments(*java_arguments)
         any_queue = arguments.take(*_QUEUE_TYPES)
         queue = None if any_queue is None else to_model_queue(any_queue)
         if _is_selector(arguments.next_argument):
@@ -329,9 +330,9 @@ class DefaultMQProducer(Client[Producer]):
         """
         message = expect_one_message(message, Message, "request")
         reply = self._call(Producer.request, message.to_model(), timeout_s=timeout_ms / 1000)
-        result = Message(reply.topic, reply.body, tags=reply.tag, keys=reply.keys)
-        result.properties = dict(reply.properties)
-        return result
+        received = Message(reply.topic, reply.body, tags=reply.tag, keys=reply.keys)
+        received.properties = dict(reply.properties)
+        return received
 
     def reply(self, request: MessageExt, body: bytes | str) -> None:
         """Reply to a request that a listener received, and wait until the requester has the reply.
@@ -341,10 +342,10 @@ class DefaultMQProducer(Client[Producer]):
         ConnectionLostError and RequestTimeoutError.
         """
         threaded = self._expect_running()
-        data = body.encode() if isinstance(body, str) else body
+        encoded_body = body.encode() if isinstance(body, str) else body
         message_id = f"{request.msg_id}R"
         cluster = threaded.sluice.cluster
-        threaded.portal.run(cluster.send_reply(request.record, data, message_id))
+        threaded.portal.run(cluster.send_reply(request.record, encoded_body, message_id))
 
 
 _SEND_ARGUMENTS: Final = (
@@ -353,14 +354,14 @@ _SEND_ARGUMENTS: Final = (
 )
 
 
-async def _get_first(results: Awaitable[Sequence[R]]) -> R:
+async def _get_first(send_results: Awaitable[Sequence[R]]) -> R:
     """Await a sequence and return its first element."""
-    return (await results)[0]
+    return (await send_results)[0]
 
 
-def _is_selector(value: Any) -> bool:
+def _is_selector(argument: Any) -> bool:
     """Return whether an argument of `send` is a selector."""
-    return isinstance(value, MessageQueueSelector) or callable(value)
+    return isinstance(argument, MessageQueueSelector) or callable(argument)
 
 
 def _to_core_selector(selector: Selector, message: Message, arg: Any) -> core_sending.Selector:
@@ -443,6 +444,18 @@ def _to_core_state(state: LocalTransactionState | None) -> TransactionState:
     return TransactionState.UNKNOWN if state is None else _CORE_STATES[state]
 
 
+def _take_check_after_s(message: ModelMessage) -> tuple[ModelMessage, int | None]:
+    """Return a message without CHECK_IMMUNITY_TIME_IN_SECONDS, and the value of that property.
+
+    The value is None if the message does not have the property.
+    """
+    properties = dict(message.properties)
+    check_after_text = properties.pop(CHECK_IMMUNITY, None)
+    if check_after_text is None:
+        return message, None
+    return replace(message, properties=properties), int(check_after_text)
+
+
 class TransactionMQProducer(DefaultMQProducer):
     """A producer whose messages become visible when their local transactions commit."""
 
@@ -479,18 +492,7 @@ class TransactionMQProducer(DefaultMQProducer):
         threaded = self._apply_settings()
         portal = threaded.portal
         producer = threaded.client
-        assert self.transaction_listener is not None
-        model_message = message.to_model()
-        check_after_text = message.properties.get(CHECK_IMMUNITY)
-        check_after_s = None
-        if check_after_text is not None:
-            properties = {
-                name: value
-                for name, value in model_message.properties.items()
-                if name != CHECK_IMMUNITY
-            }
-            model_message = replace(model_message, properties=properties)
-            check_after_s = int(check_after_text)
+        model_message, check_after_s = _take_check_after_s(message.to_model())
 
         async def send_prepared() -> Transaction:
             transaction = producer.transaction(model_message, check_after_s=check_after_s)
@@ -499,12 +501,30 @@ class TransactionMQProducer(DefaultMQProducer):
         transaction = portal.run(send_prepared())
         message.transaction_id = transaction.transaction_id
         try:
-            transaction.state = _to_core_state(
-                self.transaction_listener.execute_local_transaction(message, arg)
-            )
+            self._execute_local_transaction(transaction, message, arg)
+        finally:
+            portal.run(transaction.__aexit__(None, None, None))
+        assert transaction.send_result is not None
+        return TransactionSendResult.from_core(
+            transaction.send_result,
+            transaction_id=transaction.transaction_id,
+            local_transaction_state=_LOCAL_STATES[transaction.state],
+        )
+
+    def _execute_local_transaction(
+        self, transaction: Transaction, message: Message, arg: Any
+    ) -> None:
+        """Call the listener, and set the state with which the transaction ends.
+
+        If the listener raises, that is logged and the state is UNKNOWN. KeyboardInterrupt and
+        SystemExit are raised.
+        """
+        assert self.transaction_listener is not None
+        try:
+            local_state = self.transaction_listener.execute_local_transaction(message, arg)
+            transaction.state = _to_core_state(local_state)
         except (KeyboardInterrupt, SystemExit):
             transaction.unknown()
-            portal.run(transaction.__aexit__(None, None, None))
             raise
         except BaseException:  # noqa: BLE001 - application code: the broker checks the state later
             _log.exception(
@@ -512,10 +532,3 @@ class TransactionMQProducer(DefaultMQProducer):
                 transaction.transaction_id,
             )
             transaction.unknown()
-        portal.run(transaction.__aexit__(None, None, None))
-        assert transaction.send_result is not None
-        return TransactionSendResult.from_core(
-            transaction.send_result,
-            transaction_id=transaction.transaction_id,
-            local_transaction_state=_LOCAL_STATES[transaction.state],
-        )

@@ -16,8 +16,6 @@ from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
     OBJECT_CODECS,
-    as_list,
-    as_object,
     body,
     body_codec,
     declare_object,
@@ -25,8 +23,8 @@ from sluicemq.wire.declare import (
     member_codec,
     queue_from,
     queue_object,
-    take_text,
 )
+from sluicemq.wire.fastjson import as_list, as_object, take_text
 
 CONSUME_ACTIVELY: Final = "CONSUME_ACTIVELY"
 CONSUME_PASSIVELY: Final = "CONSUME_PASSIVELY"
@@ -269,19 +267,19 @@ OBJECT_CODECS[QueueState].constants |= dict.fromkeys(
 )
 
 
-def _read_queue_states(value: Any, what: str) -> dict[MessageQueue, QueueState]:
+def _read_queue_states(json_map: Any, map_name: str) -> dict[MessageQueue, QueueState]:
     """Return the states of a consumer's queues from a map whose keys are queues.
 
     A Java consumer may send `$ref` as a key, which `fastjson.loads` cannot always resolve. Items
     with such a key, and items that are invalid, are left out.
     """
-    states = {}
-    for key, item in as_object(value, what).items():
+    states_by_queue = {}
+    for queue_key, json_state in as_object(json_map, map_name).items():
         try:
-            states[queue_from(key)] = OBJECT_CODECS[QueueState].read(item)
+            states_by_queue[queue_from(queue_key)] = OBJECT_CODECS[QueueState].read(json_state)
         except ProtocolError:
             continue
-    return states
+    return states_by_queue
 
 
 @body
@@ -542,8 +540,8 @@ def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int
 
     `addresses` maps the broker ids of the replicas to their addresses.
     """
-    values = {"brokerAddrs": dict(addresses), "brokerName": broker, "cluster": cluster}
-    return fastjson.dumps({"brokerMemberGroup": values})
+    member_group = {"brokerAddrs": dict(addresses), "brokerName": broker, "cluster": cluster}
+    return fastjson.dumps({"brokerMemberGroup": member_group})
 
 
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:

@@ -206,7 +206,7 @@ class ResponseCode(IntEnum):
     ILLEGAL_OPERATION = 604
 
 
-def version_name(number: int) -> str:
+def version_name(ordinal: int) -> str:
     """Return the name of the version with this ordinal in RocketMQ's MQVersion table.
 
     Requests contain the ordinal (spec/remoting.md §4). From 4.0.0 on each version has two ordinals,
@@ -215,11 +215,13 @@ def version_name(number: int) -> str:
     >>> version_name(475)
     '5.3.1'
     """
-    patches, is_release = divmod(number - _V4_0_0_SNAPSHOT, 2)
-    if patches < 0:
-        return f"{number}"
-    major, rest = divmod(patches, 100)
-    return f"{4 + major}.{rest // 10}.{rest % 10}" + ("" if is_release else "-SNAPSHOT")
+    version_index, is_release = divmod(ordinal - _V4_0_0_SNAPSHOT, 2)
+    if version_index < 0:
+        return f"{ordinal}"
+    major, minor_and_patch = divmod(version_index, 100)
+    minor, patch = divmod(minor_and_patch, 10)
+    name = f"{4 + major}.{minor}.{patch}"
+    return name if is_release else f"{name}-SNAPSHOT"
 
 
 _V4_0_0_SNAPSHOT: Final = 212

@@ -27,13 +27,13 @@ every class with an object codec. `declare_object` makes such a codec for a clas
 elsewhere. Bodies are decoded as tolerantly as Java does it. Unknown fields are ignored. Absent and
 null fields have their default or, without one, 0, "", false or an empty collection. Numbers may be
 strings, and strings may be numbers. A value of any other type raises ProtocolError with the name of
-the field. So does an integer outside the range of its Java type: `INTS` names the fields that are a
-Java int in every body, and all others are a Java long. Therefore no decoded body holds an integer
-that cannot be packed or saved. Bodies are encoded in the form that Java and Go clients read
-(spec/remoting.md §5): names are sorted, and None is left out.
+the field. So does an integer outside the range of its Java type: `fastjson.INTS` names the fields
+that are a Java int in every body, and all others are a Java long. Therefore no decoded body holds
+an integer that cannot be packed or saved. Bodies are encoded in the form that Java and Go clients
+read (spec/remoting.md §5): names are sorted, and None is left out.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import IntEnum
 from functools import cached_property
@@ -56,10 +56,18 @@ from typing import (
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
+from sluicemq.wire.fastjson import (
+    JsonData,
+    as_float,
+    as_integer,
+    as_list,
+    as_object,
+    load_object,
+    take_integer,
+    take_text,
+)
 
 T = TypeVar("T")
-JsonData = str | bytes | memoryview
-"""The text of a JSON body."""
 ValueReader = Callable[[Any, str], Any]
 """A function (value, name) that converts a received value other than null.
 
@@ -124,25 +132,29 @@ class _FrozenValue:
 
         Raises TypeError for too many or unknown arguments, and for a required field without value.
         """
-        table = _TABLES[type(self)]
+        declared_fields = _TABLES[type(self)]
         if values:
-            if len(values) > len(table):
+            if len(values) > len(declared_fields):
                 raise TypeError(
-                    f"{type(self).__name__} takes at most {len(table)} arguments, got {len(values)}"
+                    f"{type(self).__name__} takes at most {len(declared_fields)} arguments, "
+                    f"got {len(values)}"
                 )
-            keywords.update(zip((name for name, *_ in table), values, strict=False))
-        for name, _, _, default, set_value in table:
-            value = keywords.pop(name, default)
-            if value is MISSING:
-                make = _FACTORIES.get((type(self), name))
-                if make is None:
+            # Positional arguments belong to the first fields.
+            keywords.update(zip((name for name, *_ in declared_fields), values, strict=False))
+
+        # Each field takes its value out of `keywords`. Unknown arguments are left there.
+        for name, _, _, default, set_value in declared_fields:
+            field_value = keywords.pop(name, default)
+            if field_value is MISSING:
+                make_default = _FACTORIES.get((type(self), name))
+                if make_default is None:
                     raise TypeError(f"{type(self).__name__} requires the argument {name}")
-                value = make()
-            set_value(self, value)
+                field_value = make_default()
+            set_value(self, field_value)
         if keywords:
             raise TypeError(f"{type(self).__name__} has no fields {', '.join(keywords)}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, new_value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
     def __eq__(self, other: object) -> bool:
@@ -152,16 +164,18 @@ class _FrozenValue:
         return hash(_field_values(self))
 
     def __repr__(self) -> str:
-        values = zip(_TABLES[type(self)], _field_values(self), strict=True)
-        return f"{type(self).__name__}({', '.join(f'{f[0]}={value!r}' for f, value in values)})"
+        names = [name for name, *_ in _TABLES[type(self)]]
+        values = _field_values(self)
+        arguments = [f"{name}={value!r}" for name, value in zip(names, values, strict=True)]
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), _field_values(self)
 
 
-def _field_values(value: object) -> tuple[Any, ...]:
+def _field_values(instance: object) -> tuple[Any, ...]:
     """Return the values of all fields of an instance of `_FrozenValue`, in the order declared."""
-    return tuple([getattr(value, name) for name, *_ in _TABLES[type(value)]])
+    return tuple([getattr(instance, name) for name, *_ in _TABLES[type(instance)]])
 
 
 def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
@@ -172,19 +186,30 @@ def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
     those of `cls`, such as `__doc__`.
     """
     (base,) = cls.__bases__
-    declared_fields = {
-        name: value for name, value in vars(cls).items() if isinstance(value, FieldDeclaration)
-    }
-    excluded = {*declared_fields, "__dict__", "__weakref__"}
-    attributes = {name: value for name, value in vars(cls).items() if name not in excluded}
-    bases = (_FrozenValue if base is object else base,)
-    value_class = type(
-        cls.__name__, bases, {**attributes, **changes, "__slots__": tuple(declared_fields)}
-    )
-    table = {field[0]: field for field in _TABLES.get(base, ())}  # by attribute name
-    for name, declaration in declared_fields.items():
-        set_value = getattr(value_class, name).__set__
-        table[name] = (
+    declarations: dict[str, FieldDeclaration] = {}
+    attributes: dict[str, Any] = {}
+    for name, attribute in vars(cls).items():
+        if isinstance(attribute, FieldDeclaration):
+            declarations[name] = attribute
+        elif name not in ("__dict__", "__weakref__"):
+            attributes[name] = attribute
+    attributes.update(changes)
+    attributes["__slots__"] = tuple(declarations)
+
+    value_base = _FrozenValue if base is object else base
+    value_class = type(cls.__name__, (value_base,), attributes)
+    _register_fields(value_class, base, declarations)
+    return cast(type[T], value_class)
+
+
+def _register_fields(
+    value_class: type, base: type, declarations: Mapping[str, FieldDeclaration]
+) -> None:
+    """Store the fields of `base` and those in `declarations` as the fields of `value_class`."""
+    fields_by_name = {field[0]: field for field in _TABLES.get(base, ())}
+    for name, declaration in declarations.items():
+        set_value = getattr(value_class, name).__set__  # the setter of the slot
+        fields_by_name[name] = (
             name,
             declaration.wire_name,
             declaration.read,
@@ -193,8 +218,7 @@ def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
         )
         if declaration.default_factory is not MISSING:
             _FACTORIES[value_class, name] = declaration.default_factory
-    _TABLES[value_class] = tuple(table.values())
-    return cast(type[T], value_class)
+    _TABLES[value_class] = tuple(fields_by_name.values())
 
 
 # ------------------------------------------------------------------------------------- headers
@@ -208,20 +232,20 @@ def _integer_reader(bits: int) -> ValueReader:
     """
     limit = 1 << (bits - 1)
 
-    def read(value: str, wire_name: str) -> int | None:
-        if not value:
+    def read(field_text: str, wire_name: str) -> int | None:
+        if not field_text:
             return None
         try:
-            number = int(value)
+            integer = int(field_text)
         except ValueError:
-            number = limit
-        if not -limit <= number < limit:
-            shown = value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}…"
+            integer = limit
+        if not -limit <= integer < limit:
+            shown = field_text if len(field_text) <= _SHOWN_MAX else f"{field_text[:_SHOWN_MAX]}…"
             raise HeaderError(
                 f"the custom field <{wire_name}> is not an integer of {bits} bits: {shown!r}. "
                 f"Send a whole number from {-limit} to {limit - 1}."
             )
-        return number
+        return integer
 
     return read
 
@@ -267,18 +291,20 @@ def declare_header(
     the names and numbers of the codes.
     """
 
-    def make(cls: type[T]) -> type[T]:
+    def declare(cls: type[T]) -> type[T]:
         code_names = ", ".join(f"{code.name} ({code})" for code in codes)
-        header_class = _make_value_class(cls, __doc__=cls.__doc__ or f"The header of {code_names}.")
+        docstring = cls.__doc__ or f"The header of {code_names}."
+        header_class = _make_value_class(cls, __doc__=docstring)
         if short_names:
-            renamed = zip(_TABLES[header_class], short_names, strict=True)
+            fields = zip(_TABLES[header_class], short_names, strict=True)
             _TABLES[header_class] = tuple(
-                (name, short_name, *rest) for (name, _, *rest), short_name in renamed
+                (name, short_name, read, default, set_value)
+                for (name, _, read, default, set_value), short_name in fields
             )
-        table.update(dict.fromkeys(map(int, codes), header_class))
+        table.update((int(code), header_class) for code in codes)
         return header_class
 
-    return make
+    return declare
 
 
 def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
@@ -291,27 +317,29 @@ def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
     received = fields or {}
     header = cls.__new__(cls)
     for _, wire_name, read, default, set_value in _TABLES[cls]:
-        value: Any = received.get(wire_name)
-        if value is not None:
-            value = read(value, wire_name)
-        if value is None:
-            value = default
-            if value is MISSING:
+        field_value: Any = received.get(wire_name)
+        if field_value is not None:
+            field_value = read(field_value, wire_name)
+        if field_value is None:
+            field_value = default
+            if field_value is MISSING:
                 raise HeaderError(f"the custom field <{wire_name}> is null")
-        set_value(header, value)
+        set_value(header, field_value)
     return header
 
 
-def encode_header(value: Any) -> dict[str, str]:
+def encode_header(header: Any) -> dict[str, str]:
     """Return the extFields of a header, an instance of a declared class, as strings.
 
     Booleans become `true` or `false`. Fields that are None are left out.
     """
     fields: dict[str, str] = {}
-    for name, wire_name, _, _, _ in _TABLES[type(value)]:
-        item = getattr(value, name)
-        if item is not None:
-            fields[wire_name] = item if isinstance(item, str) else str(item).lower()
+    for name, wire_name, _, _, _ in _TABLES[type(header)]:
+        field_value = getattr(header, name)
+        if isinstance(field_value, str):
+            fields[wire_name] = field_value
+        elif field_value is not None:
+            fields[wire_name] = str(field_value).lower()  # lower for True and False
     return fields
 
 
@@ -320,148 +348,33 @@ def wire_names(cls: type) -> tuple[str, ...]:
     return tuple(wire_name for _, wire_name, *_ in _TABLES[cls])
 
 
-# --------------------------------------------------------------------- single values of bodies
-
-
-def load_object(data: JsonData, what: str) -> dict[Any, Any]:
-    """Decode a body that is a JSON object. `what` names the body in errors.
-
-    Raises ProtocolError if the body is empty, is not valid JSON, or is another JSON value. A body
-    that is null gives {}.
-    """
-    if not data:
-        raise ProtocolError(f"The {what} has no body.")
-    return as_object(fastjson.loads(data), f"The {what}")
-
-
-def as_object(value: Any, what: str) -> dict[Any, Any]:
-    """Return `value` if it is a JSON object, and {} if it is None.
-
-    Raises ProtocolError, which begins with `what`, for any other value.
-    """
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{what} is not a JSON object.")
-    return value
-
-
-def as_list(value: Any, what: str) -> list[Any]:
-    """Return `value` if it is a JSON list. Raises ProtocolError, which begins with `what`."""
-    if not isinstance(value, list):
-        raise ProtocolError(f"{what} is not a JSON list.")
-    return value
-
-
-def _number_reader(number_type: Callable[[Any], Any], noun: str) -> ValueReader:
-    """Return a reader that converts values to `number_type`, which is int or float.
-
-    Strings are parsed, as fastjson does. The reader raises ProtocolError, which says that the value
-    is not `noun`.
-    """
-
-    def read(value: Any, what: str) -> Any:
-        try:
-            return number_type(value)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ProtocolError(f"{what} is not {noun}.") from error
-
-    return read
-
-
-_integer_of: Callable[[Any, str], int] = _number_reader(int, "an integer")
-
-INTS: Final = frozenset(
-    {
-        "consumeTimeoutMinute",
-        "delayLevel",
-        "groupSysFlag",
-        "level",
-        "perm",
-        "popShareQueueNum",
-        "queueId",
-        "readQueueNums",
-        "retryMaxTimes",
-        "retryQueueNums",
-        "topicSysFlag",
-        "version",
-        "writeQueueNums",
-    }
-)
-"""The wire names of those integer fields of bodies that are a Java int. All others are a long."""
-INT_LIMIT: Final = 1 << 31
-"""The smallest positive number that a Java int cannot hold."""
-LONG_LIMIT: Final = 1 << 63
-"""The smallest positive number that a Java long cannot hold."""
-
-
-def as_integer(value: Any, what: str) -> int:
-    """Return a JSON value as an integer. Strings are parsed.
-
-    `what` is the name of the field. It selects the range: 32 bits for a name in `INTS`, else 64.
-    Raises ProtocolError if the value is not an integer in that range.
-    """
-    number = value if value.__class__ is int else _integer_of(value, what)
-    if not -INT_LIMIT <= number < INT_LIMIT and (
-        what in INTS or not -LONG_LIMIT <= number < LONG_LIMIT
-    ):
-        bits = 32 if what in INTS else 64
-        raise ProtocolError(
-            f"{what} is not an integer of {bits} bits: {str(value)[:_SHOWN_MAX]}.",
-            fix=f"Send a whole number from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}.",
-        )
-    return number
-
-
-def take_object(values: Mapping[Any, Any], key: str) -> dict[Any, Any]:
-    """Return the field `key` as an object, {} if it is absent or null. Raises ProtocolError."""
-    return as_object(values.get(key), key)
-
-
-def take_list(values: Mapping[Any, Any], key: str) -> list[Any]:
-    """Return the field `key` as a list, [] if it is absent or null. Raises ProtocolError."""
-    value = values.get(key)
-    return [] if value is None else as_list(value, key)
-
-
-def take_integer(values: Mapping[Any, Any], key: str, default: int = 0) -> int:
-    """Return the field `key` as `as_integer` does, `default` if it is absent or null.
-
-    Raises ProtocolError.
-    """
-    value = values.get(key)
-    return default if value is None else as_integer(value, key)
-
-
-def take_text(values: Mapping[Any, Any], key: str, default: str = "") -> str:
-    """Return the field `key` as a string, `default` if it is absent or null.
-
-    Other JSON values become the string that fastjson makes of them.
-    """
-    value = values.get(key)
-    return default if value is None else fastjson.to_text(value)
-
+# ------------------------------------------------------------------------------- value codecs
 
 QUEUE_TEXT_VALUES_MAX: Final = 32
 """The most JSON values in a string that contains a queue. A queue has three fields."""
 
 
-def queue_from(value: Any, what: str = "The queue") -> MessageQueue:
+def queue_from(json_value: Any, value_name: str = "The queue") -> MessageQueue:
     """Return the queue that a JSON value describes.
 
     The value is an object, an object that was a map's key (a tuple of pairs), or a string that
-    contains the JSON of such an object. `what` names the value in errors. Raises ProtocolError if
+    contains the JSON of such an object. `value_name` is its name in errors. Raises ProtocolError if
     the value is none of these, or lacks the topic or the broker name.
     """
-    if isinstance(value, str):
-        if fastjson.bound_counts(value).values > QUEUE_TEXT_VALUES_MAX:
-            raise ProtocolError(f"{what} has more than {QUEUE_TEXT_VALUES_MAX} values.")
-        value = fastjson.loads(value, QUEUE_TEXT_VALUES_MAX)
-    values = dict(value) if isinstance(value, tuple) else as_object(value, what)
-    if "topic" not in values or "brokerName" not in values:
+    if isinstance(json_value, str):
+        if fastjson.bound_counts(json_value).values > QUEUE_TEXT_VALUES_MAX:
+            raise ProtocolError(f"{value_name} has more than {QUEUE_TEXT_VALUES_MAX} values.")
+        json_value = fastjson.loads(json_value, QUEUE_TEXT_VALUES_MAX)
+    if isinstance(json_value, tuple):
+        queue_fields = dict(json_value)
+    else:
+        queue_fields = as_object(json_value, value_name)
+    if "topic" not in queue_fields or "brokerName" not in queue_fields:
         raise ProtocolError("A queue lacks its topic or brokerName.")
     return MessageQueue(
-        take_text(values, "topic"), take_text(values, "brokerName"), take_integer(values, "queueId")
+        take_text(queue_fields, "topic"),
+        take_text(queue_fields, "brokerName"),
+        take_integer(queue_fields, "queueId"),
     )
 
 
@@ -470,13 +383,10 @@ def queue_object(queue: MessageQueue) -> dict[str, Any]:
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
 
 
-# -------------------------------------------------------------------------------- value codecs
-
-
 class ValueCodec(NamedTuple):
     """How the values of one type are converted from and to JSON.
 
-    - `read(value, what)` converts a JSON value other than null. `what` names the value in errors.
+    - `read(json_value, name)` converts a JSON value other than null. `name` is its name in errors.
     - `make_default()` returns the value for null or for an absent field.
     - `write(value)` converts a value to JSON. None means that the value is already JSON.
     - `write_key(value)` converts a value that is the key of a map. None means that the value can be
@@ -491,7 +401,7 @@ class ValueCodec(NamedTuple):
 
 _VALUE_CODECS: Final[dict[Any, ValueCodec]] = {
     int: ValueCodec(as_integer, int),
-    float: ValueCodec(_number_reader(float, "a number"), float),
+    float: ValueCodec(as_float, float),
     bool: ValueCodec(lambda it, _: it.lower() == "true" if isinstance(it, str) else bool(it), bool),
     str: ValueCodec(lambda value, _what: fastjson.to_text(value), str),
     Any: ValueCodec(lambda value, _what: value, NoneType),
@@ -520,11 +430,14 @@ def value_codec(annotation: Any) -> ValueCodec:
         object_codec = OBJECT_CODECS[annotation]
         codec = ValueCodec(object_codec.read, lambda: object_codec.read({}), object_codec.write)
     elif NoneType in arguments:
-        codec = _optional_codec(next(one for one in arguments if one is not NoneType))
+        value_types = [argument for argument in arguments if argument is not NoneType]
+        codec = _optional_codec(value_types[0])
     elif issubclass(origin, Mapping):
         codec = _map_codec(*arguments)
     else:
-        codec = _list_codec(origin if origin in (tuple, frozenset) else list, arguments[0])
+        # Abstract types such as Sequence are decoded to lists.
+        collection_type = origin if origin in (tuple, frozenset) else list
+        codec = _list_codec(collection_type, arguments[0])
     _VALUE_CODECS[annotation] = codec
     return codec
 
@@ -532,8 +445,13 @@ def value_codec(annotation: Any) -> ValueCodec:
 def _optional_codec(value_type: Any) -> ValueCodec:
     """Return the codec of `value_type | None`. None is null in JSON."""
     codec = value_codec(value_type)
-    write = codec.write
-    write_optional = write and (lambda value: None if value is None else write(value))
+    write_value = codec.write
+    if write_value is None:
+        return ValueCodec(codec.read, NoneType)
+
+    def write_optional(value: Any) -> Any:
+        return None if value is None else write_value(value)
+
     return ValueCodec(codec.read, NoneType, write_optional)
 
 
@@ -546,21 +464,30 @@ def _list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type: Any)
     A null in a received list becomes the default of the item type; if items are strings, it is left
     out. The items of a frozenset are written in sorted order if they are already JSON.
     """
-    read, make_default, write, _ = value_codec(item_type)
+    read_item, make_default_item, write_item, _ = value_codec(item_type)
 
-    def read_list(value: Any, what: str) -> Any:
-        items = as_list(value, what)
+    def read_list(json_list: Any, list_name: str) -> Any:
+        json_items = as_list(json_list, list_name)
         if item_type is str:
-            return collection_type([read(item, what) for item in items if item is not None])
+            json_items = [json_item for json_item in json_items if json_item is not None]
         return collection_type(
-            [make_default() if item is None else read(item, what) for item in items]
+            [
+                make_default_item() if json_item is None else read_item(json_item, list_name)
+                for json_item in json_items
+            ]
         )
 
-    def write_list(items: Iterable[Any]) -> list[Any]:
-        return [write(item) for item in items]  # type: ignore[misc]
+    def write_items(items: Iterable[Any]) -> list[Any]:
+        return [write_item(item) for item in items]  # type: ignore[misc]
 
-    write_plain = sorted if collection_type is frozenset else list
-    return ValueCodec(read_list, collection_type, write_list if write else write_plain)  # type: ignore[arg-type]
+    write_list: ValueWriter
+    if write_item:
+        write_list = write_items
+    elif collection_type is frozenset:
+        write_list = sorted
+    else:
+        write_list = list
+    return ValueCodec(read_list, collection_type, write_list)  # type: ignore[arg-type]
 
 
 def _map_codec(key_type: Any, value_type: Any) -> ValueCodec:
@@ -571,28 +498,34 @@ def _map_codec(key_type: Any, value_type: Any) -> ValueCodec:
     without that field gets the key of its member there.
     """
     read_key, _, _, write_key = value_codec(key_type)
-    read, make_default, write, _ = value_codec(value_type)
+    read_value, make_default_value, write_value, _ = value_codec(value_type)
     key_name = OBJECT_CODECS[value_type].key_name if value_type in OBJECT_CODECS else ""
 
-    def read_member_value(key: Any, value: Any, what: str) -> Any:
-        if key_name and as_object(value, what).get(key_name) is None:
-            value = {**(value or {}), key_name: key}
-        return make_default() if value is None else read(value, what)
+    def read_member_value(json_key: Any, json_value: Any, map_name: str) -> Any:
+        if key_name and as_object(json_value, map_name).get(key_name) is None:
+            json_value = {**(json_value or {}), key_name: json_key}
+        if json_value is None:
+            return make_default_value()
+        return read_value(json_value, map_name)
 
-    def read_map(members: Any, what: str) -> dict[Any, Any]:
-        return {
-            read_key(key, what): read_member_value(key, value, what)
-            for key, value in as_object(members, what).items()
-            if value is not None or value_type is not str
-        }
+    def read_map(json_map: Any, map_name: str) -> dict[Any, Any]:
+        mapping = {}
+        for json_key, json_value in as_object(json_map, map_name).items():
+            if json_value is None and value_type is str:
+                continue
+            key = read_key(json_key, map_name)
+            mapping[key] = read_member_value(json_key, json_value, map_name)
+        return mapping
 
     def write_map(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {
-            write_key(key) if write_key else key: write(value) if write else value
-            for key, value in mapping.items()
-        }
+        json_map = {}
+        for key, value in mapping.items():
+            json_key = write_key(key) if write_key else key
+            json_map[json_key] = write_value(value) if write_value else value
+        return json_map
 
-    return ValueCodec(read_map, dict, write_map if write or write_key else dict)
+    is_already_json = not (write_value or write_key)
+    return ValueCodec(read_map, dict, dict if is_already_json else write_map)
 
 
 # ------------------------------------------------------------------------------- object codecs
@@ -620,43 +553,51 @@ class ObjectCodec(Generic[T]):
         self._cls = cls
         self._declared = [row for row in declared if row[2].wire_name]
         self.constants = dict(constants)
-        self.names = frozenset(declaration.wire_name for _, _, declaration in self._declared)
-        self.key_name = next(
-            (declaration.wire_name for name, _, declaration in self._declared if name == key), ""
-        )
+        wire_names_by_attribute = {
+            name: declaration.wire_name for name, _, declaration in self._declared
+        }
+        self.names = frozenset(wire_names_by_attribute.values())
+        self.key_name = wire_names_by_attribute.get(key, "")
 
     @cached_property
     def read(self) -> Callable[..., T]:
-        """The function (value, what) that makes an instance from a JSON object.
+        """The function (value, name) that makes an instance from a JSON object.
 
-        `what` names the value in errors. The function raises ProtocolError if the value is not an
-        object or null, or if a field has another type than declared. The function is made when it
-        is first read, because the codecs of all other classes must be declared by then.
+        `name` is the name of the value in errors. The function raises ProtocolError if the value is
+        not an object or null, or if a field has another type than declared. The function is made
+        when it is first read, because the codecs of all other classes must be declared by then.
         """
         cls = self._cls
-        rows = []
-        for name, field_type, declaration in self._declared:
-            codec = value_codec(field_type)
-            default = declaration.absent
-            if default is MISSING:
-                default = declaration.default
-            make_default = codec.make_default if default is MISSING else repeat(default).__next__
-            plain = field_type if field_type in (str, bool) and not declaration.read else None
-            rows.append(
-                (name, declaration.wire_name, plain, declaration.read or codec.read, make_default)
-            )
+        rows = [self._field_reader(*row) for row in self._declared]
 
-        def read_object(value: Any, what: str = "The value") -> T:
-            get_member = as_object(value, what).get
+        def read_object(json_object: Any, object_name: str = "The value") -> T:
+            get_member = as_object(json_object, object_name).get
             attributes = {}
-            for name, wire_name, plain, read_value, make_default in rows:
+            for name, wire_name, plain_type, read_value, make_default in rows:
                 value = get_member(wire_name)
-                if value.__class__ is not plain:  # a str or bool needs no conversion
+                if value.__class__ is not plain_type:  # a str or bool needs no conversion
                     value = make_default() if value is None else read_value(value, wire_name)
                 attributes[name] = value
             return cls(**attributes)
 
         return read_object
+
+    @staticmethod
+    def _field_reader(
+        name: str, field_type: Any, declaration: FieldDeclaration
+    ) -> tuple[str, str, type | None, ValueReader, Callable[[], Any]]:
+        """Return how a field is read.
+
+        The items are its attribute name, its wire name, the class whose instances need no
+        conversion or None, the reader of other values, and the function that makes the default.
+        """
+        codec = value_codec(field_type)
+        default = declaration.default if declaration.absent is MISSING else declaration.absent
+        make_default = codec.make_default if default is MISSING else repeat(default).__next__
+        is_plain = field_type in (str, bool) and not declaration.read
+        plain_type = field_type if is_plain else None
+        read_value = declaration.read or codec.read
+        return name, declaration.wire_name, plain_type, read_value, make_default
 
     @cached_property
     def write(self) -> Callable[[T], dict[str, Any]]:
@@ -666,38 +607,50 @@ class ObjectCodec(Generic[T]):
         follow the fields. The function is made when it is first read, as for `read`.
         """
         rows = sorted(self._declared, key=lambda row: row[2].wire_name)
-        names = [name for name, _, _ in rows]
         names_on_wire = [declaration.wire_name for _, _, declaration in rows]
-        get_values = (
-            attrgetter(*names) if len(names) > 1 else lambda item: (getattr(item, names[0]),)
-        )
-        # Only the fields that need it are converted, and only those that can be None are checked.
-        converters = []
-        optional_names = []
-        for _, field_type, declaration in rows:
+        get_values = _attributes_getter([name for name, _, _ in rows])
+        converters, optional_names = self._converters_and_optional_names()
+        constants = self.constants
+
+        def write_plain_object(instance: T) -> dict[str, Any]:
+            return dict(zip(names_on_wire, get_values(instance), strict=True))
+
+        def write_object(instance: T) -> dict[str, Any]:
+            members = dict(zip(names_on_wire, get_values(instance), strict=True))
+            for wire_name, convert in converters:
+                members[wire_name] = convert(members[wire_name])
+            for wire_name in optional_names:
+                if members[wire_name] is None:
+                    del members[wire_name]
+            if constants:
+                members.update(constants)
+            return members
+
+        is_plain = not (converters or optional_names or constants)
+        return write_plain_object if is_plain else write_object
+
+    def _converters_and_optional_names(self) -> tuple[list[tuple[str, ValueWriter]], list[str]]:
+        """Return ((wire name, writer) of fields to convert, wire names of fields that may be None).
+
+        They are made once, so that `write` handles only these fields one by one.
+        """
+        converters: list[tuple[str, ValueWriter]] = []
+        optional_names: list[str] = []
+        for _, field_type, declaration in self._declared:
             convert = declaration.write or value_codec(field_type).write
             if convert:
                 converters.append((declaration.wire_name, convert))
             if declaration.write or NoneType in get_args(field_type):
                 optional_names.append(declaration.wire_name)
-        constants = self.constants
+        return converters, optional_names
 
-        def write_plain_object(item: T) -> dict[str, Any]:
-            return dict(zip(names_on_wire, get_values(item), strict=True))
 
-        def write_object(item: T) -> dict[str, Any]:
-            values = dict(zip(names_on_wire, get_values(item), strict=True))
-            for wire_name, convert in converters:
-                values[wire_name] = convert(values[wire_name])
-            for wire_name in optional_names:
-                if values[wire_name] is None:
-                    del values[wire_name]
-            if constants:
-                values.update(constants)
-            return values
-
-        is_plain = not (converters or optional_names or constants)
-        return write_plain_object if is_plain else write_object
+def _attributes_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function (instance) that returns the values of the attributes `names`."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    (name,) = names  # for one name `attrgetter` would return the value itself, not a tuple
+    return lambda instance: (getattr(instance, name),)
 
 
 OBJECT_CODECS: Final[dict[Any, ObjectCodec[Any]]] = {}
@@ -750,35 +703,37 @@ Codec = tuple[Callable[[T], bytes], Callable[[JsonData], T]]
 """An encoder and a decoder of bodies."""
 
 
-def body_codec(cls: type[T], what: str) -> Codec[T]:
+def body_codec(cls: type[T], body_name: str) -> Codec[T]:
     """Return the encoder and the decoder of bodies that are an instance of `cls` as JSON.
 
-    `what` names the body in the errors of the decoder, which raises ProtocolError.
+    `body_name` is the name of the body in the errors of the decoder, which raises ProtocolError.
     """
     codec: ObjectCodec[T] = OBJECT_CODECS[cls]
     return (
-        lambda value: fastjson.dumps(codec.write(value)),
-        lambda data: codec.read(load_object(data, what)),
+        lambda instance: fastjson.dumps(codec.write(instance)),
+        lambda json_data: codec.read(load_object(json_data, body_name)),
     )
 
 
 def member_codec(
-    key: str, value_type: type[T], what: str, **constants: Any
+    key: str, value_type: type[T], body_name: str, **constants: Any
 ) -> tuple[Callable[[Any], bytes], Callable[[JsonData], T]]:
     """Return the encoder and the decoder of bodies that are an object with the member `key`.
 
     `value_type` is the type of the member's value. The encoder also writes `constants`. The decoder
-    returns the default of the type if the member is absent, and raises ProtocolError with `what` as
-    the body's name.
+    returns the default of the type if the member is absent or null, and raises ProtocolError with
+    `body_name` as the body's name.
     """
     codec = value_codec(value_type)
 
-    def encode(value: Any) -> bytes:
-        written = value if codec.write is None else codec.write(value)
-        return fastjson.dumps({key: written, **constants})
+    def encode(member: Any) -> bytes:
+        json_member = member if codec.write is None else codec.write(member)
+        return fastjson.dumps({key: json_member, **constants})
 
-    def decode(data: JsonData) -> T:
-        value = load_object(data, what).get(key)
-        return codec.make_default() if value is None else codec.read(value, key)  # type: ignore[no-any-return]
+    def decode(json_body: JsonData) -> T:
+        json_member = load_object(json_body, body_name).get(key)
+        if json_member is None:
+            return codec.make_default()  # type: ignore[no-any-return]
+        return codec.read(json_member, key)  # type: ignore[no-any-return]
 
     return encode, decode

@@ -86,12 +86,14 @@ _STEP: Final = re.compile(r"[^.\[\]$]+")
 _INTEGERS: Final = {int}
 
 ObjectKey = tuple[tuple[str, Any], ...]
+JsonData = str | bytes | memoryview
+"""The text of a JSON body."""
 
 
 # ------------------------------------------------------------------------------------- reading
 
 
-def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
+def loads(json_text: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     """Decode standard JSON or the dialect of fastjson. References are replaced by their targets.
 
     `values_max` limits the number of values in text that is slow to decode: text that is not
@@ -101,39 +103,44 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     >>> loads('{0:"a"}')
     {0: 'a'}
     """
-    if isinstance(data, memoryview):
-        data = bytes(data)
+    if isinstance(json_text, memoryview):
+        json_text = bytes(json_text)
     try:
-        value = orjson.loads(data)
+        document = orjson.loads(json_text)
     except orjson.JSONDecodeError:
-        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-        value = _Parser(text, values_max).parse_document()
-    mark = REFERENCE_NAME if isinstance(data, str) else REFERENCE
-    if mark not in data:  # type: ignore[operator]
-        return value
-    written = bound_counts(data).values
-    if written > values_max:
+        decoded_text = json_text
+        if isinstance(decoded_text, bytes):
+            decoded_text = decoded_text.decode("utf-8", "replace")
+        document = _Parser(decoded_text, values_max).parse_document()
+    reference_mark = REFERENCE_NAME if isinstance(json_text, str) else REFERENCE
+    if reference_mark not in json_text:  # type: ignore[operator]
+        return document
+
+    # Resolving references takes time and memory, so both the values before and after are limited.
+    written_values = bound_counts(json_text).values
+    if written_values > values_max:
         raise ProtocolError("The JSON has references and too many values to resolve them.")
-    value = _References(value).resolve(value, ())
-    _check_expanded_count(value, EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written))
-    return value
+    document = _References(document).resolve(document, ())
+    expanded_max = EXPANDED_FREE + min(len(json_text), EXPANDED_PER_VALUE * written_values)
+    _check_expanded_count(document, expanded_max)
+    return document
 
 
-def _check_expanded_count(value: Any, values_max: int) -> None:
+def _check_expanded_count(root: Any, values_max: int) -> None:
     """Raise ProtocolError if a value contains more than `values_max` values.
 
     References can make a value contain itself, or 10⁹ others. Such a value could not be written
     into a file. A value that occurs several times is counted each time.
     """
-    uncounted = [value]
+    uncounted_values = [root]
     remaining = values_max
-    while uncounted:
-        item = uncounted.pop()
-        if isinstance(item, dict | list):
-            remaining -= len(item)
+    while uncounted_values:
+        value = uncounted_values.pop()
+        if isinstance(value, dict | list):
+            remaining -= len(value)
             if remaining < 0:
                 raise ProtocolError("The JSON has references that expand to too many values.")
-            uncounted += item.values() if isinstance(item, dict) else item
+            uncounted_values += value.values() if isinstance(value, dict) else value
 
 
 class CountBounds(NamedTuple):
@@ -146,45 +153,46 @@ class CountBounds(NamedTuple):
     containers: int
 
 
-def bound_counts(data: str | bytes) -> CountBounds:
+def bound_counts(json_text: str | bytes) -> CountBounds:
     """Return upper bounds for the values and containers in a JSON text, without parsing it.
 
     The function counts brackets, commas and colons, including those within strings. 1 MiB takes a
     millisecond.
     """
-    if isinstance(data, str):
-        containers = data.count("{") + data.count("[")
-        return CountBounds(containers + data.count(",") + data.count(":") + 1, containers)
-    containers = data.count(b"{") + data.count(b"[")
-    return CountBounds(containers + data.count(b",") + data.count(b":") + 1, containers)
+    if isinstance(json_text, str):
+        containers = json_text.count("{") + json_text.count("[")
+        return CountBounds(containers + json_text.count(",") + json_text.count(":") + 1, containers)
+    containers = json_text.count(b"{") + json_text.count(b"[")
+    return CountBounds(containers + json_text.count(b",") + json_text.count(b":") + 1, containers)
 
 
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-def remove_strings(data: bytes, count_max: int) -> bytes:
+def remove_strings(json_text: bytes, count_max: int) -> bytes:
     """Return a JSON text without its first `count_max` strings. Each string takes 0.15 µs."""
-    return _STRINGS.sub(b"", data, count_max)
+    return _STRINGS.sub(b"", json_text, count_max)
 
 
-def make_object_key(value: Mapping[str, Any]) -> ObjectKey:
+def make_object_key(json_object: Mapping[str, Any]) -> ObjectKey:
     """Return the dict key for an object that is a map's key: its (name, value) pairs, sorted.
 
     Raises ProtocolError for an object with more than KEY_FIELDS_MAX fields, with names that are not
     strings, or with values that are lists or objects. Hashing such a key at each lookup would take
     as long as reading the whole object.
     """
-    if len(value) > KEY_FIELDS_MAX:
+    if len(json_object) > KEY_FIELDS_MAX:
         raise ProtocolError(
-            f"An object that is a map's key has {len(value)} fields; the limit is {KEY_FIELDS_MAX}."
+            f"An object that is a map's key has {len(json_object)} fields; the limit is "
+            f"{KEY_FIELDS_MAX}."
         )
-    for name, item in value.items():
-        if name.__class__ is not str or isinstance(item, dict | list | tuple):
+    for name, field_value in json_object.items():
+        if name.__class__ is not str or isinstance(field_value, dict | list | tuple):
             raise ProtocolError(
                 "An object that is a map's key contains a list, an object or a name that is not "
                 "a string."
             )
-    return tuple(sorted(value.items()))
+    return tuple(sorted(json_object.items()))
 
 
 class _Parser:
@@ -192,18 +200,18 @@ class _Parser:
 
     __slots__ = ("_depth", "_position", "_text", "_values_left")
 
-    def __init__(self, text: str, values_max: int = VALUES_MAX) -> None:
-        self._text = text
+    def __init__(self, json_text: str, values_max: int = VALUES_MAX) -> None:
+        self._text = json_text
         self._values_left = values_max
         self._position = 0
         self._depth = 0
 
     def parse_document(self) -> Any:
         """Return the only value of the text. Raises ProtocolError."""
-        value = self._parse_value()
+        root = self._parse_value()
         if self._peek():
             raise self._error("the end of the text")
-        return value
+        return root
 
     def _peek(self) -> str:
         """Skip white space, and return the next character without taking it; "" at the end."""
@@ -212,17 +220,17 @@ class _Parser:
             self._position = match.end()
         return self._text[self._position : self._position + 1]
 
-    def _error(self, wanted: str) -> ProtocolError:
-        """Return the error that says that `wanted` is missing at the current position."""
+    def _error(self, expected: str) -> ProtocolError:
+        """Return the error that says that `expected` is missing at the current position."""
         return ProtocolError(
             f"The JSON is invalid at character {self._position} of {len(self._text)}: "
-            f"expected {wanted}."
+            f"expected {expected}."
         )
 
-    def _expect(self, wanted: str) -> None:
-        """Take the next character. Raises ProtocolError if it is not `wanted`."""
-        if self._peek() != wanted:
-            raise self._error(repr(wanted))
+    def _expect(self, expected_character: str) -> None:
+        """Take the next character. Raises ProtocolError if it is not `expected_character`."""
+        if self._peek() != expected_character:
+            raise self._error(repr(expected_character))
         self._position += 1
 
     def _parse_value(self) -> Any:
@@ -232,22 +240,27 @@ class _Parser:
             raise ProtocolError(
                 "The JSON is not standard, and has too many values to be parsed tolerantly."
             )
-        first = self._peek()
-        if first == "{":
+        first_character = self._peek()
+        if first_character == "{":
             return self._parse_container("}")
-        if first == "[":
+        if first_character == "[":
             return self._parse_container("]")
-        is_number = first == "-" or first.isdigit()
-        scalar = _TEXT if first == '"' else _NUMBER if is_number else _WORD
-        match = scalar.pattern.match(self._text, self._position)
+        if first_character == '"':
+            syntax = _TEXT
+        elif first_character == "-" or first_character.isdigit():
+            syntax = _NUMBER
+        else:
+            syntax = _WORD
+
+        match = syntax.pattern.match(self._text, self._position)
         if match is None:
-            raise self._error(scalar.wanted)
+            raise self._error(syntax.wanted)
         try:
-            value = scalar.value_of(match)
+            scalar = syntax.value_of(match)
         except (ValueError, KeyError) as error:
-            raise self._error(scalar.wanted_of_it) from error
+            raise self._error(syntax.wanted_of_it) from error
         self._position = match.end()
-        return value
+        return scalar
 
     def _parse_container(self, end: str) -> Any:
         """Parse the object or list at the current position, which ends with `end`.
@@ -258,24 +271,24 @@ class _Parser:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise _too_deep()
-        values: Any = {} if end == "}" else []
+        container: Any = {} if end == "}" else []
         while self._peek() != end:
-            value = self._parse_value()
+            key_or_item = self._parse_value()
             if end == "]":
-                values.append(value)
-            elif isinstance(value, list):
+                container.append(key_or_item)
+            elif isinstance(key_or_item, list):
                 raise self._error("a key that is not a list")
             else:
-                key = make_object_key(value) if isinstance(value, dict) else value
+                key = make_object_key(key_or_item) if isinstance(key_or_item, dict) else key_or_item
                 if key.__class__ is int and not -(1 << 63) <= key < 1 << 63:
                     raise self._error("a key of 64 bits")  # larger integers can share one hash
                 self._expect(":")
-                values[key] = self._parse_value()
+                container[key] = self._parse_value()
             if self._peek() != end:
                 self._expect(",")
         self._position += 1
         self._depth -= 1
-        return values
+        return container
 
 
 def _too_deep() -> ProtocolError:
@@ -296,36 +309,40 @@ class _References:
         The reference to the map ensures that no other object gets its `id`.
         """
 
-    def resolve(self, value: Any, parents: tuple[Any, ...]) -> Any:
-        """Replace the references in `value` in place, and return it, or the target if it is one.
+    def resolve(self, json_value: Any, parents: tuple[Any, ...]) -> Any:
+        """Replace the references in a value in place; return the value, or its target if it is one.
 
-        `parents` are the containers around `value`, the root first. A reference without a target
-        becomes None. Raises ProtocolError if `value` is nested deeper than DEPTH_MAX.
+        `parents` are the containers around `json_value`, the root first. A reference without a
+        target becomes None. Raises ProtocolError if `json_value` is nested deeper than DEPTH_MAX.
         """
-        if not isinstance(value, dict | list):
-            return value
-        chain = (*parents, value)
+        if not isinstance(json_value, dict | list):
+            return json_value
+        chain = (*parents, json_value)
         if len(chain) > DEPTH_MAX:
             raise _too_deep()
-        if isinstance(value, list):
-            value[:] = [
-                self.resolve(item, chain) if isinstance(item, dict | list) else item
-                for item in value
+        if isinstance(json_value, list):
+            json_value[:] = [
+                self.resolve(json_item, chain) if isinstance(json_item, dict | list) else json_item
+                for json_item in json_value
             ]
-            return value
-        path = _reference_of(value)
+            return json_value
+        path = _reference_of(json_value)
         if path is not None:
             return self._find_target(path, chain)
+        self._resolve_members(json_value, chain)
+        return json_value
+
+    def _resolve_members(self, json_object: dict[Any, Any], chain: tuple[Any, ...]) -> None:
+        """Replace the references in the values and keys of an object, the last item of `chain`."""
         object_keys = []
-        for key, item in value.items():
-            if isinstance(item, dict | list):
-                value[key] = self.resolve(item, chain)
+        for key, member in json_object.items():
+            if isinstance(member, dict | list):
+                json_object[key] = self.resolve(member, chain)
             if isinstance(key, tuple):
                 object_keys.append(key)
-        for key in object_keys:
-            item = value.pop(key)
-            value[self._resolve_key(key)] = item
-        return value
+        for key in object_keys:  # after the loop, during which no key may be added
+            member = json_object.pop(key)
+            json_object[self._resolve_key(key)] = member
 
     def _resolve_key(self, key: ObjectKey) -> ObjectKey:
         """If `key` is a `$ref`, return the object key that it stands for, else return `key`.
@@ -344,12 +361,12 @@ class _References:
         target_map = self._find_target(map_path, (self._root,))
         if not isinstance(target_map, dict):
             return key
-        entry = self._only_keys.get(id(target_map))
-        if entry is None:
-            object_keys = [one for one in target_map if isinstance(one, tuple)]
+        if id(target_map) not in self._only_keys:
+            object_keys = [map_key for map_key in target_map if isinstance(map_key, tuple)]
             only_key = object_keys[0] if len(object_keys) == 1 else None
-            entry = self._only_keys[id(target_map)] = target_map, only_key
-        return entry[1] or key
+            self._only_keys[id(target_map)] = target_map, only_key
+        _, only_key = self._only_keys[id(target_map)]
+        return only_key or key
 
     def _find_target(self, path: str, chain: tuple[Any, ...]) -> Any:
         """Return the value at `path`, or None if there is none.
@@ -367,23 +384,29 @@ class _References:
             # chain[-1] is the reference, chain[-2] the object that contains it.
             levels_up = path.count("..") + 2
             return chain[-levels_up] if levels_up <= len(chain) else self._root
-        value = self._root
+        target = self._root
         for step in _STEP.findall(path):
-            name = step.strip("\"'")
-            index = int(name) if name.isdecimal() and len(name) < 10 else -1  # or an integer key
-            if isinstance(value, list):
-                value = value[index] if 0 <= index < len(value) else None
-            elif isinstance(value, dict):
-                value = value[name] if name in value else value.get(index)
-            else:
-                return None
-        return None if _reference_of(value) else value
+            target = _take_step(target, step.strip("\"'"))
+        return None if _reference_of(target) else target
 
 
-def _reference_of(value: Any) -> str | None:
-    """Return the path of a reference, or None if `value` is not a reference."""
-    if isinstance(value, dict) and len(value) == 1:
-        path = value.get(REFERENCE_NAME)
+def _take_step(container: Any, step: str) -> Any:
+    """Return the item or member of a JSON value that one step of a path leads to, None if none.
+
+    `step` is the index of an item, or the name or integer key of a member.
+    """
+    index = int(step) if step.isdecimal() and len(step) < 10 else -1
+    if isinstance(container, list):
+        return container[index] if 0 <= index < len(container) else None
+    if isinstance(container, dict):
+        return container[step] if step in container else container.get(index)
+    return None
+
+
+def _reference_of(json_value: Any) -> str | None:
+    """Return the path of a reference, or None if `json_value` is not a reference."""
+    if isinstance(json_value, dict) and len(json_value) == 1:
+        path = json_value.get(REFERENCE_NAME)
         return path if isinstance(path, str) else None
     return None
 
@@ -391,7 +414,7 @@ def _reference_of(value: Any) -> str | None:
 # ------------------------------------------------------------------------------------- writing
 
 
-def dumps(value: Any) -> bytes:
+def dumps(json_value: Any) -> bytes:
     """Encode a value in the dialect of fastjson.
 
     Integer and object keys are not quoted, keys are sorted, and members of objects that are None
@@ -403,65 +426,73 @@ def dumps(value: Any) -> bytes:
     """
     # orjson is fast, but writes None in objects, and refuses integer and object keys.
     try:
-        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        json_text = orjson.dumps(json_value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        data = b"null"  # so that the slow encoder below is used
-    if b"null" not in data:
-        return data
-    parts: list[str] = []
-    _write(value, parts)
-    return "".join(parts).encode("utf-8", "replace")
+        json_text = b"null"  # so that the slow encoder below is used
+    if b"null" not in json_text:
+        return json_text
+    written: list[str] = []
+    _write(json_value, written)
+    return "".join(written).encode("utf-8", "replace")
 
 
-def _write(value: Any, parts: list[str]) -> None:
-    """Append the text of `value` to `parts`, as `dumps` describes."""
-    if isinstance(value, dict):
-        separator = "{"  # before the first member
-        # Integer keys come before strings and objects.
-        order = {key: (0, key) if isinstance(key, int) else (1, str(key)) for key in value}
-        for key in sorted(value, key=order.__getitem__):
-            if value[key] is not None:
-                parts.append(separator)
-                _write(dict(key) if isinstance(key, tuple) else key, parts)
-                parts.append(":")
-                _write(value[key], parts)
-                separator = ","
-        parts.append("}" if separator == "," else "{}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            parts.append("," if index else "[")
-            _write(item, parts)
-        parts.append("]" if value else "[]")
+def _write(json_value: Any, written: list[str]) -> None:
+    """Append the text of `json_value` to `written`, as `dumps` describes."""
+    if isinstance(json_value, dict):
+        _write_object(json_value, written)
+    elif isinstance(json_value, list | tuple):
+        for index, json_item in enumerate(json_value):
+            written.append("," if index else "[")
+            _write(json_item, written)
+        written.append("]" if json_value else "[]")
     else:
-        parts.append(_scalar(value))
+        written.append(_scalar(json_value))
 
 
-def _scalar(value: Any) -> str:
+def _write_object(json_object: dict[Any, Any], written: list[str]) -> None:
+    """Append the text of an object to `written`, without the members that are None."""
+    separator = "{"  # before the first member
+    for key in sorted(json_object, key=_order_of_key):
+        if json_object[key] is not None:
+            written.append(separator)
+            _write(dict(key) if isinstance(key, tuple) else key, written)
+            written.append(":")
+            _write(json_object[key], written)
+            separator = ","
+    written.append("}" if separator == "," else "{}")
+
+
+def _order_of_key(key: Any) -> tuple[int, Any]:
+    """Return what keys are sorted by: integer keys come before strings and objects."""
+    return (0, key) if isinstance(key, int) else (1, str(key))
+
+
+def _scalar(scalar: Any) -> str:
     """Return the standard JSON of a string, number, boolean or None."""
-    return dumps_strict(value).decode()
+    return dumps_strict(scalar).decode()
 
 
-def dumps_strict(value: Any) -> bytes:
+def dumps_strict(json_value: Any) -> bytes:
     """Encode a value as standard JSON, with its keys in their order.
 
     A lone surrogate is written as an escape with a backslash and `u`.
     """
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(json_value)
     except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(json_value, separators=(",", ":")).encode()
 
 
-def dumps_file(value: Any) -> str:
+def dumps_file(json_value: Any) -> str:
     """Encode a value as standard JSON for a file of `config/`: indented, with sorted keys.
 
     Integer keys are quoted. RocketMQ can read such files (spec/store.md §11).
     """
     option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
     try:
-        return orjson.dumps(value, option=option).decode()
+        return orjson.dumps(json_value, option=option).decode()
     except TypeError:  # an integer beyond 64 bits, or a lone surrogate
-        return json.dumps(value, indent=2, sort_keys=True)
+        return json.dumps(json_value, indent=2, sort_keys=True)
 
 
 class PrettyText(str):
@@ -470,7 +501,7 @@ class PrettyText(str):
     __slots__ = ()
 
 
-def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
+def dumps_pretty(json_value: Any, depth: int = 0) -> PrettyText:
     """Encode a value as fastjson writes the files of `config/` (spec/store.md §11).
 
     Lines are indented with tabs, and colons have no blank after them. Integer keys are not quoted,
@@ -479,55 +510,199 @@ def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
 
     `depth` is the number of containers around the place where the caller will insert the result.
     """
-    parts: list[str] = []
-    _write_pretty(value, "\n" + "\t" * depth, parts)
-    return PrettyText("".join(parts))
+    written: list[str] = []
+    _write_pretty(json_value, "\n" + "\t" * depth, written)
+    return PrettyText("".join(written))
 
 
-def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
-    """Append the text of `value` to `parts`, as `dumps_pretty` describes.
+def _write_pretty(json_value: Any, line: str, written: list[str]) -> None:
+    """Append the text of `json_value` to `written`, as `dumps_pretty` describes.
 
-    `line` is the newline and indentation before the closing bracket of `value`.
+    `line` is the newline and indentation before the closing bracket of `json_value`.
     """
-    if isinstance(value, list | tuple) and value:
-        inner = line + "\t" if isinstance(value, list) else ""
-        for index, item in enumerate(value):
-            parts.append(("," if index else "[") + inner)
-            _write_pretty(item, line + "\t", parts)
-        parts.append((line if inner else "") + "]")
-    elif not isinstance(value, Mapping):
-        parts.append(_scalar(value))
-    elif set(map(type, value)) | set(map(type, value.values())) == _INTEGERS:
-        # The same text as below, but faster: a table of offsets has many such maps.
-        pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - takes half the time of an f-string
-        parts.append(f"{{{pairs}{line}}}")
+    if isinstance(json_value, list | tuple) and json_value:
+        _write_pretty_items(json_value, line, written)
+    elif not isinstance(json_value, Mapping):
+        written.append(_scalar(json_value))
+    elif set(map(type, json_value)) | set(map(type, json_value.values())) == _INTEGERS:
+        # The same text as `_write_pretty_members`, but faster: a table of offsets has many such
+        # maps.
+        pairs = ",".join(["%d:%d" % pair for pair in json_value.items()])  # noqa: UP031 - takes half the time of an f-string
+        written.append(f"{{{pairs}{line}}}")
     else:
-        inner = line + "\t"
-        begin = "{"
-        for key, item in value.items():
-            if item is None:
-                continue
-            name = str(key)
-            if not isinstance(key, int):
-                is_text = isinstance(key, str)
-                name = inner + (_scalar(name) if is_text else dumps(dict(key)).decode())
-            parts.append(f"{begin}{name}:")
-            if item.__class__ is int or item.__class__ is PrettyText:
-                parts.append(str(item))
-            else:
-                _write_pretty(item, inner, parts)
-            begin = ","
-        parts.append(f"{line}}}" if begin == "," else "{}")
+        _write_pretty_members(json_value, line, written)
 
 
-def to_text(value: Any) -> str:
+def _write_pretty_items(
+    json_items: list[Any] | tuple[Any, ...], line: str, written: list[str]
+) -> None:
+    """Append the text of a list, with a line for each item, or of a tuple, in one line."""
+    is_list = isinstance(json_items, list)
+    before_item = line + "\t" if is_list else ""
+    for index, json_item in enumerate(json_items):
+        written.append(("," if index else "[") + before_item)
+        _write_pretty(json_item, line + "\t", written)
+    written.append(f"{line}]" if is_list else "]")
+
+
+def _write_pretty_members(mapping: Mapping[Any, Any], line: str, written: list[str]) -> None:
+    """Append the text of an object. Only integer keys do not begin a line."""
+    member_line = line + "\t"
+    separator = "{"  # before the first member
+    for key, member in mapping.items():
+        if member is None:
+            continue
+        if isinstance(key, int):
+            written_key = str(key)
+        elif isinstance(key, str):
+            written_key = member_line + _scalar(str(key))
+        else:
+            written_key = member_line + dumps(dict(key)).decode()
+        written.append(f"{separator}{written_key}:")
+        if member.__class__ is int or member.__class__ is PrettyText:
+            written.append(str(member))
+        else:
+            _write_pretty(member, member_line, written)
+        separator = ","
+    written.append(f"{line}}}" if separator == "," else "{}")
+
+
+def to_text(json_value: Any) -> str:
     """Return a JSON value as the string that fastjson makes of it for a field of type String.
 
     A string is returned as it is. Raises ProtocolError if the value is nested too deeply.
     """
-    if isinstance(value, str):
-        return value
+    if isinstance(json_value, str):
+        return json_value
     try:
-        return dumps(value).decode()
+        return dumps(json_value).decode()
     except RecursionError:  # orjson decodes up to 1,024 levels
         raise _too_deep() from None
+
+
+# ------------------------------------------------------------------------------- single values
+
+
+def load_object(json_body: JsonData, body_name: str) -> dict[Any, Any]:
+    """Decode a body that is a JSON object. `body_name` is the name of the body in errors.
+
+    Raises ProtocolError if the body is empty, is not valid JSON, or is another JSON value. A body
+    that is null gives {}.
+    """
+    if not json_body:
+        raise ProtocolError(f"The {body_name} has no body.")
+    return as_object(loads(json_body), f"The {body_name}")
+
+
+def as_object(json_value: Any, value_name: str) -> dict[Any, Any]:
+    """Return `json_value` if it is a JSON object, and {} if it is None.
+
+    Raises ProtocolError, which begins with `value_name`, for any other value.
+    """
+    if json_value is None:
+        return {}
+    if not isinstance(json_value, dict):
+        raise ProtocolError(f"{value_name} is not a JSON object.")
+    return json_value
+
+
+def as_list(json_value: Any, value_name: str) -> list[Any]:
+    """Return `json_value` if it is a JSON list.
+
+    Raises ProtocolError, which begins with `value_name`, for any other value.
+    """
+    if not isinstance(json_value, list):
+        raise ProtocolError(f"{value_name} is not a JSON list.")
+    return json_value
+
+
+def as_float(json_value: Any, value_name: str) -> float:
+    """Return a JSON value as a float. Strings are parsed.
+
+    Raises ProtocolError, which begins with `value_name`, if the value is not a number.
+    """
+    try:
+        return float(json_value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"{value_name} is not a number.") from error
+
+
+def _parse_integer(json_value: Any, value_name: str) -> int:
+    """Return a JSON value as an integer of any size, as `as_integer` does."""
+    try:
+        return int(json_value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"{value_name} is not an integer.") from error
+
+
+_SHOWN_MAX: Final = 40
+"""The most characters of a wrong value that an error shows."""
+INTS: Final = frozenset(
+    {
+        "consumeTimeoutMinute",
+        "delayLevel",
+        "groupSysFlag",
+        "level",
+        "perm",
+        "popShareQueueNum",
+        "queueId",
+        "readQueueNums",
+        "retryMaxTimes",
+        "retryQueueNums",
+        "topicSysFlag",
+        "version",
+        "writeQueueNums",
+    }
+)
+"""The wire names of those integer fields of bodies that are a Java int. All others are a long."""
+INT_LIMIT: Final = 1 << 31
+"""The smallest positive number that a Java int cannot hold."""
+LONG_LIMIT: Final = 1 << 63
+"""The smallest positive number that a Java long cannot hold."""
+
+
+def as_integer(json_value: Any, field_name: str) -> int:
+    """Return a JSON value as an integer. Strings are parsed.
+
+    `field_name` selects the range: 32 bits for a name in `INTS`, else 64. Raises ProtocolError if
+    the value is not an integer in that range.
+    """
+    integer = json_value if json_value.__class__ is int else _parse_integer(json_value, field_name)
+    if not -INT_LIMIT <= integer < INT_LIMIT and (
+        field_name in INTS or not -LONG_LIMIT <= integer < LONG_LIMIT
+    ):
+        bits = 32 if field_name in INTS else 64
+        raise ProtocolError(
+            f"{field_name} is not an integer of {bits} bits: {str(json_value)[:_SHOWN_MAX]}.",
+            fix=f"Send a whole number from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}.",
+        )
+    return integer
+
+
+def take_object(json_object: Mapping[Any, Any], key: str) -> dict[Any, Any]:
+    """Return the field `key` as an object, {} if it is absent or null. Raises ProtocolError."""
+    return as_object(json_object.get(key), key)
+
+
+def take_list(json_object: Mapping[Any, Any], key: str) -> list[Any]:
+    """Return the field `key` as a list, [] if it is absent or null. Raises ProtocolError."""
+    member = json_object.get(key)
+    return [] if member is None else as_list(member, key)
+
+
+def take_integer(json_object: Mapping[Any, Any], key: str, default: int = 0) -> int:
+    """Return the field `key` as `as_integer` does, `default` if it is absent or null.
+
+    Raises ProtocolError.
+    """
+    member = json_object.get(key)
+    return default if member is None else as_integer(member, key)
+
+
+def take_text(json_object: Mapping[Any, Any], key: str, default: str = "") -> str:
+    """Return the field `key` as a string, `default` if it is absent or null.
+
+    Other JSON values become the string that fastjson makes of them.
+    """
+    member = json_object.get(key)
+    return default if member is None else to_text(member)

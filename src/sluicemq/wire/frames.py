@@ -100,10 +100,11 @@ class Command:
 
     def __repr__(self) -> str:
         """Describe the command without the values of its fields: they may contain signatures."""
-        kind = "response" if self.is_response else "request"
-        names = sorted(self.fields or ())
+        request_or_response = "response" if self.is_response else "request"
+        field_names = sorted(self.fields or ())
         return (
-            f"<{kind} code={self.code} opaque={self.opaque} fields={names} body={len(self.body)} B>"
+            f"<{request_or_response} code={self.code} opaque={self.opaque} fields={field_names} "
+            f"body={len(self.body)} B>"
         )
 
 
@@ -146,57 +147,60 @@ HEADER_MASK: Final = 0xFFFFFF
 # ------------------------------------------------------------------------------------ decoding
 
 
-def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
-    """Return the command in the frame `data[start:end]`, which begins behind the frame's `total`.
+def decode(buffer: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
+    """Return the command in the frame `buffer[start:end]`, which begins behind the frame's `total`.
 
-    `end` None means the end of `data`. The body of the returned command is a slice of `data`: a
-    view, not a copy, if `data` is a memoryview. Raises ProtocolError if the frame is malformed.
+    `end` None means the end of `buffer`. The body of the returned command is a slice of `buffer`: a
+    view, not a copy, if `buffer` is a memoryview. Raises ProtocolError if the frame is malformed.
     """
-    end = len(data) if end is None else end
+    end = len(buffer) if end is None else end
     if end - start < 4:
         raise ProtocolError(f"A frame of {end - start} bytes is too short for a header length.")
-    mark = _NUMBER.unpack_from(data, start)[0]
-    header_end = start + 4 + (mark & HEADER_MASK)
+    # The upper byte is the serialisation, the others are the header's length.
+    serialization_and_length = _NUMBER.unpack_from(buffer, start)[0]
+    header_end = start + 4 + (serialization_and_length & HEADER_MASK)
     if header_end > end:
         raise ProtocolError(
-            f"A header of {mark & HEADER_MASK} bytes does not fit into a frame of "
-            f"{end - start} bytes."
+            f"A header of {serialization_and_length & HEADER_MASK} bytes does not fit into a frame "
+            f"of {end - start} bytes."
         )
-    header = bytes(data[start + 4 : header_end])
-    body = data[header_end:end]
-    if mark >> 24 == BINARY:
+    header = bytes(buffer[start + 4 : header_end])
+    body = buffer[header_end:end]
+    serialization = serialization_and_length >> 24
+    if serialization == BINARY:
         return _decode_binary(header, body)
-    if mark >> 24 != JSON:
+    if serialization != JSON:
         raise ProtocolError(
-            f"Serialisation {mark >> 24} does not exist: it must be 0 (JSON) or 1 (ROCKETMQ)."
+            f"Serialisation {serialization} does not exist: it must be 0 (JSON) or 1 (ROCKETMQ)."
         )
     try:
-        values = orjson.loads(header)
-    except ValueError:
-        values = None
-    return build_command(values, header, body)
+        header_values = orjson.loads(header)
+    except ValueError:  # `build_command` decodes it with the tolerant decoder
+        header_values = None
+    return build_command(header_values, header, body)
 
 
-def build_command(values: Any, header: bytes, body: bytes | memoryview) -> Command:
+def build_command(header_values: Any, header: bytes, body: bytes | memoryview) -> Command:
     """Return the command with the JSON header `header` and the body `body`.
 
-    `values` is what orjson decoded from the header, or None if it could not decode it. Only a
-    header in the usual form is built from `values`; any other is decoded again by the tolerant
-    decoder. Raises ProtocolError if that cannot read the header either. This runs for every frame.
+    `header_values` is what orjson decoded from the header, or None if it could not decode it. Only
+    a header in the usual form is built from `header_values`; any other is decoded again by the
+    tolerant decoder. Raises ProtocolError if that cannot read the header either. This runs for
+    every frame.
     """
     # `join` and `|` are type checks that run in C: they fail for values that are not strings, and
     # for numbers that are not integers. Negative numbers go to the tolerant decoder, because in the
     # result of `|` a negative number hides that another number is too large.
     try:
-        fields = values.get("extFields")
+        fields = header_values.get("extFields")
         if fields is not None:
             "".join(fields.values())
-        code = values["code"]
-        opaque = values["opaque"]
-        flag = values["flag"]
-        version = values["version"]
-        language = values["language"]
-        remark = values.get("remark")
+        code = header_values["code"]
+        opaque = header_values["opaque"]
+        flag = header_values["flag"]
+        version = header_values["version"]
+        language = header_values["language"]
+        remark = header_values.get("remark")
         if (
             0 <= code | opaque | flag | version <= 0x7FFFFFFF
             and language.__class__ is str
@@ -216,40 +220,50 @@ def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
     JSON object, a number does not fit into 32 bits, or there are more than HEADER_VALUES_MAX
     values.
     """
-    values = fastjson.loads(header, HEADER_VALUES_MAX)
-    if not isinstance(values, dict):
+    header_values = fastjson.loads(header, HEADER_VALUES_MAX)
+    if not isinstance(header_values, dict):
         raise ProtocolError("The JSON header is not an object.")
-    fields, remark, language = (values.get(it) for it in ("extFields", "remark", "language"))
+    fields = header_values.get("extFields")
     if fields is not None and not isinstance(fields, dict):
         raise ProtocolError("The header's extFields are not a JSON object.")
+    remark = header_values.get("remark")
+    language = header_values.get("language")
     if isinstance(language, int) and 0 <= language < len(LANGUAGES):
         language = LANGUAGES[language]
-    text = fastjson.to_text
     return Command(
-        _read_int32(values, "code"),
-        fields and {text(name): text(it) for name, it in fields.items() if it is not None},
+        _read_int32(header_values, "code"),
+        fields and _fields_as_texts(fields),
         body,
-        _read_int32(values, "opaque"),
-        _read_int32(values, "flag"),
-        None if remark is None else text(remark),
+        _read_int32(header_values, "opaque"),
+        _read_int32(header_values, "flag"),
+        None if remark is None else fastjson.to_text(remark),
         language if isinstance(language, str) else "OTHER",
-        _read_int32(values, "version"),
+        _read_int32(header_values, "version"),
     )
 
 
-def _read_int32(values: Mapping[Any, Any], key: str) -> int:
-    """Return the 32-bit integer `values[key]`: 0 if it is absent or null; strings are parsed.
+def _fields_as_texts(fields: Mapping[Any, Any]) -> dict[str, str]:
+    """Return extFields with names and values as strings, without the fields that are null."""
+    texts = {}
+    for name, value in fields.items():
+        if value is not None:
+            texts[fastjson.to_text(name)] = fastjson.to_text(value)
+    return texts
+
+
+def _read_int32(header_values: Mapping[Any, Any], key: str) -> int:
+    """Return the 32-bit integer under `key`: 0 if it is absent or null. Strings are parsed.
 
     Raises ProtocolError if it is not an integer of 32 bits.
     """
-    value = values.get(key)
+    received_value = header_values.get(key)
     try:
-        number = int(value) if value is not None else 0
+        integer = int(received_value) if received_value is not None else 0
     except (ValueError, TypeError, OverflowError):
-        number = 1 << 31
-    if not -0x80000000 <= number <= 0x7FFFFFFF:
+        integer = 1 << 31
+    if not -0x80000000 <= integer <= 0x7FFFFFFF:
         raise ProtocolError(f"The header's {key} is not a 32-bit integer.")
-    return number
+    return integer
 
 
 def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
@@ -259,24 +273,16 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
     (spec/remoting.md §3). Raises ProtocolError if the header ends early, or if a size in it is
     negative or too large.
     """
-    fields: dict[str, str] = {}
     try:
-        code, language, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(header)
+        code, language_number, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(
+            header
+        )
         remark, position = _read_binary_text(header, _BINARY_FIXED.size, remark_size)
         (fields_size,) = _LENGTH.unpack_from(header, position)
-        position += 4
-        end = position + fields_size
-        if fields_size < 0 or end > len(header):
-            raise ProtocolError(f"Fields of {fields_size} bytes do not fit into the binary header.")
-        while position < end:
-            size = _SHORT.unpack_from(header, position)[0]
-            name, position = _read_binary_text(header, position + 2, size)
-            size = _LENGTH.unpack_from(header, position)[0]
-            value, position = _read_binary_text(header, position + 4, size)
-            if name and value:
-                fields[name] = value
+        fields = _read_binary_fields(header, position + 4, fields_size)
     except struct.error as error:
         raise ProtocolError(f"The binary header ends early, after {len(header)} bytes.") from error
+    is_known_language = language_number < len(LANGUAGES)
     return Command(
         code,
         fields if fields_size else None,
@@ -284,10 +290,30 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
         opaque,
         flag,
         remark or None,
-        LANGUAGES[language] if language < len(LANGUAGES) else "OTHER",
+        LANGUAGES[language_number] if is_known_language else "OTHER",
         version,
         BINARY,
     )
+
+
+def _read_binary_fields(header: bytes, position: int, fields_size: int) -> dict[str, str]:
+    """Return the fields in the `fields_size` bytes from `position` on.
+
+    Raises ProtocolError if the fields do not fit into the header, and struct.error if they end
+    within the size of a name or a value.
+    """
+    end = position + fields_size
+    if fields_size < 0 or end > len(header):
+        raise ProtocolError(f"Fields of {fields_size} bytes do not fit into the binary header.")
+    fields: dict[str, str] = {}
+    while position < end:
+        name_size = _SHORT.unpack_from(header, position)[0]
+        name, position = _read_binary_text(header, position + 2, name_size)
+        value_size = _LENGTH.unpack_from(header, position)[0]
+        value, position = _read_binary_text(header, position + 4, value_size)
+        if name and value:
+            fields[name] = value
+    return fields
 
 
 def _read_binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
@@ -321,32 +347,35 @@ def encode_start(command: Command) -> bytes:
     Raises ProtocolError as `encode` does. A JSON header has its keys in alphabetical order and no
     nulls, as Java peers write it.
     """
-    if command.__class__ is not Command and (start := command.start()) is not None:
-        return start
+    is_subclass = command.__class__ is not Command
+    if is_subclass and (encoded_start := command.start()) is not None:
+        return encoded_start
+
     if command.serialization == BINARY:
         header = _encode_binary(command)
     else:
-        values: dict[str, Any] = {"code": command.code}
+        header_values: dict[str, Any] = {"code": command.code}
         if command.fields is not None:
-            values["extFields"] = command.fields
-        values["flag"] = command.flag
-        values["language"] = command.language
-        values["opaque"] = command.opaque
+            header_values["extFields"] = command.fields
+        header_values["flag"] = command.flag
+        header_values["language"] = command.language
+        header_values["opaque"] = command.opaque
         if command.remark is not None:
-            values["remark"] = command.remark
-        values["serializeTypeCurrentRPC"] = "JSON"
-        values["version"] = command.version
+            header_values["remark"] = command.remark
+        header_values["serializeTypeCurrentRPC"] = "JSON"
+        header_values["version"] = command.version
         try:
-            header = orjson.dumps(values)
+            header = orjson.dumps(header_values)
         except TypeError:  # a lone surrogate
-            header = fastjson.dumps_strict(values)
-    total = 4 + len(header) + len(command.body)
-    if total > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
+            header = fastjson.dumps_strict(header_values)
+
+    frame_bytes = 4 + len(header) + len(command.body)
+    if frame_bytes > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
         raise ProtocolError(
-            f"A frame of {total} bytes is above the limit of {FRAME_BYTES_MAX}.",
+            f"A frame of {frame_bytes} bytes is above the limit of {FRAME_BYTES_MAX}.",
             fix="Send a smaller body.",
         )
-    return _PREFIX.pack(total, command.serialization << 24 | len(header)) + header
+    return _PREFIX.pack(frame_bytes, command.serialization << 24 | len(header)) + header
 
 
 def _encode_binary(command: Command) -> bytes:
@@ -358,17 +387,9 @@ def _encode_binary(command: Command) -> bytes:
     Raises ProtocolError if a number does not fit into its field.
     """
     remark = _encode_utf8(command.remark or "")
-    parts = [b"", remark, b""]  # the first part and the size of all fields are set below
-    size = 0
     try:
-        for name, value in (command.fields or {}).items():
-            if name and value:
-                key = _encode_utf8(name)
-                data = _encode_utf8(value)
-                parts += (_SHORT.pack(len(key)), key, _LENGTH.pack(len(data)), data)
-                size += 6 + len(key) + len(data)
-        parts[2] = _LENGTH.pack(size)
-        parts[0] = _BINARY_FIXED.pack(
+        fields = _encode_binary_fields(command.fields or {})
+        start = _BINARY_FIXED.pack(
             command.code,
             _LANGUAGE_NUMBERS.get(command.language, _OTHER),
             command.version,
@@ -381,12 +402,27 @@ def _encode_binary(command: Command) -> bytes:
             f"Request code {command.code} cannot be written in a binary header ({error}).",
             fix="Use the JSON serialisation.",
         ) from error
-    return b"".join(parts)
+    return b"".join((start, remark, _LENGTH.pack(len(fields)), fields))
 
 
-def _encode_utf8(text: str) -> bytes:
+def _encode_binary_fields(fields: Mapping[str, str]) -> bytes:
+    """Return the fields of a binary header, without their size.
+
+    Raises struct.error if a name or value is too long.
+    """
+    pieces: list[bytes] = []
+    for name, value in fields.items():
+        if name and value:
+            name_bytes = _encode_utf8(name)
+            value_bytes = _encode_utf8(value)
+            pieces += (_SHORT.pack(len(name_bytes)), name_bytes)
+            pieces += (_LENGTH.pack(len(value_bytes)), value_bytes)
+    return b"".join(pieces)
+
+
+def _encode_utf8(string: str) -> bytes:
     """Return a string as UTF-8. A lone surrogate becomes `?`."""
-    return text.encode("utf-8", "replace")
+    return string.encode("utf-8", "replace")
 
 
 def encode_response(
@@ -426,13 +462,15 @@ TLS_HELLO: Final = 0x16
 """The first byte of a TLS connection. No frame begins with it: its `total` would be 369 MB."""
 
 
-def check_frame_size(total: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-    """Raise ProtocolError unless `total` is at least 4 and at most `frame_bytes_max`."""
-    if total < 4:
-        raise ProtocolError(f"A frame announces {total} bytes, too few for its header length.")
-    if total > frame_bytes_max:
+def check_frame_size(announced_bytes: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    """Raise ProtocolError unless `announced_bytes` is at least 4 and at most `frame_bytes_max`."""
+    if announced_bytes < 4:
         raise ProtocolError(
-            f"A frame announces {total} bytes, above the limit of {frame_bytes_max}.",
+            f"A frame announces {announced_bytes} bytes, too few for its header length."
+        )
+    if announced_bytes > frame_bytes_max:
+        raise ProtocolError(
+            f"A frame announces {announced_bytes} bytes, above the limit of {frame_bytes_max}.",
             fix="Check that the peer uses the remoting protocol on this port.",
         )
 
@@ -465,15 +503,15 @@ class FrameBuffer:
         """Return the number of buffered bytes."""
         return self._size
 
-    def join(self, data: bytes) -> bytes | None:
-        """Return the buffered bytes followed by `data`, or None if the first frame is incomplete.
+    def join(self, received: bytes) -> bytes | None:
+        """Return the buffered bytes and `received`, or None if the first frame is incomplete.
 
         The returned bytes begin at a frame, and the buffer is empty afterwards. If nothing was
-        buffered, `data` is returned as it is, whether it contains a complete frame or not.
+        buffered, `received` is returned as it is, whether it contains a complete frame or not.
         """
         if self._parts:
-            self._parts.append(data)
-            self._size += len(data)
+            self._parts.append(received)
+            self._size += len(received)
             if self._size < self._needed:
                 self._unjoined += 1
                 if self._unjoined == UNJOINED_PIECES_MAX:
@@ -482,26 +520,26 @@ class FrameBuffer:
                     ]
                     self._unjoined = 0
                 return None
-            data = b"".join(self._parts)
+            received = b"".join(self._parts)
             self._parts.clear()
             self._size = self._unjoined = 0
-        return data
+        return received
 
-    def keep_rest(self, rest: bytes) -> bytes | None:
-        """Buffer `rest`, which begins at a frame, and return None.
+    def keep_rest(self, unread: bytes) -> bytes | None:
+        """Buffer `unread`, which begins at a frame, and return None.
 
-        If that frame is complete, return `rest` instead and buffer nothing. Call this only while
+        If that frame is complete, return `unread` instead and buffer nothing. Call this only while
         the buffer is empty. Raises ProtocolError if the size of the frame is invalid.
         """
         self._needed = 4
-        if len(rest) >= 4:
-            total = _NUMBER.unpack_from(rest)[0]
-            check_frame_size(total, self._frame_bytes_max)
-            self._needed = 4 + total
-            if len(rest) >= self._needed:
-                return rest
-        self._parts.append(rest)
-        self._size = len(rest)
+        if len(unread) >= 4:
+            frame_bytes = _NUMBER.unpack_from(unread)[0]
+            check_frame_size(frame_bytes, self._frame_bytes_max)
+            self._needed = 4 + frame_bytes
+            if len(unread) >= self._needed:
+                return unread
+        self._parts.append(unread)
+        self._size = len(unread)
         return None
 
 
@@ -514,26 +552,26 @@ class FrameReader(FrameBuffer):
 
     __slots__ = ()
 
-    def feed(self, data: bytes) -> list[Command]:
-        """Return the commands whose frames `data` completes, in order; [] if it completes none.
+    def feed(self, received: bytes) -> list[Command]:
+        """Return the commands whose frames `received` completes, in order; [] if it completes none.
 
         Bytes of a frame that is not complete are kept for the next call. Raises ProtocolError if a
         frame is malformed or too large.
         """
-        whole = self.join(data)
-        if not whole:
+        buffered = self.join(received)
+        if not buffered:
             return []
         commands: list[Command] = []
         position = 0
-        size = len(whole)
-        while size - position >= 4:
-            total = _NUMBER.unpack_from(whole, position)[0]
-            check_frame_size(total, self._frame_bytes_max)
-            end = position + 4 + total
-            if end > size:
+        buffered_bytes = len(buffered)
+        while buffered_bytes - position >= 4:
+            frame_bytes = _NUMBER.unpack_from(buffered, position)[0]
+            check_frame_size(frame_bytes, self._frame_bytes_max)
+            end = position + 4 + frame_bytes
+            if end > buffered_bytes:
                 break
-            commands.append(decode(whole, position + 4, end))
+            commands.append(decode(buffered, position + 4, end))
             position = end
-        if position < size:
-            self.keep_rest(whole[position:] if position else whole)
+        if position < buffered_bytes:
+            self.keep_rest(buffered[position:] if position else buffered)
         return commands

@@ -57,13 +57,13 @@ def encode_ticket(ticket: bytes) -> bytes:
     return _TICKET + ticket
 
 
-def decode_ticket(data: bytes) -> bytes | None:
+def decode_ticket(received: bytes) -> bytes | None:
     """Return the ticket at the start of a slave's bytes, which may be incomplete.
 
     The ticket is shorter than TICKET_BYTES if it has not arrived completely. Return None if the
     bytes do not begin with a ticket, or are too few to know.
     """
-    return data[8:TICKET_FRAME_BYTES] if data.startswith(_TICKET) else None
+    return received[8:TICKET_FRAME_BYTES] if received.startswith(_TICKET) else None
 
 
 class LogTerm(NamedTuple):
@@ -121,19 +121,22 @@ _FAILOVER_HEADER: Final = struct.Struct(">iiqiqq")
 
 
 def encode_slave_report(end: int, *, failover: bool) -> bytes:
-    """Encode the report of a slave that has the log up to position `end`."""
-    return (
-        _FAILOVER_REPORT.pack(ConnectionState.TRANSFER, end)
-        if failover
-        else _PLAIN_REPORT.pack(end)
-    )
+    """Encode the report of a slave that has the log up to position `end`.
+
+    The report belongs to the failover protocol if `failover` is set, else to the plain one.
+    """
+    if failover:
+        return _FAILOVER_REPORT.pack(ConnectionState.TRANSFER, end)
+    return _PLAIN_REPORT.pack(end)
 
 
 def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
     """Encode a slave's handshake."""
-    last = handshake.from_last_file
-    learner = handshake.is_learner
-    return _SLAVE_HANDSHAKE.pack(ConnectionState.HANDSHAKE, last, learner, handshake.replica_id)
+    from_last_file = handshake.from_last_file
+    is_learner = handshake.is_learner
+    return _SLAVE_HANDSHAKE.pack(
+        ConnectionState.HANDSHAKE, from_last_file, is_learner, handshake.replica_id
+    )
 
 
 def encode_master_handshake(handshake: MasterHandshake) -> bytes:
@@ -168,23 +171,21 @@ class SlaveFrameReader:
         self._failover = failover
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[SlaveHandshake | int]:
-        """Yield the frames that `data` completes, in order.
+    def feed(self, received: bytes) -> Iterator[SlaveHandshake | int]:
+        """Yield the frames that `received` completes, in order.
 
         A SlaveHandshake is a handshake, an int the position in a report: the slave has the log up
         to it. In the plain protocol only the last report is yielded, because it replaces the ones
         before it. Raises ProtocolError if a frame does not begin with the state of one of these.
         """
-        data = self._rest + data
+        unread = self._rest + received
         if not self._failover:
-            complete_bytes = len(data) - len(data) % _PLAIN_REPORT.size
-            self._rest = data[complete_bytes:]
-            if complete_bytes:
-                yield _PLAIN_REPORT.unpack_from(data, complete_bytes - _PLAIN_REPORT.size)[0]
+            yield from self._read_last_plain_report(unread)
             return
+
         offset = 0
-        while len(data) - offset >= _STATE.size:
-            state = _STATE.unpack_from(data, offset)[0]
+        while len(unread) - offset >= _STATE.size:
+            state = _STATE.unpack_from(unread, offset)[0]
             if state not in (ConnectionState.HANDSHAKE, ConnectionState.TRANSFER):
                 raise ProtocolError(
                     f"A slave's frame begins with {state}, not with 1 (handshake) or 2 (report). "
@@ -192,16 +193,24 @@ class SlaveFrameReader:
                 )
             is_handshake = state == ConnectionState.HANDSHAKE
             layout = _SLAVE_HANDSHAKE if is_handshake else _FAILOVER_REPORT
-            if len(data) - offset < layout.size:
+            if len(unread) - offset < layout.size:
                 break
             if is_handshake:
-                _, from_last_file, learner, replica_id = layout.unpack_from(data, offset)
+                _, from_last_file, learner, replica_id = layout.unpack_from(unread, offset)
                 yield SlaveHandshake(replica_id, from_last_file == 1, learner == 1)
             else:
-                _, position = layout.unpack_from(data, offset)
+                _, position = layout.unpack_from(unread, offset)
                 yield position
             offset += layout.size
-        self._rest = data[offset:]
+        self._rest = unread[offset:]
+
+    def _read_last_plain_report(self, unread: bytes) -> Iterator[int]:
+        """Yield the position in the last complete report, if there is one. Keep what follows it."""
+        complete_bytes = len(unread) - len(unread) % _PLAIN_REPORT.size
+        self._rest = unread[complete_bytes:]
+        if complete_bytes:
+            last_report_offset = complete_bytes - _PLAIN_REPORT.size
+            yield _PLAIN_REPORT.unpack_from(unread, last_report_offset)[0]
 
 
 class MasterFrameReader:
@@ -219,100 +228,124 @@ class MasterFrameReader:
         self._bytes_left = 0
         """The number of log bytes of the current frame that have not arrived."""
 
-    def feed(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and log bytes in `data`, in order.
+    def feed(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and log bytes in `received`, in order.
 
         Chunks that follow one another in the log and have the same term are joined to one, with the
         confirmed position of the last. A frame without log bytes, a heartbeat, is a chunk without
         bytes unless it is joined to another chunk. Raises ProtocolError if a frame is malformed.
         """
-        last = self._next_chunk
-        pieces = list[bytes | memoryview]()
+        # The chunks that are joined to one: their bytes, the last chunk, and where it ends.
+        joined_bytes = list[bytes | memoryview]()
+        last_chunk = self._next_chunk
         end = -1
-        for part in self._split_frames(data):
-            follows = isinstance(part, LogChunk) and part.position == end and part.term == last.term
-            if pieces and not follows:
-                yield last._replace(position=end - sum(map(len, pieces)), data=b"".join(pieces))
-                pieces.clear()
-            if isinstance(part, LogChunk):
-                pieces.append(part.data)
-                last = part
-                end = part.position + len(part.data)
+        for frame in self._split_frames(received):
+            follows_last_chunk = (
+                isinstance(frame, LogChunk)
+                and frame.position == end
+                and frame.term == last_chunk.term
+            )
+            if joined_bytes and not follows_last_chunk:
+                yield _join_chunk(last_chunk, joined_bytes, end)
+                joined_bytes.clear()
+            if isinstance(frame, LogChunk):
+                joined_bytes.append(frame.data)
+                last_chunk = frame
+                end = frame.position + len(frame.data)
             else:
-                yield part
-        if pieces:
-            yield last._replace(position=end - sum(map(len, pieces)), data=b"".join(pieces))
+                yield frame
+        if joined_bytes:
+            yield _join_chunk(last_chunk, joined_bytes, end)
 
-    def _split_frames(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and the log bytes of each frame in `data`, without joining them.
+    def _split_frames(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
+        """Yield the handshakes and the log bytes of each frame in `received`, without joining them.
 
         A frame without log bytes gives a chunk without bytes.
         """
         if self._rest:
-            data = self._rest + data
+            received = self._rest + received
             self._rest = b""
-        view = memoryview(data)
+        view = memoryview(received)
         offset = 0
-        while offset < len(data):
+        while offset < len(received):
             if self._bytes_left:
-                part = view[offset : offset + self._bytes_left]
+                log_bytes = view[offset : offset + self._bytes_left]
                 chunk = self._next_chunk
-                yield chunk._replace(data=part)
-                offset += len(part)
-                self._bytes_left -= len(part)
-                self._next_chunk = chunk._replace(position=chunk.position + len(part))
+                yield chunk._replace(data=log_bytes)
+                offset += len(log_bytes)
+                self._bytes_left -= len(log_bytes)
+                self._next_chunk = chunk._replace(position=chunk.position + len(log_bytes))
                 continue
-            header = self._read_frame_header(data, offset)
-            if header is None:
-                self._rest = data[offset:]
+
+            frame_and_size = self._read_frame_header(received, offset)
+            if frame_and_size is None:
+                self._rest = received[offset:]
                 return
-            frame, size = header
-            offset += size
+            frame, header_size = frame_and_size
+            offset += header_size
             if isinstance(frame, LogChunk):
                 self._next_chunk = frame
             if not self._bytes_left:  # a handshake or a heartbeat
                 yield frame
 
     def _read_frame_header(
-        self, data: bytes, offset: int
+        self, received: bytes, offset: int
     ) -> tuple[MasterHandshake | LogChunk, int] | None:
         """Return the frame at `offset` without its log bytes, and the size of its header.
 
         A handshake counts as a header. Return None if the header is incomplete. Set `_bytes_left`
         to the number of log bytes in the frame. Raises ProtocolError if the header is malformed.
         """
-        room = len(data) - offset
+        available_bytes = len(received) - offset
         if not self._failover:
-            if room < _PLAIN_HEADER.size:
+            if available_bytes < _PLAIN_HEADER.size:
                 return None
-            position, self._bytes_left = _PLAIN_HEADER.unpack_from(data, offset)
+            position, self._bytes_left = _PLAIN_HEADER.unpack_from(received, offset)
             _check_log_header(position, self._bytes_left)
             return LogChunk(position, b""), _PLAIN_HEADER.size
-        if room < _MASTER_HANDSHAKE.size:
+
+        if available_bytes < _MASTER_HANDSHAKE.size:
             return None
-        state, size, end, number = _MASTER_HANDSHAKE.unpack_from(data, offset)
-        if state == ConnectionState.TRANSFER:
-            if room < _FAILOVER_HEADER.size:
-                return None
-            # The first four fields have the layout of a handshake, but `end` is the position.
-            start, confirmed = _FAILOVER_HEADER.unpack_from(data, offset)[4:]
-            self._bytes_left = size
-            _check_log_header(end, size)
-            return LogChunk(end, b"", LogTerm(number, start), confirmed), _FAILOVER_HEADER.size
-        handshake_bytes = _MASTER_HANDSHAKE.size + size
-        if (
-            state != ConnectionState.HANDSHAKE
-            or size % _TERM.size
-            or not 0 <= size <= BODY_BYTES_MAX
-        ):
-            raise ProtocolError(
-                f"A master's frame begins with {state} and {size}; this is not a failover frame."
-            )
-        if room < handshake_bytes:
+        state = _STATE.unpack_from(received, offset)[0]
+        if state != ConnectionState.TRANSFER:
+            return _read_master_handshake(received, offset)
+        if available_bytes < _FAILOVER_HEADER.size:
             return None
-        terms_bytes = data[offset + _MASTER_HANDSHAKE.size : offset + handshake_bytes]
-        terms = tuple(LogTerm(*fields) for fields in _TERM.iter_unpack(terms_bytes))
-        return MasterHandshake(end, number, terms), handshake_bytes
+        _, self._bytes_left, position, term_number, term_start, confirmed = (
+            _FAILOVER_HEADER.unpack_from(received, offset)
+        )
+        _check_log_header(position, self._bytes_left)
+        term = LogTerm(term_number, term_start)
+        return LogChunk(position, b"", term, confirmed), _FAILOVER_HEADER.size
+
+
+def _join_chunk(last_chunk: LogChunk, joined_bytes: list[bytes | memoryview], end: int) -> LogChunk:
+    """Return a chunk with all `joined_bytes`, which end at `end`, and the terms of `last_chunk`."""
+    start = end - sum(map(len, joined_bytes))
+    return last_chunk._replace(position=start, data=b"".join(joined_bytes))
+
+
+def _read_master_handshake(received: bytes, offset: int) -> tuple[MasterHandshake, int] | None:
+    """Return the handshake at `offset` and its size, or None if it is incomplete.
+
+    `received` must contain at least the fields before the terms. Raises ProtocolError if the frame
+    is not a handshake, or its size is invalid.
+    """
+    state, terms_size, end, term_number = _MASTER_HANDSHAKE.unpack_from(received, offset)
+    if (
+        state != ConnectionState.HANDSHAKE
+        or terms_size % _TERM.size
+        or not 0 <= terms_size <= BODY_BYTES_MAX
+    ):
+        raise ProtocolError(
+            f"A master's frame begins with {state} and {terms_size}; this is not a failover frame."
+        )
+    handshake_size = _MASTER_HANDSHAKE.size + terms_size
+    if len(received) - offset < handshake_size:
+        return None
+    terms_bytes = received[offset + _MASTER_HANDSHAKE.size : offset + handshake_size]
+    terms = tuple(LogTerm(*fields) for fields in _TERM.iter_unpack(terms_bytes))
+    return MasterHandshake(end, term_number, terms), handshake_size
 
 
 def _check_log_header(position: int, size: int) -> None:
@@ -328,18 +361,21 @@ def _check_log_header(position: int, size: int) -> None:
         )
 
 
-def common_end(own: Sequence[LogTerm], end: int, other: Sequence[LogTerm], other_end: int) -> int:
+def common_end(
+    own_terms: Sequence[LogTerm], own_end: int, other_terms: Sequence[LogTerm], other_end: int
+) -> int:
     """Return the position up to which two logs are identical, or -1 if they share no term.
 
-    `own` and `other` are the terms of the two logs, which end at `end` and `other_end`. The result
-    is the smaller of the two ends of the last term that both logs have (spec/ha.md §7). Raises
-    ProtocolError if the two logs have terms with one number and different start positions.
+    `own_terms` and `other_terms` are the terms of the two logs, which end at `own_end` and
+    `other_end`. The result is the smaller of the two ends of the last term that both logs have
+    (spec/ha.md §7). Raises ProtocolError if the two logs have terms with one number and different
+    start positions.
     """
-    other_end_by_term = dict(zip(other, term_ends(other, other_end), strict=True))
-    other_numbers = {term.number for term in other}
-    for term, own_end in reversed([*zip(own, term_ends(own, end), strict=True)]):
+    other_end_by_term = dict(zip(other_terms, term_ends(other_terms, other_end), strict=True))
+    other_numbers = {term.number for term in other_terms}
+    for term, term_end in reversed([*zip(own_terms, term_ends(own_terms, own_end), strict=True)]):
         if term in other_end_by_term:
-            return min(own_end, other_end_by_term[term])
+            return min(term_end, other_end_by_term[term])
         if term.number in other_numbers:
             raise ProtocolError(
                 f"Term {term.number} begins at {term.start} here and elsewhere at its master: "

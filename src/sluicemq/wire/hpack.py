@@ -87,27 +87,36 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
         # For each node the child for bit 0 and that for bit 1: the index of a node, ~symbol for a
         # leaf, or 0 for none.
         self._nodes: list[list[int]] = [[0, 0]]
-        code = previous_length = 0
+        self._build_tree()
+        self.end_states = self._find_end_states()
+        """The states in which a string may end: the root, and those after valid padding."""
+
+    def _build_tree(self) -> None:
+        """Add all symbols to the tree. Their codes are computed from the lengths of the codes."""
+        code = 0
+        previous_length = 0
         symbols_by_length = sorted(
             (int(digit, 36), symbol) for symbol, digit in enumerate(HUFFMAN_CODE_LENGTHS)
         )
         for length, symbol in symbols_by_length:
             code <<= length - previous_length
-            self._add(code, length, symbol)
-            code = code + 1
+            self._add_symbol(code, length, symbol)
+            code += 1
             previous_length = length
 
-        self.end_states = {0}
-        """The states in which a string may end: the root, and those after valid padding.
+    def _find_end_states(self) -> set[int]:
+        """Return the states in which a string may end: the root, and those after valid padding.
 
         Padding consists of up to seven bits of the code of EOS, which are all ones.
         """
+        end_states = {0}
         node = 0
         for _ in range(_PADDING_BITS_MAX):
             node = self._nodes[node][1]
-            self.end_states.add(node << 8)
+            end_states.add(node << 8)
+        return end_states
 
-    def _add(self, code: int, length: int, symbol: int) -> None:
+    def _add_symbol(self, code: int, length: int, symbol: int) -> None:
         """Add a symbol, whose code has `length` bits, to the tree."""
         node = 0
         for shift in range(length - 1, 0, -1):
@@ -143,20 +152,20 @@ _huffman_transitions: Final = cache(_HuffmanTransitions)
 """Return the transitions, which all connections share. They are created at the first call."""
 
 
-def _huffman_decode(data: bytes) -> str:
+def _huffman_decode(coded: bytes) -> str:
     """Decode a Huffman-coded string, whose symbols are the characters of Latin-1.
 
     Raises Http2Error if the string contains EOS, ends within a symbol, or has wrong padding.
     """
     transitions = _huffman_transitions()
     state = 0
-    text = bytearray()
-    for byte in data:
+    symbols_of_string = bytearray()
+    for byte in coded:
         symbols, state = transitions[state | byte]
-        text += symbols
+        symbols_of_string += symbols
     if state not in transitions.end_states:
         raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header string ends within a symbol.")
-    return text.decode("latin-1")
+    return symbols_of_string.decode("latin-1")
 
 
 _huffman_decode_cached: Final = lru_cache(4096)(_huffman_decode)
@@ -189,57 +198,58 @@ class HeaderDecoder:
         the connection.
         """
         # The representations are those of the module docstring: the first bits of `byte` decide.
-        found: dict[str, str] = {}
+        fields: dict[str, str] = {}
         position = 0
         end = len(block)
-        size = 0
-        resizes = 0
+        list_bytes = 0
+        resize_count = 0
         try:
             while position < end:
                 byte = block[position]
                 if byte & 0x80:
-                    number, position = _decode_integer(block, position, 0x7F)
-                    name, value = self._entry(number)
+                    # An indexed field.
+                    index, position = _decode_integer(block, position, 0x7F)
+                    name, value = self._entry(index)
                 elif byte & 0x60 == 0x20:
-                    number, position = _decode_integer(block, position, 0x1F)
-                    resizes += 1
-                    self._resize(number, is_first=not found and resizes <= RESIZES_MAX)
+                    # A size update, which adds no field.
+                    table_bytes_max, position = _decode_integer(block, position, 0x1F)
+                    resize_count += 1
+                    is_first = not fields and resize_count <= RESIZES_MAX
+                    self._resize(table_bytes_max, is_first=is_first)
                     continue
                 else:
-                    number, position = _decode_integer(
-                        block, position, 0x3F if byte & 0x40 else 0x0F
-                    )
-                    if number:
-                        name = self._entry(number)[0]
+                    # A literal field. Index 0 means that its name is literal too.
+                    is_indexed_from_now_on = byte & 0x40
+                    prefix_mask = 0x3F if is_indexed_from_now_on else 0x0F
+                    index, position = _decode_integer(block, position, prefix_mask)
+                    if index:
+                        name = self._entry(index)[0]
                     else:
                         name, position = _decode_string(block, position)
                     value, position = _decode_string(block, position)
-                    if byte & 0x40:
+                    if is_indexed_from_now_on:
                         self._insert(name, value)
-                size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
-                if size > HEADER_LIST_BYTES_MAX:
-                    raise Http2Error(
-                        ErrorCode.ENHANCE_YOUR_CALM,
-                        "The headers of a request are above the limit of "
-                        f"{HEADER_LIST_BYTES_MAX} bytes.",
-                    )
-                found[name] = value
+
+                list_bytes += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
+                if list_bytes > HEADER_LIST_BYTES_MAX:
+                    raise _headers_too_large()
+                fields[name] = value
         except IndexError:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header block ends early.") from None
-        self.list_bytes = size
-        return found
+        self.list_bytes = list_bytes
+        return fields
 
-    def _entry(self, number: int) -> HeaderField:
-        """Return the entry with the index `number` of the static and the dynamic table.
+    def _entry(self, index: int) -> HeaderField:
+        """Return the entry with this index of the static and the dynamic table.
 
         Raises Http2Error if there is none.
         """
-        if 0 < number < _DYNAMIC_START:
-            return STATIC_TABLE[number]
-        age = number - _DYNAMIC_START  # 0 for the newest entry of the dynamic table
+        if 0 < index < _DYNAMIC_START:
+            return STATIC_TABLE[index]
+        age = index - _DYNAMIC_START  # 0 for the newest entry of the dynamic table
         if not 0 <= age < len(self._entries):
             raise Http2Error(
-                ErrorCode.COMPRESSION_ERROR, f"The header tables have no entry {number}."
+                ErrorCode.COMPRESSION_ERROR, f"The header tables have no entry {index}."
             )
         return self._entries[-1 - age]
 
@@ -252,12 +262,12 @@ class HeaderDecoder:
 
     def _evict(self) -> None:
         """Remove the oldest entries until the dynamic table is not larger than its limit."""
-        count = 0
+        evicted_count = 0
         while self._size > self._size_max:
-            name, value = self._entries[count]
+            name, value = self._entries[evicted_count]
             self._size -= len(name) + len(value) + ENTRY_OVERHEAD_BYTES
-            count += 1
-        del self._entries[:count]
+            evicted_count += 1
+        del self._entries[:evicted_count]
 
     def _resize(self, size: int, *, is_first: bool) -> None:
         """Set the limit of the dynamic table to `size` bytes, and remove entries that exceed it.
@@ -274,27 +284,35 @@ class HeaderDecoder:
         self._evict()
 
 
+def _headers_too_large() -> Http2Error:
+    """Return the error for a header list above HEADER_LIST_BYTES_MAX."""
+    return Http2Error(
+        ErrorCode.ENHANCE_YOUR_CALM,
+        f"The headers of a request are above the limit of {HEADER_LIST_BYTES_MAX} bytes.",
+    )
+
+
 def _decode_integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
     """Decode an integer with a prefix (RFC 7541 §5.1). Return it and the position behind it.
 
     `mask` are the bits of the first byte that belong to the prefix. Raises Http2Error if the
     integer is above INTEGER_MAX, and IndexError if the block ends within it.
     """
-    number = block[position] & mask
+    integer = block[position] & mask
     position += 1
-    if number < mask:
-        return number, position
+    if integer < mask:
+        return integer, position
     shift = 0
     while True:
         byte = block[position]
         position += 1
-        number += (byte & 0x7F) << shift
-        if number > INTEGER_MAX or shift > 28:
+        integer += (byte & 0x7F) << shift
+        if integer > INTEGER_MAX or shift > 28:
             raise Http2Error(
                 ErrorCode.COMPRESSION_ERROR, "An integer in a header block is too large."
             )
         if byte < 0x80:
-            return number, position
+            return integer, position
         shift += 7
 
 
@@ -305,13 +323,15 @@ def _decode_string(block: bytes, position: int) -> tuple[str, int]:
     """
     is_coded = block[position] & 0x80
     size, position = _decode_integer(block, position, 0x7F)
-    data = block[position : position + size]
-    if len(data) < size:
+    string_bytes = block[position : position + size]
+    if len(string_bytes) < size:
         raise IndexError
     position += size
     if not is_coded:
-        return data.decode("latin-1"), position
-    return (_huffman_decode_cached if size <= CACHED_BYTES_MAX else _huffman_decode)(data), position
+        return string_bytes.decode("latin-1"), position
+    if size <= CACHED_BYTES_MAX:
+        return _huffman_decode_cached(string_bytes), position
+    return _huffman_decode(string_bytes), position
 
 
 # ------------------------------------------------------------------------------------ writing
@@ -323,34 +343,34 @@ def encode_headers(fields: Iterable[HeaderField]) -> bytes:
     Fields and names in the static table are indexed. All others are literal strings, not Huffman
     coded.
     """
-    parts = []
+    encoded_fields = []
     for name, value in fields:
-        if (number := _NUMBERS.get((name, value))) is not None:
-            parts.append(_encode_integer(number, 0x7F, 0x80))
-        elif (number := _NAME_NUMBERS.get(name)) is not None:
-            parts += (_encode_integer(number, 0x0F, 0), _encode_string(value))
+        if (table_index := _NUMBERS.get((name, value))) is not None:
+            encoded_fields.append(_encode_integer(table_index, 0x7F, 0x80))
+        elif (table_index := _NAME_NUMBERS.get(name)) is not None:
+            encoded_fields += (_encode_integer(table_index, 0x0F, 0), _encode_string(value))
         else:
-            parts += (b"\x00", _encode_string(name), _encode_string(value))
-    return b"".join(parts)
+            encoded_fields += (b"\x00", _encode_string(name), _encode_string(value))
+    return b"".join(encoded_fields)
 
 
-def _encode_string(text: str) -> bytes:
+def _encode_string(string: str) -> bytes:
     """Encode a string literally. Characters outside of Latin-1 become `?`."""
-    data = text.encode("latin-1", "replace")
-    return _encode_integer(len(data), 0x7F, 0) + data
+    string_bytes = string.encode("latin-1", "replace")
+    return _encode_integer(len(string_bytes), 0x7F, 0) + string_bytes
 
 
-def _encode_integer(number: int, mask: int, first: int) -> bytes:
+def _encode_integer(integer: int, prefix_mask: int, other_bits: int) -> bytes:
     """Encode an integer with a prefix (RFC 7541 §5.1).
 
-    `mask` are the bits of the prefix. `first` are the other bits of the first byte.
+    `prefix_mask` are the bits of the prefix. `other_bits` are the other bits of the first byte.
     """
-    if number < mask:
-        return bytes((first | number,))
-    found = bytearray((first | mask,))
-    number = number - mask
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+    if integer < prefix_mask:
+        return bytes((other_bits | integer,))
+    encoded = bytearray((other_bits | prefix_mask,))
+    integer = integer - prefix_mask
+    while integer >= 0x80:
+        encoded.append(integer & 0x7F | 0x80)
+        integer >>= 7
+    encoded.append(integer)
+    return bytes(encoded)

@@ -85,8 +85,8 @@ class Http2Error(ProtocolError):
         A frame of 20000 bytes is above the limit of 16384.
     """
 
-    def __init__(self, code: ErrorCode, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
 
 
@@ -98,22 +98,23 @@ unpack_frame_header: Final = _HEAD.unpack_from
 """A function (data, position) that returns (length << 8 | type, flags, stream)."""
 
 
-def encode_frame_header(length: int, kind: int, flags: int, stream: int) -> bytes:
+def encode_frame_header(length: int, frame_type: int, flags: int, stream: int) -> bytes:
     """Encode the header, of nine bytes, of a frame with a payload of `length` bytes.
 
     This runs for every frame sent.
     """
-    return _HEAD.pack(length << 8 | kind, flags, stream)
+    return _HEAD.pack(length << 8 | frame_type, flags, stream)
 
 
-def encode_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def encode_frame(frame_type: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """Encode a whole frame."""
-    return _HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
+    return _HEAD.pack(len(payload) << 8 | frame_type, flags, stream) + payload
 
 
-def encode_settings(values: Mapping[Setting, int]) -> bytes:
+def encode_settings(settings: Mapping[Setting, int]) -> bytes:
     """Encode a SETTINGS frame."""
-    return encode_frame(SETTINGS, 0, 0, b"".join(_PAIR.pack(*item) for item in values.items()))
+    payload = b"".join(_PAIR.pack(identifier, value) for identifier, value in settings.items())
+    return encode_frame(SETTINGS, 0, 0, payload)
 
 
 def read_settings(payload: bytes) -> dict[int, int]:
@@ -139,12 +140,12 @@ def read_settings(payload: bytes) -> dict[int, int]:
     return settings
 
 
-def encode_window_update(stream: int, more: int) -> bytes:
-    """Encode a WINDOW_UPDATE frame that enlarges the window of a stream by `more` bytes.
+def encode_window_update(stream: int, increment: int) -> bytes:
+    """Encode a WINDOW_UPDATE frame that enlarges the window of a stream by `increment` bytes.
 
     Stream 0 stands for the window of the connection.
     """
-    return encode_frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))
+    return encode_frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(increment))
 
 
 def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
@@ -152,26 +153,30 @@ def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
     return encode_frame(RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
-def encode_goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
+def encode_goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
     """Encode a GOAWAY frame, which says that no stream after `last_stream` is processed.
 
-    `text` tells people the reason.
+    `reason` is a text for people who read the frame.
     """
-    return encode_frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
+    return encode_frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + reason.encode())
 
 
-def read_integer(payload: bytes, what: str) -> int:
+def read_integer(payload: bytes, frame_type_name: str) -> int:
     """Return the integer in the payload of a WINDOW_UPDATE or RST_STREAM frame.
 
-    `what` is the name of the frame's type, "RST_STREAM" or "WINDOW_UPDATE". The reserved highest
-    bit of a WINDOW_UPDATE is cleared. Raises Http2Error if the payload does not have four bytes.
+    `frame_type_name` is the name of the frame's type, "RST_STREAM" or "WINDOW_UPDATE". The reserved
+    highest bit of a WINDOW_UPDATE is cleared. Raises Http2Error if the payload does not have four
+    bytes.
     """
     if len(payload) != _NUMBER.size:
         raise Http2Error(
-            ErrorCode.FRAME_SIZE_ERROR, f"{what} has {len(payload)} bytes; it must have 4."
+            ErrorCode.FRAME_SIZE_ERROR,
+            f"{frame_type_name} has {len(payload)} bytes; it must have 4.",
         )
-    number: int = _NUMBER.unpack(payload)[0]
-    return number if what == "RST_STREAM" else number & WINDOW_BYTES_MAX
+    integer: int = _NUMBER.unpack(payload)[0]
+    if frame_type_name == "RST_STREAM":
+        return integer
+    return integer & WINDOW_BYTES_MAX
 
 
 def remove_padding(flags: int, payload: bytes, *, priority: bool = False) -> bytes:

@@ -21,18 +21,15 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import (
+from sluicemq.wire.declare import boolean, int32, int64, text
+from sluicemq.wire.fastjson import (
     JsonData,
     as_integer,
     as_object,
-    boolean,
-    int32,
-    int64,
     load_object,
     take_integer,
     take_list,
     take_text,
-    text,
 )
 from sluicemq.wire.headers import request, response
 
@@ -101,17 +98,18 @@ class ReceiptHandle(NamedTuple):
         return _SEPARATOR.join(map(str, fields if self.offset != NO_OFFSET else fields[:-1]))
 
     @classmethod
-    def parse(cls, text: str) -> "ReceiptHandle":
+    def parse(cls, handle_text: str) -> "ReceiptHandle":
         """Return the handle that a string contains. Raises ProtocolError if it is malformed."""
-        parts = text.split(_SEPARATOR)
-        fields: list[Any] = parts[: len(cls._fields)]
+        words = handle_text.split(_SEPARATOR)[: len(cls._fields)]
+        fields: list[Any]
         try:
-            fields = [part if index == _BROKER else int(part) for index, part in enumerate(fields)]
+            # All fields are integers except the broker name.
+            fields = [word if index == _BROKER else int(word) for index, word in enumerate(words)]
         except ValueError:
             fields = []  # so that the error below is raised
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
             raise ProtocolError(
-                f"{text!r} is not the receipt handle of a popped message.",
+                f"{handle_text!r} is not the receipt handle of a popped message.",
                 fix="Pass the handle unchanged: it has seven to nine fields separated by blanks.",
             )
         return cls(*fields)
@@ -179,7 +177,9 @@ class Checkpoint(NamedTuple):
         return fastjson.dumps(self.to_json())
 
     @classmethod
-    def from_json(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
+    def from_json(
+        cls, json_object: Mapping[Any, Any], revive_queue: int, broker: str
+    ) -> "Checkpoint":
         """Return the checkpoint that a JSON object contains.
 
         Its messages have the offsets `so + d[i]`, or `n` consecutive offsets from `so` on if `d` is
@@ -189,16 +189,8 @@ class Checkpoint(NamedTuple):
         `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
         checkpoint that does not contain one. Raises ProtocolError if a field has another type.
         """
-        topic, group, queue_id, start_offset, pop_ms, broker = _read_key(values, broker)
-        differences = take_list(values, "d")
-        message_count = min(take_integer(values, "n"), _MESSAGES_MAX)
-        acknowledged_bits = take_integer(values, "bm")
-        offsets = tuple(
-            start_offset + as_integer(difference, "d")
-            for index, difference in enumerate(differences or range(message_count))
-            if not acknowledged_bits >> index & 1
-        )
-        invisible_ms = take_integer(values, "it")
+        topic, group, queue_id, start_offset, pop_ms, broker = _read_key(json_object, broker)
+        offsets = _read_unacknowledged_offsets(json_object, start_offset)
         return cls(
             topic=topic,
             group=group,
@@ -206,11 +198,26 @@ class Checkpoint(NamedTuple):
             broker=broker,
             start_offset=start_offset,
             pop_ms=pop_ms,
-            invisible_ms=invisible_ms,
+            invisible_ms=take_integer(json_object, "it"),
             offsets=offsets,
             revive_queue=revive_queue,
-            is_suspended=values.get("sp") is True,
+            is_suspended=json_object.get("sp") is True,
         )
+
+
+def _read_unacknowledged_offsets(
+    json_object: Mapping[Any, Any], start_offset: int
+) -> tuple[int, ...]:
+    """Return the offsets of a checkpoint's messages whose bit is not set in `bm`."""
+    differences = take_list(json_object, "d")
+    message_count = min(take_integer(json_object, "n"), _MESSAGES_MAX)
+    acknowledged_bits = take_integer(json_object, "bm")
+    offsets = []
+    for index, difference in enumerate(differences or range(message_count)):
+        is_acknowledged = acknowledged_bits >> index & 1
+        if not is_acknowledged:
+            offsets.append(start_offset + as_integer(difference, "d"))
+    return tuple(offsets)
 
 
 class Acknowledgement(NamedTuple):
@@ -236,21 +243,21 @@ class Acknowledgement(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the body of its record."""
-        values = {"ao": self._single_offset, **_key_to_json(self.key)}
+        json_object = {"ao": self._single_offset, **_key_to_json(self.key)}
         if len(self.offsets) != 1:
-            values["aol"] = list(self.offsets)
-        return fastjson.dumps(values)
+            json_object["aol"] = list(self.offsets)
+        return fastjson.dumps(json_object)
 
 
-def decode_checkpoint(data: JsonData, revive_queue: int, broker: str) -> Checkpoint:
+def decode_checkpoint(record_body: JsonData, revive_queue: int, broker: str) -> Checkpoint:
     """Return the checkpoint in the body of its record, as `Checkpoint.from_json`.
 
     Raises ProtocolError if the body is not a JSON object, or a field has another type.
     """
-    return Checkpoint.from_json(load_object(data, "checkpoint"), revive_queue, broker)
+    return Checkpoint.from_json(load_object(record_body, "checkpoint"), revive_queue, broker)
 
 
-def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
+def decode_acknowledgement(record_body: JsonData, broker: str) -> Acknowledgement:
     """Return the acknowledgement in the body of its record.
 
     The record may have the tag ACKNOWLEDGEMENT, with one offset in `ao`, or ACKNOWLEDGEMENTS, with
@@ -258,12 +265,12 @@ def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
     of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
     object, or a field has another type.
     """
-    values = _with_short_names(load_object(data, "acknowledgement"))
-    listed_offsets = take_list(values, "aol")
-    offsets = listed_offsets if "aol" in values else [take_integer(values, "ao")]
-    return Acknowledgement(
-        _read_key(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
-    )
+    json_object = _with_short_names(load_object(record_body, "acknowledgement"))
+    if "aol" in json_object:
+        offsets = [as_integer(offset, "aol") for offset in take_list(json_object, "aol")]
+    else:
+        offsets = [take_integer(json_object, "ao")]
+    return Acknowledgement(_read_key(json_object, broker), tuple(offsets))
 
 
 _LONG_NAMES: Final = {
@@ -283,21 +290,23 @@ _LONG_NAMES: Final = {
 """The short name for each long name of a field."""
 
 
-def _with_short_names(values: Mapping[Any, Any]) -> dict[Any, Any]:
+def _with_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a copy of a JSON object in which fields with long names also have short names."""
-    renamed = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
-    return {**values, **renamed}
+    short_fields = {
+        short: json_object[name] for name, short in _LONG_NAMES.items() if name in json_object
+    }
+    return {**json_object, **short_fields}
 
 
-def _read_key(values: Mapping[Any, Any], broker: str) -> PopKey:
+def _read_key(json_object: Mapping[Any, Any], broker: str) -> PopKey:
     """Return the key of a checkpoint or acknowledgement. `broker` replaces a missing `bn`."""
     return (
-        take_text(values, "t"),
-        take_text(values, "c"),
-        take_integer(values, "q"),
-        take_integer(values, "so"),
-        take_integer(values, "pt"),
-        take_text(values, "bn") or broker,
+        take_text(json_object, "t"),
+        take_text(json_object, "c"),
+        take_integer(json_object, "q"),
+        take_integer(json_object, "so"),
+        take_integer(json_object, "pt"),
+        take_text(json_object, "bn") or broker,
     )
 
 
@@ -328,54 +337,63 @@ class PopAck(NamedTuple):
     offsets: tuple[int, ...]
 
 
-def decode_pop_acks(data: JsonData) -> list[PopAck]:
+def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
     """Return the acknowledgements in the body of BATCH_ACK_MESSAGE (200151), in order.
 
     The broker name of all handles is that of the body. Raises ProtocolError if the body is
     malformed, or if an acknowledgement has more than 127 messages.
     """
-    values = load_object(data, "batch of acknowledgements")
-    broker = take_text(values, "brokerName")
+    json_object = load_object(request_body, "batch of acknowledgements")
+    broker = take_text(json_object, "brokerName")
     return [
-        _read_pop_ack(_with_short_names(as_object(item, "An acknowledgement")), broker)
-        for item in take_list(values, "acks")
+        _read_pop_ack(_with_short_names(as_object(json_ack, "An acknowledgement")), broker)
+        for json_ack in take_list(json_object, "acks")
     ]
 
 
-def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
+def _read_pop_ack(json_object: Mapping[Any, Any], broker: str) -> PopAck:
     """Return the acknowledgement in one item of `acks`. Raises ProtocolError if it is malformed."""
-    kind = take_text(values, "r")
-    if kind not in _KINDS:
-        raise ProtocolError(f"An acknowledgement has the topic kind {kind!r}, not 0, 1 or 2.")
-    start_offset = take_integer(values, "so")
+    topic_kind = take_text(json_object, "r")
+    if topic_kind not in _KINDS:
+        raise ProtocolError(f"An acknowledgement has the topic kind {topic_kind!r}, not 0, 1 or 2.")
+    start_offset = take_integer(json_object, "so")
+    offsets = _decode_offset_bits(take_text(json_object, "b"), start_offset)
+    handle = ReceiptHandle(
+        start_offset=start_offset,
+        pop_ms=take_integer(json_object, "pt"),
+        invisible_ms=take_integer(json_object, "it"),
+        revive_queue=take_integer(json_object, "rq"),
+        kind=int(topic_kind),
+        broker=broker,
+        queue_id=take_integer(json_object, "q"),
+    )
+    return PopAck(take_text(json_object, "c"), take_text(json_object, "t"), handle, offsets)
+
+
+def _decode_offset_bits(base64_bits: str, start_offset: int) -> tuple[int, ...]:
+    """Return the offset `start_offset + i` for each bit i that is set in a set of bits in base64.
+
+    The lowest bit of the first byte is bit 0. Raises ProtocolError if the text is not valid base64,
+    or if more than 127 bits are set.
+    """
     try:
-        bits = b64decode(take_text(values, "b"), validate=True)
+        bit_bytes = b64decode(base64_bits, validate=True)
     except ValueError:
         raise ProtocolError("The bits of an acknowledgement are not valid base64.") from None
     # The bits may be mostly zeros, so search the bytes with a set bit. One byte more than messages
     # are allowed is enough to know that there are too many.
-    bytes_with_bits = islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
-    offsets = tuple(
-        start_offset + 8 * match.start() + bit
-        for match in bytes_with_bits
-        for bit in range(8)
-        if match[0][0] >> bit & 1
-    )
+    bytes_with_bits = islice(_BYTE_WITH_BITS.finditer(bit_bytes), _MESSAGES_MAX + 1)
+    offsets = []
+    for match in bytes_with_bits:
+        byte = match[0][0]
+        first_offset = start_offset + 8 * match.start()
+        offsets += [first_offset + bit for bit in range(8) if byte >> bit & 1]
     if len(offsets) > _MESSAGES_MAX:
         raise ProtocolError(
             f"An acknowledgement has more than {_MESSAGES_MAX} messages, the most that one pop can "
             "take from one queue."
         )
-    handle = ReceiptHandle(
-        start_offset=start_offset,
-        pop_ms=take_integer(values, "pt"),
-        invisible_ms=take_integer(values, "it"),
-        revive_queue=take_integer(values, "rq"),
-        kind=int(kind),
-        broker=broker,
-        queue_id=take_integer(values, "q"),
-    )
-    return PopAck(take_text(values, "c"), take_text(values, "t"), handle, offsets)
+    return tuple(offsets)
 
 
 def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
@@ -412,13 +430,16 @@ def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
     }
 
 
-def encode_queue_info(entries: Iterable[tuple[int, object, object]]) -> str:
+def encode_queue_info(queue_values: Iterable[tuple[int, object, object]]) -> str:
     """Encode one of the `…_info` fields of `PopMessageResponse`.
 
     Each entry is the kind of the topic, the queue and a value. The value is the first offset of the
     pop, the offsets of its messages separated by commas, or the number of earlier deliveries.
     """
-    return ";".join(f"{kind} {queue} {value}" for kind, queue, value in entries)
+    return ";".join(
+        f"{topic_kind} {queue_id} {queue_value}"
+        for topic_kind, queue_id, queue_value in queue_values
+    )
 
 
 # ------------------------------------------------------------------------------------- headers

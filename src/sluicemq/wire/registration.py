@@ -33,10 +33,10 @@ from sluicemq.wire.declare import (
     int32,
     int64,
     json_field,
-    load_object,
     text,
     value_codec,
 )
+from sluicemq.wire.fastjson import load_object
 from sluicemq.wire.frames import VERSION
 from sluicemq.wire.headers import request, response
 from sluicemq.wire.tables import (
@@ -132,24 +132,25 @@ def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> byt
     """
     if not compressed:
         return fastjson.dumps(OBJECT_CODECS[RegisterBody].write(body))
-    parts = [_with_size(encode_data_version(body.table.data_version))]
-    parts.append(_INTEGER.pack(len(body.table.topics)))
+    sections = [_with_size(encode_data_version(body.table.data_version))]
+    sections.append(_INTEGER.pack(len(body.table.topics)))
     for topic in body.table.topics.values():
-        numbers = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
-        text = f"{topic.name} {numbers} {topic.filter_type} ".encode()
-        parts.append(_with_size(text + fastjson.dumps(dict(topic.attributes))))
-    parts.append(_with_size(fastjson.dumps(list(body.filter_servers))))
-    parts.append(_INTEGER.pack(0))  # mappings of static topics
-    return zlib.compress(b"".join(parts), 9)
+        queues_and_perm = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
+        topic_text = f"{topic.name} {queues_and_perm} {topic.filter_type} ".encode()
+        attributes_text = fastjson.dumps(dict(topic.attributes))
+        sections.append(_with_size(topic_text + attributes_text))
+    sections.append(_with_size(fastjson.dumps(list(body.filter_servers))))
+    sections.append(_INTEGER.pack(0))  # mappings of static topics
+    return zlib.compress(b"".join(sections), 9)
 
 
-def _with_size(data: bytes) -> bytes:
-    """Return `data` behind its size."""
-    return _INTEGER.pack(len(data)) + data
+def _with_size(content: bytes) -> bytes:
+    """Return `content` behind its size."""
+    return _INTEGER.pack(len(content)) + content
 
 
 def decode_register_body(
-    data: bytes | memoryview,
+    request_body: bytes | memoryview,
     *,
     compressed: bool = False,
     version: int = VERSION,
@@ -172,25 +173,37 @@ def decode_register_body(
     The function lets other threads run every few milliseconds, so a thread can decode 100,000
     topics while an event loop runs in another one.
     """
-    if not data:
+    if not request_body:
         return RegisterBody(TopicTable())
-    is_compressed = compressed or data[0] == ZLIB_FIRST_BYTE
-    if is_compressed and version > BARE_VERSION_MAX:
-        return _decode_compressed(data, bytes_max, is_wanted)
-    if len(data) > bytes_max:
-        raise ProtocolError(f"The registration has {len(data)} bytes; the limit is {bytes_max}.")
-    data, topics = _cut_out_topics(bytes(data), is_wanted)
-    if len(data) > PLAIN_BYTES_MAX or fastjson.bound_counts(data).values > OTHER_VALUES_MAX:
+    is_bare = version <= BARE_VERSION_MAX
+    is_compressed = compressed or request_body[0] == ZLIB_FIRST_BYTE
+    if is_compressed and not is_bare:
+        return _decode_compressed(request_body, bytes_max, is_wanted)
+    if len(request_body) > bytes_max:
         raise ProtocolError(
-            f"The registration has {len(data)} bytes of JSON outside of its topic table; the limit "
-            f"is {PLAIN_BYTES_MAX} bytes and {OTHER_VALUES_MAX} values. Write the table as plain "
-            "JSON."
+            f"The registration has {len(request_body)} bytes; the limit is {bytes_max}."
         )
-    values = load_object(data, "registration")
-    if version <= BARE_VERSION_MAX:
-        registration = RegisterBody(OBJECT_CODECS[TopicTable].read(values))
+    return _decode_json(bytes(request_body), is_bare, is_wanted)
+
+
+def _decode_json(json_body: bytes, is_bare: bool, is_wanted: Callable[[], bool]) -> RegisterBody:
+    """Decode a body in JSON, which is only a topic table if `is_bare` is set.
+
+    `decode_register_body` explains `is_wanted` and the errors.
+    """
+    other_json, topics = _cut_out_topics(json_body, is_wanted)
+    is_too_long = len(other_json) > PLAIN_BYTES_MAX
+    if is_too_long or fastjson.bound_counts(other_json).values > OTHER_VALUES_MAX:
+        raise ProtocolError(
+            f"The registration has {len(other_json)} bytes of JSON outside of its topic table; the "
+            f"limit is {PLAIN_BYTES_MAX} bytes and {OTHER_VALUES_MAX} values. Write the table as "
+            "plain JSON."
+        )
+    json_object = load_object(other_json, "registration")
+    if is_bare:
+        registration = RegisterBody(OBJECT_CODECS[TopicTable].read(json_object))
     else:
-        registration = OBJECT_CODECS[RegisterBody].read(values)
+        registration = OBJECT_CODECS[RegisterBody].read(json_object)
     if not topics:
         return registration
     table = TopicTable(topics, registration.table.data_version, registration.table.unknown)
@@ -211,51 +224,51 @@ member follows. The attributes in a configuration are objects one level deeper."
 
 
 def _cut_out_topics(
-    data: bytes, is_wanted: Callable[[], bool]
+    json_body: bytes, is_wanted: Callable[[], bool]
 ) -> tuple[bytes, dict[str, TopicConfig]]:
     """Decode the topics of a registration in JSON one by one.
 
     orjson would not let another thread run while it decodes 16 MiB. Return the JSON with an empty
     topic table, and the topics by name.
 
-    Return `data` unchanged and no topics if it has at most INFLATE_BYTES, or if it does not have
-    the layout that the brokers of RocketMQ and SluiceMQ use. Raises ProtocolError for an invalid
-    topic, for too many topics, and if `is_wanted` returns False.
+    Return `json_body` unchanged and no topics if it has at most INFLATE_BYTES, or if it does not
+    have the layout that the brokers of RocketMQ and SluiceMQ use. Raises ProtocolError for an
+    invalid topic, for too many topics, and if `is_wanted` returns False.
     """
-    table_start = _TOPIC_TABLE.search(data)
-    if table_start is None or len(data) <= INFLATE_BYTES:
-        return data, {}
+    table_start = _TOPIC_TABLE.search(json_body)
+    if table_start is None or len(json_body) <= INFLATE_BYTES:
+        return json_body, {}
     topics: dict[str, TopicConfig] = {}
     members_start = table_start.end()
     is_whole = False
     try:
-        members_end, is_whole = _read_topics(data, members_start, topics, is_wanted)
+        members_end, is_whole = _read_topics(json_body, members_start, topics, is_wanted)
     finally:
         if not is_whole:
             _free(topics)
     if not is_whole:
-        return data, {}
-    return data[:members_start] + data[members_end:], topics
+        return json_body, {}
+    return json_body[:members_start] + json_body[members_end:], topics
 
 
 def _read_topics(
-    data: bytes, position: int, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
+    json_body: bytes, position: int, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> tuple[int, bool]:
     """Decode the members of a topic table from `position` on, and add them to `topics`.
 
     Return the position behind the last member, and whether the table ends there. Raises
     ProtocolError as `_cut_out_topics` does.
     """
-    read = OBJECT_CODECS[TopicConfig].read
-    while (member := _TOPIC.match(data, position)) is not None:
+    read_topic = OBJECT_CODECS[TopicConfig].read
+    while (member := _TOPIC.match(json_body, position)) is not None:
         try:
             name = orjson.loads(member[1])
-            values = orjson.loads(member[2])
+            topic_object = orjson.loads(member[2])
         except orjson.JSONDecodeError:
             return position, False
-        if values.get("topicName") is None:
-            values["topicName"] = name
-        topics[name] = read(values)
+        if topic_object.get("topicName") is None:
+            topic_object["topicName"] = name
+        topics[name] = read_topic(topic_object)
         if len(topics) > REGISTRATION_TOPICS_MAX:
             raise _too_many_topics()
         if len(topics) % TOPICS_PER_CHECK == 0 and not is_wanted():
@@ -263,7 +276,7 @@ def _read_topics(
         position = member.end()
         if not member[3]:
             break
-    return position, data[position : position + 1] == b"}"
+    return position, json_body[position : position + 1] == b"}"
 
 
 class _InflatingReader:
@@ -273,9 +286,9 @@ class _InflatingReader:
     time. `data` is the stream, and `bytes_max` the most bytes of its content.
     """
 
-    def __init__(self, data: bytes | memoryview, bytes_max: int) -> None:
+    def __init__(self, deflated: bytes | memoryview, bytes_max: int) -> None:
         self._inflater = zlib.decompressobj()
-        self._data = memoryview(data)  # what the inflater has not got yet
+        self._data = memoryview(deflated)  # what the inflater has not got yet
         self._bytes_max = self._bytes_left = bytes_max
         self._buffer = b""  # inflated bytes, which are read up to `_position`
         self._position = 0
@@ -288,9 +301,9 @@ class _InflatingReader:
         """
         if len(self._buffer) - self._position < size:
             self._fill(size)
-        begin = self._position
-        self._position = self._position + size
-        return self._buffer[begin : self._position]
+        start = self._position
+        self._position += size
+        return self._buffer[start : self._position]
 
     def read_int32(self) -> int:
         """Return the next four bytes as a signed integer. Raises ProtocolError."""
@@ -308,13 +321,13 @@ class _InflatingReader:
 
     def _fill(self, size: int) -> None:
         """Inflate until the buffer has `size` unread bytes. Raises ProtocolError."""
-        pieces = [self._buffer[self._position :]]
-        missing = size - len(pieces[0])
+        inflated_pieces = [self._buffer[self._position :]]
+        missing = size - len(inflated_pieces[0])
         while missing > 0:
-            piece = self._inflate_piece()
-            pieces.append(piece)
-            missing -= len(piece)
-        self._buffer = b"".join(pieces)
+            inflated_piece = self._inflate_piece()
+            inflated_pieces.append(inflated_piece)
+            missing -= len(inflated_piece)
+        self._buffer = b"".join(inflated_pieces)
         self._position = 0
 
     def _inflate_piece(self) -> bytes:
@@ -326,33 +339,33 @@ class _InflatingReader:
         if self._inflater.eof or not deflated:
             raise ProtocolError("The compressed registration ends early.")
         try:
-            piece = self._inflater.decompress(deflated, INFLATE_BYTES)
+            inflated = self._inflater.decompress(deflated, INFLATE_BYTES)
         except zlib.error as error:
             raise ProtocolError(f"The compressed registration cannot be read: {error}.") from error
-        self._bytes_left -= len(piece)
+        self._bytes_left -= len(inflated)
         if self._bytes_left < 0:
             raise ProtocolError(
                 f"The compressed registration inflates to more than {self._bytes_max} bytes.",
                 fix="Raise sluiceRegistrationBytesMax of the name server.",
             )
-        return piece
+        return inflated
 
 
 def _decode_compressed(
-    data: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
+    deflated: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
 ) -> RegisterBody:
     """Decode a compressed body. `decode_register_body` explains the arguments and errors."""
-    reader = _InflatingReader(data, bytes_max)
-    version = reader.read_sized()
+    reader = _InflatingReader(deflated, bytes_max)
+    version_json = reader.read_sized()
     topics: dict[str, TopicConfig] = {}
     try:
-        servers = _read_topics_and_servers(reader, topics, is_wanted)
+        servers_json = _read_topics_and_servers(reader, topics, is_wanted)
     except ProtocolError:
         _free(topics)
         raise
     return RegisterBody(
-        TopicTable(topics, decode_data_version(version) if version else DataVersion()),
-        value_codec(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
+        TopicTable(topics, decode_data_version(version_json) if version_json else DataVersion()),
+        value_codec(tuple[str, ...]).read(fastjson.loads(servers_json or b"[]"), "servers"),
     )
 
 
@@ -374,21 +387,24 @@ def _read_topics_and_servers(
     exceeds a limit, or if `is_wanted` returns False. Some topics have then been added.
     """
     attributes_by_text: dict[str, dict[str, str]] = {}
-    count = reader.read_int32()
-    if count > REGISTRATION_TOPICS_MAX:
+    topic_count = reader.read_int32()
+    if topic_count > REGISTRATION_TOPICS_MAX:
         raise _too_many_topics()
-    for number in range(count):
-        if number % TOPICS_PER_CHECK == 0 and not is_wanted():
+    for index in range(topic_count):
+        if index % TOPICS_PER_CHECK == 0 and not is_wanted():
             raise _unwanted()
         topic = _parse_topic(reader.read_sized(), attributes_by_text)
         topics[topic.name] = topic
-    servers = reader.read_sized()
-    if len(servers) > PLAIN_BYTES_MAX or fastjson.bound_counts(servers).values > FILTER_SERVERS_MAX:
+    servers_json = reader.read_sized()
+    if (
+        len(servers_json) > PLAIN_BYTES_MAX
+        or fastjson.bound_counts(servers_json).values > FILTER_SERVERS_MAX
+    ):
         raise ProtocolError(
-            f"The list of filter servers has {len(servers)} bytes; the limit is "
+            f"The list of filter servers has {len(servers_json)} bytes; the limit is "
             f"{PLAIN_BYTES_MAX} bytes and {FILTER_SERVERS_MAX} values."
         )
-    return servers
+    return servers_json
 
 
 def _unwanted() -> ProtocolError:
@@ -411,36 +427,37 @@ def _parse_topic(line: bytes, attributes_by_text: dict[str, dict[str, str]]) -> 
     topics have the same attributes. New ones are added. Raises ProtocolError if the text or the
     attributes are malformed.
     """
-    text = line.decode("utf-8", "replace")
-    parts = text.split(" ", 5)
+    topic_text = line.decode("utf-8", "replace")
+    words = topic_text.split(" ", 5)
     try:
-        name, read, write, perm, filter_type = parts[:5]
-        numbers = int(read), int(write), int(perm)
+        name, read, write, perm, filter_type = words[:5]
+        queues_and_perm = int(read), int(write), int(perm)
     except ValueError as error:
         raise ProtocolError(
-            f"The topic text {text[:80]!r} is not `name read write perm filterType attributesJson`."
+            f"The topic text {topic_text[:80]!r} is not "
+            "`name read write perm filterType attributesJson`."
         ) from error
-    attributes_text = parts[5] if len(parts) > 5 else ""
+    attributes_text = words[5] if len(words) > 5 else ""
     attributes = attributes_by_text.get(attributes_text)
     if attributes is None:
         attributes = _parse_attributes(name, attributes_text)
         if len(attributes_by_text) < ATTRIBUTES_CACHED_MAX:
             attributes_by_text[attributes_text] = attributes
-    return TopicConfig(name, *numbers, filter_type, attributes=attributes)
+    return TopicConfig(name, *queues_and_perm, filter_type, attributes=attributes)
 
 
-def _parse_attributes(name: str, text: str) -> dict[str, str]:
-    """Return the attributes of the topic `name` from their JSON text; {} if it is empty.
+def _parse_attributes(topic_name: str, attributes_text: str) -> dict[str, str]:
+    """Return the attributes of the topic `topic_name` from their JSON text; {} if it is empty.
 
     Raises ProtocolError if the text is too long, or is not a JSON object.
     """
     try:
-        if len(text) > ATTRIBUTES_BYTES_MAX:
+        if len(attributes_text) > ATTRIBUTES_BYTES_MAX:
             raise ValueError(f"more than {ATTRIBUTES_BYTES_MAX} characters")  # noqa: TRY301 - one handler adds the topic's name to both errors
-        values = orjson.loads(text or "{}")
+        attributes_object = orjson.loads(attributes_text or "{}")
     except ValueError as error:
         raise ProtocolError(
-            f"The attributes of the topic {name[:80]!r} cannot be decoded: {error}."
+            f"The attributes of the topic {topic_name[:80]!r} cannot be decoded: {error}."
         ) from error
-    attributes: dict[str, str] = value_codec(dict[str, str]).read(values, "attributes")
+    attributes: dict[str, str] = value_codec(dict[str, str]).read(attributes_object, "attributes")
     return attributes

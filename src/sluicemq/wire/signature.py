@@ -71,11 +71,11 @@ class SigningKey:
         self.copy_inner = hashlib.sha1(key.translate(_INNER)).copy
         self.copy_outer = hashlib.sha1(key.translate(_OUTER)).copy
 
-    def sign(self, data: bytes) -> bytes:
-        """Return the HMAC-SHA1 of `data` in base64. This runs for every signed request."""
+    def sign(self, content: bytes) -> bytes:
+        """Return the HMAC-SHA1 of `content` in base64. This runs for every signed request."""
         inner = self.copy_inner()
         outer = self.copy_outer()
-        inner.update(data)
+        inner.update(content)
         outer.update(inner.digest())
         return binascii.b2a_base64(outer.digest(), newline=False)
 
@@ -127,20 +127,21 @@ def format_call_date(time_ms: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def parse_call_date(text: str) -> int | None:
+def parse_call_date(date_text: str) -> int | None:
     """Return the time of a gRPC call's date in ms since 1970, or None if it is not a date.
 
     The date has the form `20261128T094500Z`, or that of RFC 3339, which the Rust client uses.
     Several clients wrongly send their local time with a Z at the end; it is taken as UTC. Results
     are cached, because all calls in one second have the same date.
     """
-    if len(text) > DATE_LENGTH_MAX:
+    if len(date_text) > DATE_LENGTH_MAX:
         return None
     try:
-        if _COMPACT.fullmatch(text):
+        if _COMPACT.fullmatch(date_text):
             # 20261128T094500Z becomes 2026-11-28T09:45:00Z.
-            text = f"{text[:4]}-{text[4:6]}-{text[6:11]}:{text[11:13]}:{text[13:]}"
-        date_time = datetime.fromisoformat(text)
+            date = f"{date_text[:4]}-{date_text[4:6]}-{date_text[6:8]}"
+            date_text = f"{date}{date_text[8:11]}:{date_text[11:13]}:{date_text[13:]}"
+        date_time = datetime.fromisoformat(date_text)
     except ValueError:
         return None
     return None if date_time.tzinfo is None else round(date_time.timestamp() * 1000)

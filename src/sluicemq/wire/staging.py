@@ -20,16 +20,8 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode as Code
-from sluicemq.wire.declare import (
-    JsonData,
-    declare_object,
-    int32,
-    int64,
-    json_field,
-    load_object,
-    take_list,
-    text,
-)
+from sluicemq.wire.declare import declare_object, int32, int64, json_field, text
+from sluicemq.wire.fastjson import JsonData, load_object, take_list
 from sluicemq.wire.headers import request, response
 
 STAGING_QUEUES: Final = 8
@@ -99,22 +91,24 @@ def check_query(query: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def parse_stage(value: bytes) -> Stage:
+def parse_stage(stage_property: bytes) -> Stage:
     """Return the stage in the value of a stage property. Raises ProtocolError if it is malformed.
 
     Results are cached, because the rows of one task have few different values.
     """
-    parts = value.decode("utf-8", "replace").split("/", 6)
+    fields = stage_property.decode("utf-8", "replace").split("/", 6)
     try:
-        query, epoch, partition, attempt, queue, delay, topic = parts
+        query, epoch, partition, attempt, queue, delay, topic = fields
         owner = Owner(query, int(epoch), int(partition), int(attempt))
         queue_id = None if queue == _ABSENT else int(queue)
     except ValueError:
-        raise ProtocolError(f"{value!r} is not a valid stage property.") from None
+        raise ProtocolError(f"{stage_property!r} is not a valid stage property.") from None
     if delay == _ABSENT:
         return Stage(owner, topic, queue_id)
     if delay[:1] not in _DELAYS or not delay[1:].isdigit():
-        raise ProtocolError(f"The stage property {value!r} has the invalid delay {delay!r}.")
+        raise ProtocolError(
+            f"The stage property {stage_property!r} has the invalid delay {delay!r}."
+        )
     return Stage(owner, topic, queue_id, delay)
 
 
@@ -151,16 +145,17 @@ def staged_ranges_to_json(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]
     return [_RANGE.write(staged_range) for staged_range in ranges]
 
 
-def staged_ranges_from_json(values: Iterable[Any]) -> tuple[StagedRange, ...]:
+def staged_ranges_from_json(json_ranges: Iterable[Any]) -> tuple[StagedRange, ...]:
     """Return the ranges in JSON objects, in order.
 
     Raises ProtocolError if a field has another type, or if a range lacks its broker name, has a
     negative queue id or offset, or no messages.
     """
-    ranges = tuple(_RANGE.read(value, "A staged range") for value in values)
-    for one in ranges:
-        if not one.broker or one.queue_id < 0 or one.offset < 0 or one.count <= 0:
-            raise ProtocolError(f"{one} is not a valid staged range.")
+    ranges = tuple(_RANGE.read(json_range, "A staged range") for json_range in json_ranges)
+    for staged_range in ranges:
+        has_place = staged_range.broker and staged_range.queue_id >= 0 and staged_range.offset >= 0
+        if not has_place or staged_range.count <= 0:
+            raise ProtocolError(f"{staged_range} is not a valid staged range.")
     return ranges
 
 
@@ -172,15 +167,15 @@ def encode_staged_ranges(ranges: Iterable[StagedRange]) -> bytes:
     return fastjson.dumps_strict({"ranges": staged_ranges_to_json(ranges)})
 
 
-def decode_staged_ranges(data: JsonData) -> tuple[StagedRange, ...]:
+def decode_staged_ranges(json_body: JsonData) -> tuple[StagedRange, ...]:
     """Return the ranges in the body of SLUICE_COMMIT_EPOCH (900201); () if the body is empty.
 
     Raises ProtocolError if the body is malformed, or if a range is not valid.
     """
-    if not data:
+    if not json_body:
         return ()
     return staged_ranges_from_json(
-        take_list(load_object(data, "decision about an epoch"), "ranges")
+        take_list(load_object(json_body, "decision about an epoch"), "ranges")
     )
 
 

@@ -18,7 +18,7 @@ Releases of RocketMQ differ in the fields of these files, and one store may be o
 releases. Therefore the fields of a file that SluiceMQ does not use are preserved (`UnknownFields`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -31,15 +31,17 @@ from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
     OBJECT_CODECS,
-    as_integer,
-    as_list,
-    as_object,
     body,
     body_codec,
     declare_object,
     json_field,
-    load_object,
     member_codec,
+)
+from sluicemq.wire.fastjson import (
+    as_integer,
+    as_list,
+    as_object,
+    load_object,
     take_integer,
     take_list,
     take_object,
@@ -106,20 +108,20 @@ def _spread_hash(key: str | int) -> int:
     return code ^ code >> 16
 
 
-def sort_map_as_java(values: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
+def sort_map_as_java(mapping: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -> dict[str, V]:
     """Return a copy of a mapping with string keys, ordered as `sort_keys_as_java` orders them."""
-    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
+    return {key: mapping[key] for key in sort_keys_as_java(mapping, buckets)}
 
 
-def sort_integer_map_as_java(values: Mapping[int, Any], buckets: int) -> dict[int, Any]:
+def sort_integer_map_as_java(mapping: Mapping[int, Any], buckets: int) -> dict[int, Any]:
     """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them.
 
     `buckets` is the initial capacity of Java's map.
     """
-    has_each_key_its_own_bucket = all(0 <= key < buckets for key in values)
-    if has_each_key_its_own_bucket and len(values) * 4 <= buckets * 3:
-        return dict(sorted(values.items()))  # the same order, faster
-    return {key: values[key] for key in sort_keys_as_java(values, buckets)}
+    has_each_key_its_own_bucket = all(0 <= key < buckets for key in mapping)
+    if has_each_key_its_own_bucket and len(mapping) * 4 <= buckets * 3:
+        return dict(sorted(mapping.items()))  # the same order, faster
+    return {key: mapping[key] for key in sort_keys_as_java(mapping, buckets)}
 
 
 # -------------------------------------------------------------------------------- unknown fields
@@ -154,63 +156,78 @@ class UnknownFields:
         for name, item in table.items():
             is_text_current = name in texts and texts[name][0] is item
             if not is_text_current:
-                values = merge_sorted(values_of(item), self.items.get(name, {}))
-                text = fastjson.dumps_pretty({name: values}, 1)
+                item_fields = merge_sorted(values_of(item), self.items.get(name, {}))
+                object_text = fastjson.dumps_pretty({name: item_fields}, 1)
                 # Only the member, without the braces and the last newline of the object around it.
-                texts[name] = item, text[1 : text.rindex("\n")]
-        items = ",".join([texts[name][1] for name in table])
-        return fastjson.PrettyText(f"{{{items}\n\t}}" if items else "{}")
+                texts[name] = item, object_text[1 : object_text.rindex("\n")]
+
+        members = ",".join([texts[name][1] for name in table])
+        if not members:
+            return fastjson.PrettyText("{}")
+        return fastjson.PrettyText(f"{{{members}\n\t}}")
 
 
-def select_unknown_fields(values: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the fields of a JSON object whose names are strings that are not in `known`."""
+def select_unknown_fields(
+    json_object: Mapping[Any, Any], known_names: Collection[str]
+) -> dict[str, Any]:
+    """Return the fields of a JSON object whose names are strings that are not in `known_names`."""
     return {
-        key: value for key, value in values.items() if isinstance(key, str) and key not in known
+        name: field_value
+        for name, field_value in json_object.items()
+        if isinstance(name, str) and name not in known_names
     }
 
 
-def merge_sorted(values: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, Any]:
+def merge_sorted(
+    known_fields: Mapping[str, Any], unknown_fields: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a JSON object with the fields of both mappings, sorted by name as Java writes beans.
 
-    If both have a field, the value in `values` wins.
+    If both have a field, the value in `known_fields` wins.
     """
-    fields = {**unknown, **values}
-    return {key: fields[key] for key in sorted(fields)}
+    all_fields = {**unknown_fields, **known_fields}
+    return {key: all_fields[key] for key in sorted(all_fields)}
 
 
-def _read_file(cls: type[T], text: str, what: str, key: str, item_cls: type[Any]) -> T:
+def _read_file(
+    cls: type[T], file_text: str, file_name: str, table_name: str, item_cls: type[Any]
+) -> T:
     """Decode the text of a file to an instance of `cls`, which has a field `unknown`.
 
-    The file has a table of `item_cls` under `key`. `what` names the file in errors. The unknown
-    fields of the file and of the table's items are put into `unknown`. Raises ProtocolError.
+    The file has a table of `item_cls` under `table_name`. `file_name` names the file in errors. The
+    unknown fields of the file and of the table's items are put into `unknown`. Raises
+    ProtocolError.
     """
-    values = load_object(text, what)
-    table: Any = OBJECT_CODECS[cls].read(values)
-    table.unknown.fields.update(select_unknown_fields(values, OBJECT_CODECS[cls].names))
-    for name, item in take_object(values, key).items():
-        if fields := select_unknown_fields(as_object(item, key), OBJECT_CODECS[item_cls].names):
+    json_object = load_object(file_text, file_name)
+    table: Any = OBJECT_CODECS[cls].read(json_object)
+    table.unknown.fields.update(select_unknown_fields(json_object, OBJECT_CODECS[cls].names))
+    for name, json_item in take_object(json_object, table_name).items():
+        if fields := select_unknown_fields(
+            as_object(json_item, table_name), OBJECT_CODECS[item_cls].names
+        ):
             table.unknown.items[fastjson.to_text(name)] = fields
     return table  # type: ignore[no-any-return]
 
 
-def _render_file(table: Any, **known: Any) -> str:
+def _render_file(table: Any, **known_fields: Any) -> str:
     """Return the text of a file, whose fields are sorted by name.
 
-    They are the fields `known`, the data version of `table`, and the unknown fields of the file.
+    They are the fields `known_fields`, the data version of `table`, and the unknown fields of the
+    file.
     """
-    known["dataVersion"] = data_version_object(table.data_version)
-    return fastjson.dumps_pretty(merge_sorted(known, table.unknown.fields))
+    known_fields["dataVersion"] = data_version_object(table.data_version)
+    return fastjson.dumps_pretty(merge_sorted(known_fields, table.unknown.fields))
 
 
-def _item_to_json(item: Any) -> dict[str, Any]:
+def _item_to_json(topic_or_group: Any) -> dict[str, Any]:
     """Return a topic or a group as the JSON object that its file contains.
 
     The fields are sorted by name. The attributes have the order in which Java's hash map iterates,
     because RocketMQ writes them so.
     """
     return {
-        **OBJECT_CODECS[type(item)].write(item),
-        "attributes": sort_map_as_java(item.attributes),
+        **OBJECT_CODECS[type(topic_or_group)].write(topic_or_group),
+        "attributes": sort_map_as_java(topic_or_group.attributes),
     }
 
 
@@ -294,31 +311,33 @@ def encode_topic_table_file(
     return _render_file(table, topicConfigTable=topics)
 
 
-def decode_topic_table_file(text: str) -> TopicTable:
+def decode_topic_table_file(file_text: str) -> TopicTable:
     """Return the topics in the text of `topics.json`, as any release of RocketMQ writes it.
 
     Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError if the text
     is not a JSON object, or a known field has another type.
     """
-    return _read_file(TopicTable, text, "topic table", "topicConfigTable", TopicConfig)
+    return _read_file(TopicTable, file_text, "topic table", "topicConfigTable", TopicConfig)
 
 
 # ---------------------------------------------------------------------------------------- groups
 
 
-def _read_retry_policy(value: Any, what: str) -> dict[Any, Any] | None:
+def _read_retry_policy(json_value: Any, value_name: str) -> dict[Any, Any] | None:
     """Return the retry policy in a group's JSON, None if it is empty or the standard policy.
 
     The policy is stored as it is. Raises ProtocolError if it is not an object that can be written
     as standard JSON, or if it has more than POLICY_BYTES_MAX bytes.
     """
-    policy = as_object(value, what)
+    policy = as_object(json_value, value_name)
     try:
-        size = len(orjson.dumps(policy))
+        policy_bytes = len(orjson.dumps(policy))
     except TypeError as error:  # also raised if it is nested too deeply
-        raise ProtocolError(f"The {what} is not standard JSON.") from error
-    if size > POLICY_BYTES_MAX:
-        raise ProtocolError(f"The {what} has {size} bytes; the limit is {POLICY_BYTES_MAX}.")
+        raise ProtocolError(f"The {value_name} is not standard JSON.") from error
+    if policy_bytes > POLICY_BYTES_MAX:
+        raise ProtocolError(
+            f"The {value_name} has {policy_bytes} bytes; the limit is {POLICY_BYTES_MAX}."
+        )
     return None if policy in ({}, STANDARD_RETRIES) else policy
 
 
@@ -382,13 +401,13 @@ def encode_group_table_file(
     )
 
 
-def decode_group_table_file(text: str) -> GroupTable:
+def decode_group_table_file(file_text: str) -> GroupTable:
     """Return the groups in the text of `subscriptionGroup.json`, written by any RocketMQ release.
 
     Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError if the text
     is not a JSON object, or a known field has another type.
     """
-    return _read_file(GroupTable, text, "group table", "subscriptionGroupTable", GroupConfig)
+    return _read_file(GroupTable, file_text, "group table", "subscriptionGroupTable", GroupConfig)
 
 
 # --------------------------------------------------------------------------------------- offsets
@@ -412,23 +431,28 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
     Its member `groupTopicMap` has the topics of each group. It is derived from the offsets, and
     only helps people who read the file. Keys that are not of the form `topic@group` are left out.
     """
-    table = {
-        key: sort_integer_map_as_java(queues, QUEUE_BUCKETS)
-        for key, queues in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
+    offset_table = {
+        key: sort_integer_map_as_java(offset_by_queue, QUEUE_BUCKETS)
+        for key, offset_by_queue in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
     }
+    topics_by_group = _topics_by_group(offset_table)
+    return _render_file(offsets, groupTopicMap=topics_by_group, offsetTable=offset_table)
+
+
+def _topics_by_group(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the topics of each group in keys `topic@group`, ordered as Java's hash maps."""
     topics_by_group: dict[str, list[str]] = {}
-    for key in table:
+    for key in keys:
         topic, _, group = key.partition(SEPARATOR)
         if topic and group and SEPARATOR not in group:
             topics_by_group.setdefault(group, []).append(topic)
-    sorted_groups = {
+    return {
         group: tuple(sort_keys_as_java(topics, TOPIC_SET_BUCKETS))
         for group, topics in sort_map_as_java(topics_by_group, GROUP_BUCKETS).items()
     }
-    return _render_file(offsets, groupTopicMap=sorted_groups, offsetTable=table)
 
 
-def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
+def decode_consumer_offsets_file(file_text: str) -> ConsumerOffsets:
     """Return the offsets in the text of `consumerOffset.json`, written by any RocketMQ release.
 
     The text may also be that of `lmqConsumerOffset.json`. There `lmqOffsetTable`, the table of
@@ -436,17 +460,17 @@ def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
     Unknown fields are preserved in `unknown`. Raises ProtocolError if the text is not a JSON
     object, or a known field has another type.
     """
-    values = load_object(text, "consumer offsets")
-    offsets = OBJECT_CODECS[ConsumerOffsets].read(values)
+    json_object = load_object(file_text, "consumer offsets")
+    offsets = OBJECT_CODECS[ConsumerOffsets].read(json_object)
     light_offsets = {
         fastjson.to_text(key): {0: as_integer(offset, "An offset")}
-        for key, offset in take_object(values, "lmqOffsetTable").items()
+        for key, offset in take_object(json_object, "lmqOffsetTable").items()
     }
-    known = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
+    known_names = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
     return ConsumerOffsets(
         {**offsets.offsets, **light_offsets},
         offsets.data_version,
-        UnknownFields(select_unknown_fields(values, known)),
+        UnknownFields(select_unknown_fields(json_object, known_names)),
     )
 
 
@@ -474,22 +498,29 @@ class OrderInfo:
     counts: Mapping[int, int] | None = None
 
 
-def _read_offsets(value: Any, what: str) -> tuple[int, ...]:
+def _read_offsets(json_value: Any, value_name: str) -> tuple[int, ...]:
     """Return the offsets in a JSON list: the first offset, then differences to the first offset.
 
     Raises ProtocolError if the value is not a list of integers.
     """
-    numbers = [as_integer(item, what) for item in as_list(value, what)]
-    return tuple(numbers[0] + number if index else number for index, number in enumerate(numbers))
+    numbers = [as_integer(number, value_name) for number in as_list(json_value, value_name)]
+    if not numbers:
+        return ()
+    first_offset, *differences = numbers
+    return (first_offset, *(first_offset + difference for difference in differences))
+
+
+def _write_offsets(offsets: Sequence[int]) -> list[int]:
+    """Return offsets as `_read_offsets` reads them: the first offset, then differences to it."""
+    if not offsets:
+        return []
+    first_offset, *other_offsets = offsets
+    return [first_offset, *(offset - first_offset for offset in other_offsets)]
 
 
 ORDER_CODEC = declare_object(
     OrderInfo,
-    offsets=json_field(
-        "o",
-        read=_read_offsets,
-        write=lambda it: [one - it[0] if index else one for index, one in enumerate(it)],
-    ),
+    offsets=json_field("o", read=_read_offsets, write=_write_offsets),
     pop_ms="popTime",
     invisible_ms="i",
     taken_ms="l",
@@ -509,14 +540,16 @@ OrderTable = Mapping[str, Mapping[int, OrderInfo]]
 
 def encode_order_file(table: OrderTable) -> str:
     """Return the text of `consumerOrderInfo.json`."""
-    written = {
+    json_table = {
         key: {
-            queue_id: ORDER_CODEC.write(info)
-            for queue_id, info in sort_integer_map_as_java(queues, ORDER_QUEUE_BUCKETS).items()
+            queue_id: ORDER_CODEC.write(order_info)
+            for queue_id, order_info in sort_integer_map_as_java(
+                queues, ORDER_QUEUE_BUCKETS
+            ).items()
         }
         for key, queues in sort_map_as_java(table, ORDER_BUCKETS).items()
     }
-    return fastjson.dumps_pretty({"table": written})
+    return fastjson.dumps_pretty({"table": json_table})
 
 
 decode_order_file = member_codec("table", dict[str, dict[int, OrderInfo]], "order of pops")[1]
@@ -601,10 +634,14 @@ FILTER_CODEC = declare_object(
 def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
     """Return the text of `consumerFilter.json`."""
     by_topic: dict[str, dict[str, Any]] = {}
-    for item in filters:
-        bloom = {"bitNum": item.bit_count, "bitPos": item.bits} if item.bit_count else None
-        by_topic.setdefault(item.topic, {})[item.group] = merge_sorted(
-            FILTER_CODEC.write(item), {"bloomFilterData": bloom, "dead": item.is_dead}
+    for consumer_filter in filters:
+        bloom_bits = None
+        if consumer_filter.bit_count:
+            bloom_bits = {"bitNum": consumer_filter.bit_count, "bitPos": consumer_filter.bits}
+        filters_of_topic = by_topic.setdefault(consumer_filter.topic, {})
+        filters_of_topic[consumer_filter.group] = merge_sorted(
+            FILTER_CODEC.write(consumer_filter),
+            {"bloomFilterData": bloom_bits, "dead": consumer_filter.is_dead},
         )
     topics = {
         topic: {"groupFilterData": sort_map_as_java(groups), "topic": topic}
@@ -613,22 +650,28 @@ def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
     return fastjson.dumps_pretty({"filterDataByTopic": topics})
 
 
-def decode_consumer_filters_file(text: str) -> list[ConsumerFilter]:
+def decode_consumer_filters_file(file_text: str) -> list[ConsumerFilter]:
     """Return the filters in the text of `consumerFilter.json`.
 
     Topic and group of a filter are the keys under which it is stored, whatever its own fields say.
     Raises ProtocolError if the text is not a JSON object, or a known field has another type.
     """
     filters = []
-    topics = take_object(load_object(text, "consumer filters"), "filterDataByTopic")
-    for topic, entry in topics.items():
-        for group, item in take_object(as_object(entry, "A topic"), "groupFilterData").items():
-            values = as_object(item, "A filter")
-            bloom = take_object(values, "bloomFilterData")
-            stored = FILTER_CODEC.read({**values, "topic": topic, "consumerGroup": group})
-            bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom, "bitPos"))
-            filters.append(replace(stored, bits=bits, bit_count=take_integer(bloom, "bitNum")))
+    topics = take_object(load_object(file_text, "consumer filters"), "filterDataByTopic")
+    for topic, json_topic in topics.items():
+        json_filters = take_object(as_object(json_topic, "A topic"), "groupFilterData")
+        for group, json_filter in json_filters.items():
+            json_values = as_object(json_filter, "A filter")
+            filters.append(_read_consumer_filter(topic, group, json_values))
     return filters
+
+
+def _read_consumer_filter(topic: Any, group: Any, json_filter: Mapping[Any, Any]) -> ConsumerFilter:
+    """Return the filter of a group for a topic from the JSON object `json_filter`."""
+    bloom_bits = take_object(json_filter, "bloomFilterData")
+    stored = FILTER_CODEC.read({**json_filter, "topic": topic, "consumerGroup": group})
+    bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom_bits, "bitPos"))
+    return replace(stored, bits=bits, bit_count=take_integer(bloom_bits, "bitNum"))
 
 
 def encode_kv_config_file(namespaces: Mapping[str, Mapping[str, str]]) -> str:

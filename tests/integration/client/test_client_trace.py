@@ -19,7 +19,7 @@ from sluicemq import (
     TransactionState,
 )
 from sluicemq.cli import main
-from sluicemq.client.admin.messages import GroupTrace, Timeline
+from sluicemq.client.admin.traces import GroupTrace, Timeline
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer

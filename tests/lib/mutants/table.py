@@ -920,7 +920,7 @@ CLIENT: Final = (
         "sluicemq.client.tasks",
         "Tasks._on_supervised_end",
         "supervised.timer = loop.call_later(\n"
-        "            supervised.pause_s, self._run_again, supervised, task.cancelled()\n"
+        "            supervised.pause_s, self._run_again, supervised, was_cancelled\n"
         "        )\n",
         "self._forget(supervised)\n",
         "tests/unit/client/test_tasks.py",
@@ -1051,8 +1051,8 @@ SPARK: Final = (
         "a part of an epoch is published, and the rest may be refused",
         "sluicemq.client.core.epochs",
         "EpochCommitter.commit",
-        "state = self._poll_step(other, epoch, ranges, PREPARE)",
-        "state = self._request_step(other, epoch, ranges, PREPARE)",
+        "state = self._poll_step(other_broker, epoch, ranges, PREPARE)",
+        "state = self._request_step(other_broker, epoch, ranges, PREPARE)",
         "tests/unit/client/test_epoch_committer.py",
     ),
 )

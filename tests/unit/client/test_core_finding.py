@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.admin import explain
+from sluicemq.client.admin import explain, traces
 from sluicemq.client.admin import messages as finding
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import BlockingShell, Call
@@ -120,7 +120,7 @@ def test_an_id_of_a_producer_is_looked_for_in_every_topic_or_in_the_one(topic: s
 @pytest.mark.parametrize("message_id", ["C0A8", "C0A8" * 8])
 def test_topics_are_not_all_walked_through_for_others(message_id: str) -> None:
     """Java makes unique keys of 32 digits: read as a place, they are none."""
-    for talk in (finding.message_by_id, finding.trace, explain.explain_message):
+    for talk in (finding.message_by_id, traces.trace, explain.explain_message):
         answers = Answers({})
         with pytest.raises(MessageNotFoundError):
             answers.run(talk(answers.directory, message_id, anywhere=False))

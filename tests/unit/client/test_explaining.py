@@ -17,7 +17,7 @@ from sluicemq.client.admin.diagnose.group_facts import (
 from sluicemq.client.admin.diagnose.group_rules import explain_group
 from sluicemq.client.admin.diagnose.message_rules import explain_message
 from sluicemq.client.admin.groups import QueueProgress, TopicMatching
-from sluicemq.client.admin.messages import GroupTrace
+from sluicemq.client.admin.traces import GroupTrace
 from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage

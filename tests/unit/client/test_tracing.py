@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.message import timeline_lines
-from sluicemq.client.admin.messages import GroupTrace, timeline
+from sluicemq.client.admin.traces import GroupTrace, timeline
 from sluicemq.client.core.messages import join_batch, make_outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.client.core.tracing import BYTES_MAX, RECORDS_MAX, Tracing, parse_trace_option

@@ -36,7 +36,8 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import as_object, encode_header, load_object, take_list
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.fastjson import as_object, load_object, take_list
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CreateTopicRequest,

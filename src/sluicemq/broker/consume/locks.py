@@ -17,7 +17,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import as_list, as_object, load_object
+from sluicemq.wire.fastjson import as_list, as_object, load_object
 
 LEASE_S: Final = 60.0
 """The length of a lease in seconds."""

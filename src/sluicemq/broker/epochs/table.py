@@ -18,7 +18,7 @@ from sluicemq.files.identity import FileVerdict
 from sluicemq.model.system_names import EPOCH_TOPIC
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import (
+from sluicemq.wire.fastjson import (
     as_object,
     load_object,
     take_integer,

@@ -49,8 +49,8 @@ from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.placing import TIMER_OUT
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import as_integer, as_object, load_object, take_list, take_object
-from sluicemq.wire.declare import take_integer as integer
+from sluicemq.wire.fastjson import as_integer, as_object, load_object, take_list, take_object
+from sluicemq.wire.fastjson import take_integer as integer
 from sluicemq.wire.popping import (
     ACKNOWLEDGEMENT,
     ACKNOWLEDGEMENTS,

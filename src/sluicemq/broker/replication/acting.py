@@ -55,7 +55,8 @@ from sluicemq.record.codec import format_property_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import as_list, encode_header
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.fastjson import as_list
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendMessageRequestV2
 

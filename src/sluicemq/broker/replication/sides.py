@@ -47,7 +47,7 @@ from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.net.work.background import Offload
 from sluicemq.store.follow import LogFollower
 from sluicemq.store.store import Store
-from sluicemq.wire.declare import load_object, take_integer
+from sluicemq.wire.fastjson import load_object, take_integer
 from sluicemq.wire.ha import TICKET_BYTES, ConnectionState
 
 log = logging.getLogger("sluicemq.broker")

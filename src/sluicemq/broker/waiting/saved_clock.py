@@ -14,7 +14,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.wire import fastjson
-from sluicemq.wire.declare import load_object, take_integer
+from sluicemq.wire.fastjson import load_object, take_integer
 
 _NAME: Final = "sluiceClock.json"
 

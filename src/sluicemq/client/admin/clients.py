@@ -73,13 +73,13 @@ def consume_stats(
     """
     brokers = yield from group_route(directory, group, topic)
     command = requests.consume_stats(group=group, topic=topic)
-    queues: dict[MessageQueue, bodies.QueueProgress] = {}
+    progress_by_queue: dict[MessageQueue, bodies.QueueProgress] = {}
     rate = 0.0
     for _, _, answer in (yield from ask_each(brokers, command)):
-        found = bodies.decode_consume_stats(answer.body)
-        queues |= found.queues
-        rate += found.consumes_per_second
-    return bodies.ConsumeStats(dict(sorted(queues.items())), rate)
+        stats = bodies.decode_consume_stats(answer.body)
+        progress_by_queue |= stats.queues
+        rate += stats.consumes_per_second
+    return bodies.ConsumeStats(dict(sorted(progress_by_queue.items())), rate)
 
 
 def request_offset_reset(
@@ -104,10 +104,10 @@ def request_offset_reset(
     brokers = find_read_addresses((yield from current_route(directory, topic)))
     command = requests.reset_offsets(group, topic, time_ms)
     absent = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
-    found: dict[MessageQueue, int] = {}
+    new_offsets: dict[MessageQueue, int] = {}
     for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
-        found |= bodies.decode_queue_offsets(answer.body)
-    return found
+        new_offsets |= bodies.decode_queue_offsets(answer.body)
+    return new_offsets
 
 
 def consume_stats_at(
@@ -119,13 +119,13 @@ def consume_stats_at(
     """
     command = requests.consume_stats_of_broker(ordered=is_ordered)
     answer = yield from directory.call(address, command)
-    return [
-        (group, queue, stats.queues[queue])
-        for groups in bodies.decode_consume_stats_list(answer.body)
-        for group, found in groups.items()
-        for stats in found
-        for queue in sorted(stats.queues)
-    ]
+    progress_of_groups = []
+    for stats_by_group in bodies.decode_consume_stats_list(answer.body):
+        for group, stats_of_topics in stats_by_group.items():
+            for stats in stats_of_topics:
+                for queue, progress in sorted(stats.queues.items()):
+                    progress_of_groups.append((group, queue, progress))
+    return progress_of_groups
 
 
 def producers(
@@ -136,8 +136,8 @@ def producers(
     The fields of a producer are those of the response (328; spec/admin.md §4).
     """
     answer = yield from directory.call(address, requests.producers())
-    found: dict[str, list[dict[str, Any]]] = fastjson.loads(answer.body)["data"]
-    return found
+    producers_by_group: dict[str, list[dict[str, Any]]] = fastjson.loads(answer.body)["data"]
+    return producers_by_group
 
 
 def offset_by_time_at(

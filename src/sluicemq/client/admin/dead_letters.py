@@ -97,8 +97,8 @@ def failure_reason(properties: Mapping[str, str], body: bytes) -> str:
     for name in sorted(properties):
         if properties[name] and _ERROR_NAME.search(name):
             first_line = properties[name].partition("\n")[0][: 4 * _REASON_MAX]
-            text = _NUMBERS.sub("#", " ".join(first_line.split()))
-            return f"{name}: {text[:_REASON_MAX]}"
+            error = _NUMBERS.sub("#", " ".join(first_line.split()))
+            return f"{name}: {error[:_REASON_MAX]}"
     try:
         body.decode()
     except UnicodeDecodeError:
@@ -155,18 +155,23 @@ class DeadLetterCluster:
 
 def cluster_dead_letters(dead_letters: Iterable[StoredMessage]) -> list[DeadLetterCluster]:
     """Return the clusters of dead letters, the largest first. The newest must come first."""
-    found: dict[tuple[str, str], DeadLetterCluster] = {}
+    clusters_by_key: dict[tuple[str, str], DeadLetterCluster] = {}
     for message in dead_letters:
         key = cluster_key(message)
         time_ms = message.store_time_ms
-        cluster = found.setdefault(key, DeadLetterCluster(*key, first_ms=time_ms, last_ms=time_ms))
+        cluster = clusters_by_key.setdefault(
+            key, DeadLetterCluster(*key, first_ms=time_ms, last_ms=time_ms)
+        )
         cluster.messages += 1
         cluster.first_ms = min(cluster.first_ms, time_ms)
         cluster.last_ms = max(cluster.last_ms, time_ms)
         cluster.retries = max(cluster.retries, message.reconsume_times)
         if len(cluster.examples) < EXAMPLES_MAX:
             cluster.examples.append(message)
-    return sorted(found.values(), key=lambda one: (-one.messages, one.origin, one.reason))
+    return sorted(
+        clusters_by_key.values(),
+        key=lambda cluster: (-cluster.messages, cluster.origin, cluster.reason),
+    )
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -208,34 +213,66 @@ def dead_letters(
     Raises RouteNotFoundError if the group has no dead letters, ConfigurationError if its
     dead-letter topic is not readable.
     """
+    dead_letter_queues = yield from _dead_letter_queues(directory, group)
+    count_per_queue = max(1, count_max // len(dead_letter_queues))
+    bytes_per_queue = bytes_max // len(dead_letter_queues)
+    newest: list[StoredMessage] = []
+    stored = 0
+    older_times_ms: list[int] = []  # of each queue that has older dead letters than were read
+    for queue in dead_letter_queues:
+        of_queue = yield from _dead_letters_of_queue(
+            directory, queue, until_ms, count_per_queue, bytes_per_queue
+        )
+        newest += of_queue.messages
+        stored += of_queue.stored
+        if of_queue.older_ms is not None:
+            older_times_ms.append(of_queue.older_ms)
+    newest.sort(key=_newest_first)
+    return NewestDeadLetters(newest, stored, max(older_times_ms, default=None))
+
+
+def _newest_first(message: StoredMessage) -> tuple[int, str, int, int]:
+    """Return what dead letters are sorted by: the newest come first."""
+    return -message.store_time_ms, message.broker, message.queue_id, -message.queue_offset
+
+
+def _dead_letter_queues(directory: Directory, group: str) -> Conversation[list[MessageQueue]]:
+    """Return the readable queues of a group's dead-letter topic.
+
+    Raises RouteNotFoundError if the topic does not exist, ConfigurationError if it has none.
+    """
     topic = DLQ_PREFIX + group
     try:
-        readable = yield from queues(directory, topic)
+        readable_queues = yield from queues(directory, topic)
     except RouteNotFoundError:
         raise no_dead_letters(group) from None
-    if not readable:
+    if not readable_queues:
         raise ConfigurationError(
             f"the topic {topic!r} is not readable.", fix="Give it read permission."
         )
-    found: list[StoredMessage] = []
-    stored = 0
-    oldest_ms = []
-    for queue in readable:
-        low, high = yield from offsets(directory, queue)
-        if until_ms is not None:
-            # RocketMQ 4 returns the last message before a time, not the first after it.
-            behind = yield from offset_by_time(directory, queue, until_ms + 1)
-            high = min(high, behind + 1)
-        begin = max(low, high - max(1, count_max // len(readable)))
-        own, later, first = yield from _read_newest(
-            directory, queue, (begin, high), until_ms, bytes_max // len(readable)
-        )
-        stored += max(0, high - low) - later
-        if own and first > low:
-            oldest_ms.append(own[-1].store_time_ms)
-        found += own
-    found.sort(key=lambda one: (-one.store_time_ms, one.broker, one.queue_id, -one.queue_offset))
-    return NewestDeadLetters(found, stored, max(oldest_ms, default=None))
+    return readable_queues
+
+
+def _dead_letters_of_queue(
+    directory: Directory,
+    queue: MessageQueue,
+    until_ms: int | None,
+    count_max: int,
+    bytes_max: int,
+) -> Conversation[NewestDeadLetters]:
+    """Return the newest dead letters of one queue, as `dead_letters` does for all of them."""
+    start, end = yield from offsets(directory, queue)
+    if until_ms is not None:
+        # RocketMQ 4 returns the last message before a time, not the first after it.
+        offset_behind = yield from offset_by_time(directory, queue, until_ms + 1)
+        end = min(end, offset_behind + 1)
+    offset_range = max(start, end - count_max), end
+    newest, later_count, first_read_offset = yield from _read_newest(
+        directory, queue, offset_range, until_ms, bytes_max
+    )
+    stored = max(0, end - start) - later_count
+    has_older = bool(newest) and first_read_offset > start
+    return NewestDeadLetters(newest, stored, newest[-1].store_time_ms if has_older else None)
 
 
 def _read_newest(
@@ -251,23 +288,26 @@ def _read_newest(
     that was read).
     """
     begin, end = offset_range
-    own: list[StoredMessage] = []
-    size = later = 0
-    while end > begin and size < bytes_max:
+    newest: list[StoredMessage] = []
+    later_count = 0
+    bytes_read = 0
+    while end > begin and bytes_read < bytes_max:
         page: list[StoredMessage] = []
 
         def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
             page += messages
             return True
 
-        low = max(begin, end - _PAGE)
-        yield from read_range(directory, queue, low, end, take)
-        wanted = [one for one in page if until_ms is None or one.store_time_ms <= until_ms]
-        own += reversed(wanted)
-        later += len(page) - len(wanted)
-        size += sum(len(one.raw_body) for one in page)
-        end = low
-    return own, later, end
+        page_start = max(begin, end - _PAGE)
+        yield from read_range(directory, queue, page_start, end, take)
+        end = page_start
+        for message in reversed(page):
+            bytes_read += len(message.raw_body)
+            if until_ms is None or message.store_time_ms <= until_ms:
+                newest.append(message)
+            else:
+                later_count += 1
+    return newest, later_count, end
 
 
 # --------------------------------------------------------------------------- edits and replays
@@ -346,20 +386,12 @@ def prepare_replay(
     A body that cannot be decoded stays as it is stored. `ReplayJudge` rejects such messages.
     """
     origin = origin_of(dead_letter)
-    body = dead_letter.body_or_raw
-    target = {ORIGIN: origin, RETRY: RETRY_PREFIX + group}.get(edit.to, edit.to)
-    changed = {**editable_properties(dead_letter), **edit.properties}
-    properties = {name: text for name, text in changed.items() if text}
-    tag, keys, sharding_key = (properties.pop(name, "") for name in _NAMED)
-    message = Message(
-        target,
-        body.replace(edit.find, edit.replacement) if edit.find else body,
-        tag or None,
-        tuple(keys.split()),
-        properties,
-        dead_letter.flag,
-        sharding_key=sharding_key or None,
-    )
+    if edit.to == ORIGIN:
+        target = origin
+    elif edit.to == RETRY:
+        target = RETRY_PREFIX + group
+    else:
+        target = edit.to
     message_id = replay_id(
         dead_letter.topic,
         dead_letter.broker,
@@ -371,8 +403,37 @@ def prepare_replay(
     if target.startswith(RETRY_PREFIX):
         origin_id = origin_of(dead_letter, ORIGIN_IDS) or dead_letter.message_id
         system_properties = {RETRY_TOPIC: origin, ORIGIN_MESSAGE_ID: origin_id}
-    read_as = origin if edit.to == RETRY else target
-    return DeadLetterReplay(dead_letter, message, message_id, read_as, system_properties)
+    return DeadLetterReplay(
+        dead_letter,
+        _edit_message(dead_letter, edit, target),
+        message_id,
+        read_as=origin if edit.to == RETRY else target,
+        system_properties=system_properties,
+    )
+
+
+def _edit_message(dead_letter: StoredMessage, edit: DeadLetterEdit, target: str) -> Message:
+    """Return the message that replaces a dead letter: its content with the changes of `edit`."""
+    body = dead_letter.body_or_raw
+    if edit.find:
+        body = body.replace(edit.find, edit.replacement)
+    edited_properties = {**editable_properties(dead_letter), **edit.properties}
+    properties = {
+        name: property_value for name, property_value in edited_properties.items() if property_value
+    }
+    # The message has attributes for these properties.
+    tag = properties.pop(TAGS, None)
+    keys = properties.pop(KEYS, "")
+    sharding_key = properties.pop(SHARDING_KEY, None)
+    return Message(
+        target,
+        body,
+        tag,
+        tuple(keys.split()),
+        properties,
+        dead_letter.flag,
+        sharding_key=sharding_key,
+    )
 
 
 def send_replay(sender: Sender, replay: DeadLetterReplay) -> Conversation[SendResult]:
@@ -389,21 +450,23 @@ def body_changes(body: bytes, edit: DeadLetterEdit) -> Iterator[tuple[str, str]]
     Yields ("same", text), ("gone", text) and ("new", text) for the first `CHANGES_SHOWN` changes,
     and nothing if the body stays the same.
     """
-    end = 0
+    last_end = 0  # the end of the last change
     position = body.find(edit.find) if edit.find else -1
     for _ in range(CHANGES_SHOWN):
         if position < 0:
             break
-        begin = max(end, position - AROUND_BYTES)
-        before = body[begin:position].decode(errors="replace")
-        yield "same", ("…" if begin > end else "") + before
+        context_start = max(last_end, position - AROUND_BYTES)
+        before = body[context_start:position].decode(errors="replace")
+        yield "same", f"…{before}" if context_start > last_end else before
         yield "gone", edit.find.decode(errors="replace")
         yield "new", edit.replacement.decode(errors="replace")
-        end = position + len(edit.find)
-        position = body.find(edit.find, end)
-    if end:
-        after = body[end : end + AROUND_BYTES].decode(errors="replace")
-        yield "same", after + ("…" if len(body) > end + AROUND_BYTES else "")
+        last_end = position + len(edit.find)
+        position = body.find(edit.find, last_end)
+
+    if last_end:
+        context_end = last_end + AROUND_BYTES
+        after = body[last_end:context_end].decode(errors="replace")
+        yield "same", f"{after}…" if len(body) > context_end else after
 
 
 def property_changes(
@@ -413,32 +476,35 @@ def property_changes(
 
     The value of a missing property is "".
     """
-    before = editable_properties(dead_letter)
-    return [
-        (name, before.get(name, ""), value or "")
-        for name, value in sorted(edit.properties.items())
-        if before.get(name, "") != (value or "")
-    ]
+    present_properties = editable_properties(dead_letter)
+    changes = []
+    for name, edited_value in sorted(edit.properties.items()):
+        old_value = present_properties.get(name, "")
+        new_value = edited_value or ""
+        if old_value != new_value:
+            changes.append((name, old_value, new_value))
+    return changes
 
 
 # --------------------------------------------------------------------------------- verdicts
 
 
 def known_subscriptions(
-    found: GroupSubscriptions, topics: Iterable[str]
+    group_state: GroupSubscriptions, topics: Iterable[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
     """Return topic -> all subscriptions of a group, None if they are unknown.
 
     The tags of each subscription follow from its expression: brokers do not report them.
     """
-    if not found.is_online and not found.remembered:
+    if not group_state.is_online and not group_state.remembered:
         return None
-    return {
-        topic: tuple(
-            parse_subscription(topic, one.expression, one.kind) for one in found.all_of(topic)
+    parsed_by_topic = {}
+    for topic in topics:
+        parsed_by_topic[topic] = tuple(
+            parse_subscription(topic, subscription.expression, subscription.kind)
+            for subscription in group_state.all_of(topic)
         )
-        for topic in topics
-    }
+    return parsed_by_topic
 
 
 def dead_letter_judge(
@@ -458,8 +524,8 @@ def dead_letter_judge(
         if (yield from directory.fetch_route(target)) is None:
             missing.add(target)
     if subscriptions is None:
-        found = yield from group_subscriptions(directory, group)
-        subscriptions = known_subscriptions(found, topics)
+        group_state = yield from group_subscriptions(directory, group)
+        subscriptions = known_subscriptions(group_state, topics)
     return ReplayJudge(subscriptions, frozenset(missing))
 
 
@@ -487,12 +553,12 @@ class ReplayJudge:
             return INVALID, str(error)
         if self.subscriptions is None:
             return UNCHECKED, "no member of the group is online, and its filter is unknown"
-        wanted = self.subscriptions.get(row["read_as"], ())
-        if not wanted:
+        subscriptions = self.subscriptions.get(row["read_as"], ())
+        if not subscriptions:
             return FILTERED, f"the group does not subscribe to {row['read_as']!r}"
 
         message = _as_filters_see_it(row)
-        for subscription in wanted:
+        for subscription in subscriptions:
             _, finding = verdict_on(message, subscription)
             if finding is not None:
                 return FILTERED, finding.what
@@ -501,7 +567,7 @@ class ReplayJudge:
     def _check(self, row: Mapping[str, Any]) -> None:
         """Raise ConfigurationError if no broker would accept the message."""
         target = row["target"]
-        size = row["size"] or 0
+        body_bytes = row["size"] or 0
         if not target:
             raise ConfigurationError("its origin topic is unknown.", fix="Set its topic.")
         if row.get("body_error"):
@@ -512,27 +578,37 @@ class ReplayJudge:
         check_topic_to_send(target)
         if target in self.missing_topics:
             raise ConfigurationError(f"the topic {target!r} does not exist.", fix="Create it.")
-        if not 1 <= size <= BODY_BYTES_MAX:
+        if not 1 <= body_bytes <= BODY_BYTES_MAX:
             raise ConfigurationError(
-                f"the body has {size:,} bytes, but must have 1 to {BODY_BYTES_MAX:,}.",
+                f"the body has {body_bytes:,} bytes, but must have 1 to {BODY_BYTES_MAX:,}.",
                 fix="Edit the body.",
             )
         if row["tags"]:
             check_tag(row["tags"])
         check_keys(tuple((row["keys"] or "").split()))
         check_properties(row["properties"])
-        total = sum(len(f"{name}{text}".encode()) + 2 for name, text in row["properties"].items())
-        if total > PROPERTIES_BYTES_MAX:
-            raise ConfigurationError(
-                f"the properties have {total:,} bytes, but may have {PROPERTIES_BYTES_MAX:,}.",
-                fix="Remove or shorten properties.",
-            )
+        _check_properties_size(row["properties"])
+
+
+def _check_properties_size(properties: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if the encoded properties of a message would be too large."""
+    # Two separators are sent with each property.
+    properties_bytes = sum(len(f"{name}{text}".encode()) + 2 for name, text in properties.items())
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise ConfigurationError(
+            f"the properties have {properties_bytes:,} bytes, but may have "
+            f"{PROPERTIES_BYTES_MAX:,}.",
+            fix="Remove or shorten properties.",
+        )
 
 
 def _as_filters_see_it(row: Mapping[str, Any]) -> StoredMessage:
     """Return a message with the properties that filters read; its other fields are empty."""
-    named = {TAGS: row["tags"], KEYS: row["keys"], UNIQ_KEY: row["new_id"], "WAIT": "true"}
-    properties = {**row["properties"], **{name: text for name, text in named.items() if text}}
+    properties = dict(row["properties"])
+    for name, column in ((TAGS, "tags"), (KEYS, "keys"), (UNIQ_KEY, "new_id")):
+        if row[column]:
+            properties[name] = row[column]
+    properties["WAIT"] = "true"
     return StoredMessage(
         topic=row["read_as"],
         queue_id=0,

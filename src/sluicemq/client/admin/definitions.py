@@ -58,9 +58,12 @@ def put_groups(
 
     A single group is sent with the request that RocketMQ 4 knows, too.
     """
-    found = list(configs)
-    one = requests.update_group(found[0]) if len(found) == 1 else requests.update_groups(found)
-    yield from directory.call(address, one)
+    groups = list(configs)
+    if len(groups) == 1:
+        command = requests.update_group(groups[0])
+    else:
+        command = requests.update_groups(groups)
+    yield from directory.call(address, command)
 
 
 def group_table(directory: Directory, address: str) -> Conversation[tables.GroupTable]:

@@ -7,9 +7,9 @@ broker refuses, or that a member does not answer, is a missing fact and not an e
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.client.admin.diagnose.findings import GroupExplained, MessageExplained
 from sluicemq.client.admin.diagnose.group_facts import (
@@ -30,13 +30,7 @@ from sluicemq.client.admin.groups import (
     popped,
     progress_at,
 )
-from sluicemq.client.admin.messages import (
-    COUNT_MAX,
-    GroupTrace,
-    message_by_id,
-    messages_by_id,
-    trace,
-)
+from sluicemq.client.admin.messages import COUNT_MAX, message_by_id, messages_by_id
 from sluicemq.client.admin.subscriptions import Brokers, ask_member, connections_at
 from sluicemq.client.admin.topics import (
     ask_each,
@@ -45,6 +39,7 @@ from sluicemq.client.admin.topics import (
     masters,
     offsets,
 )
+from sluicemq.client.admin.traces import GroupTrace, trace
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
@@ -87,34 +82,46 @@ def explain_message(
     now_ms = directory.clock.now_ms()
     message = yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere)
     brokers = yield from masters(directory)
-    readable = yield from _readable_brokers(directory, message.topic)
-    queue = MessageQueue(message.topic, message.broker, message.queue_id)
-    low = message.queue_offset
-    high = message.queue_offset + 1
-    if readable is not None and message.broker in readable:
-        low, high = yield from offsets(directory, queue)
-    about = MessageFacts(message, low, high, readable)
-
-    traced: list[GroupTrace] = []
-    with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
-        timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
-        traced = timeline.groups
-
+    message_facts = yield from _message_facts(directory, message)
+    traces = yield from _traces_by_group(directory, message, trace_topic)
     configs = yield from groups(directory)
     names = [] if group is None else [group]
     if group is None:
         with contextlib.suppress(RouteNotFoundError, RequestError):
             names = yield from groups_of_topic(directory, message.topic)
-    found = []
+    explained = []
     for name in names:
-        facts = DeliveryFacts(about, GroupFacts(name))
+        facts = DeliveryFacts(message_facts, GroupFacts(name))
         config = configs.get(name)
         if config is not None:
-            own_trace = next((one for one in traced if one.group == name), None)
-            facts = yield from _delivery_facts(directory, config, about, brokers, now_ms)
-            facts = replace(facts, trace=own_trace)
-        found.append(judge_message(facts))
-    return about, found
+            facts = yield from _delivery_facts(directory, config, message_facts, brokers, now_ms)
+            facts = replace(facts, trace=traces.get(name))
+        explained.append(judge_message(facts))
+    return message_facts, explained
+
+
+def _message_facts(directory: Directory, message: StoredMessage) -> Conversation[MessageFacts]:
+    """Return where a message is stored, and the bounds of its queue.
+
+    If the broker of the queue cannot be read, the bounds are those of the message alone.
+    """
+    readable_brokers = yield from _readable_brokers(directory, message.topic)
+    offset_min = message.queue_offset
+    offset_max = message.queue_offset + 1
+    if readable_brokers is not None and message.broker in readable_brokers:
+        queue = MessageQueue(message.topic, message.broker, message.queue_id)
+        offset_min, offset_max = yield from offsets(directory, queue)
+    return MessageFacts(message, offset_min, offset_max, readable_brokers)
+
+
+def _traces_by_group(
+    directory: Directory, message: StoredMessage, trace_topic: str
+) -> Conversation[dict[str, GroupTrace]]:
+    """Return what clients have traced of a message in each group; {} without traces."""
+    with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
+        timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
+        return {group_trace.group: group_trace for group_trace in timeline.groups}
+    return {}
 
 
 def explain_group(directory: Directory, name: str) -> Conversation[GroupExplained]:
@@ -134,9 +141,11 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
             readable[topic] = yield from _readable_brokers(directory, topic)
     counts = yield from matching(directory, name)
     contracts = yield from _contracts(directory, name)
+    if _pops(contracts):
+        members = _without_queues(members)
     facts = replace(
         facts,
-        members=_without_queues(members) if _pops(contracts) else members,
+        members=members,
         readable_brokers=readable,
         matching=counts,
         contracts=contracts,
@@ -150,36 +159,35 @@ def _readable_brokers(directory: Directory, topic: str) -> Conversation[frozense
         route = yield from directory.get_route(topic)
     except RouteNotFoundError:
         return None
-    readable = {data.broker for data in route.queues if data.perm & PERM_READ and data.read_queues}
-    online = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
-    return frozenset(readable & online)
+    with_readable_queues = {
+        queue_data.broker
+        for queue_data in route.queues
+        if queue_data.perm & PERM_READ and queue_data.read_queues
+    }
+    with_master = {
+        broker_data.broker for broker_data in route.brokers if MASTER_ID in broker_data.addresses
+    }
+    return frozenset(with_readable_queues & with_master)
 
 
 def _delivery_facts(
     directory: Directory,
     config: GroupConfig,
-    about: MessageFacts,
+    message_facts: MessageFacts,
     brokers: Brokers,
     now_ms: int,
 ) -> Conversation[DeliveryFacts]:
     """Return what is known of a message in a group that exists, without its traces."""
     name = config.name
-    message = about.message
+    message = message_facts.message
+    queue = message_facts.queue
     members, subscriptions = yield from _members(name, brokers, message.broker)
     if message.topic not in subscriptions:
         remembered = yield from _remembered_subscription(directory, name, message)
         if remembered is not None:
             subscriptions[message.topic] = remembered
 
-    committed = fetched = None
-    address = brokers.get(message.broker)
-    if address is not None:
-        answer = yield Call(address, requests.offset_of_group(name, about.queue))
-        committed = int((answer.fields or {})["offset"]) if answer.code == SUCCESS else None
-        broker = {message.broker: address}
-        for item in (yield from progress_at(broker, name, message.topic, absent=None)):
-            if item.queue == about.queue:
-                fetched = item.fetched
+    committed, fetched = yield from _offsets_of_group(brokers, name, queue)
     contracts = yield from _contracts(directory, name)
     if _pops(contracts):
         # A broker commits what is popped only when its checkpoints are on disk.
@@ -188,18 +196,40 @@ def _delivery_facts(
         fetched = None
 
     retries = yield from _retries(directory, name, message, brokers)
-    in_flight = yield from _in_flight(brokers, name, about.queue, message.queue_offset)
-    dead = yield from messages_by_id(brokers, DLQ_PREFIX + name, message.message_id, None)
+    in_flight = yield from _in_flight(brokers, name, queue, message.queue_offset)
+    dead_letters = yield from messages_by_id(brokers, DLQ_PREFIX + name, message.message_id, None)
     return DeliveryFacts(
-        about,
+        message_facts,
         GroupFacts(name, config, members, subscriptions, now_ms=now_ms),
         committed=committed,
         fetched=fetched,
         retries=retries,
-        dead_letters=dead,
-        lanes=_lanes(contracts, about.queue),
+        dead_letters=dead_letters,
+        lanes=_lanes(contracts, queue),
         in_flight=in_flight,
     )
+
+
+def _offsets_of_group(
+    brokers: Brokers, name: str, queue: MessageQueue
+) -> Conversation[tuple[int | None, int | None]]:
+    """Return (committed offset, offset up to which members have fetched) of a group in a queue.
+
+    An offset is None if the broker does not know it, or is not one of `brokers`.
+    """
+    address = brokers.get(queue.broker)
+    if address is None:
+        return None, None
+    committed = None
+    answer = yield Call(address, requests.offset_of_group(name, queue))
+    if answer.code == SUCCESS:
+        committed = int((answer.fields or {})["offset"])
+    fetched = None
+    broker = {queue.broker: address}
+    for progress in (yield from progress_at(broker, name, queue.topic, absent=None)):
+        if progress.queue == queue:
+            fetched = progress.fetched
+    return committed, fetched
 
 
 def _remembered_subscription(
@@ -209,8 +239,10 @@ def _remembered_subscription(
 
     A SluiceMQ broker remembers the SQL92 expressions of a group without members for a day.
     """
-    for item in (yield from matching(directory, group, message.topic)):
-        for counts in item.topics if item.broker == message.broker else ():
+    for broker_counts in (yield from matching(directory, group, message.topic)):
+        if broker_counts.broker != message.broker:
+            continue
+        for counts in broker_counts.topics:
             if counts.expression is not None:
                 return Subscription(message.topic, counts.expression, counts.kind)
     return None
@@ -221,19 +253,28 @@ def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[Lane
 
     RocketMQ brokers have no lanes.
     """
-    found = []
-    lanes = [lane for one in contracts if one.broker == queue.broker for lane in one.lanes]
-    for lane in lanes:
-        known = lane["subscriptions"].get(queue.topic)
-        subscription = None
-        if known is not None:
-            kind = known[0]
-            expression = known[1]
-            subscription = parse_subscription(queue.topic, expression, kind)
-        offsets_by_queue = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
-        offset = offsets_by_queue.get((queue.topic, queue.queue_id))
-        found.append(LaneFacts(lane["lane"], subscription, lane["clientIds"], offset))
-    return found
+    lanes = []
+    for group_contract in contracts:
+        if group_contract.broker == queue.broker:
+            lanes += [_lane_facts(lane, queue) for lane in group_contract.lanes]
+    return lanes
+
+
+def _lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
+    """Return a lane's subscription to the topic of `queue`, its members, and its offset there.
+
+    `lane` is an item of `GroupContract.lanes`.
+    """
+    subscription = None
+    kind_and_expression = lane["subscriptions"].get(queue.topic)
+    if kind_and_expression is not None:
+        expression_kind, expression = kind_and_expression[:2]
+        subscription = parse_subscription(queue.topic, expression, expression_kind)
+    offset = None
+    for lane_queue in lane["queues"]:
+        if lane_queue["topic"] == queue.topic and lane_queue["queueId"] == queue.queue_id:
+            offset = lane_queue["offset"]
+    return LaneFacts(lane["lane"], subscription, lane["clientIds"], offset)
 
 
 def _pops(contracts: Iterable[GroupContract]) -> bool:
@@ -242,6 +283,7 @@ def _pops(contracts: Iterable[GroupContract]) -> bool:
 
 
 def _without_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
+    """Return the members of a group that pops as if their queues were unknown."""
     return [replace(member, queues=None) for member in members]
 
 
@@ -249,9 +291,11 @@ def _in_flight(
     brokers: Brokers, name: str, queue: MessageQueue, offset: int
 ) -> Conversation[bodies.InFlightMessage | None]:
     """Return the delivery of the message at an offset if it is popped and not acknowledged."""
-    broker = {own: address for own, address in brokers.items() if own == queue.broker}
-    found = yield from popped(broker, name, queue.topic, queue.queue_id, offset)
-    return found[0] if found else None
+    if queue.broker not in brokers:
+        return None
+    broker = {queue.broker: brokers[queue.broker]}
+    deliveries = yield from popped(broker, name, queue.topic, queue.queue_id, offset)
+    return deliveries[0] if deliveries else None
 
 
 def _contracts(directory: Directory, name: str) -> Conversation[list[GroupContract]]:
@@ -270,21 +314,21 @@ def _members(
     The subscriptions are those that `broker` reports; None means all brokers. At most
     `MEMBERS_ASKED_MAX` members are asked about themselves.
     """
-    clients, by_broker = yield from connections_at(brokers, name)
+    clients, subscriptions_by_broker = yield from connections_at(brokers, name)
     subscriptions: dict[str, Subscription] = {}
-    for own_name, own in by_broker.items():
-        if broker in (None, own_name):
-            subscriptions |= own
+    for broker_name, subscriptions_at_broker in subscriptions_by_broker.items():
+        if broker in (None, broker_name):
+            subscriptions |= subscriptions_at_broker
 
-    found: list[MemberFacts] = []
+    members: list[MemberFacts] = []
     for client_id, address in sorted(clients.items()):
         member = MemberFacts(client_id)
-        if len(found) < MEMBERS_ASKED_MAX:
-            info = yield from ask_member(name, client_id, address)
-            if info is not None:
-                member = MemberFacts.from_info(client_id, info)
-        found.append(member)
-    return found, subscriptions
+        if len(members) < MEMBERS_ASKED_MAX:
+            running_info = yield from ask_member(name, client_id, address)
+            if running_info is not None:
+                member = MemberFacts.from_info(client_id, running_info)
+        members.append(member)
+    return members, subscriptions
 
 
 def _retries(
@@ -295,39 +339,61 @@ def _retries(
     message_id = message.message_id
     origin = pop_origin(message.topic, name)
     pop_topics = [pop_retry_topic(name, origin, is_v2=is_v2) for is_v2 in (False, True)]
+    due_ms_by_broker = yield from _due_times(brokers, topic, message_id)
 
-    # SluiceMQ brokers report when a delayed copy is due.
-    command = requests.list_delayed(topic=topic, key=message_id, cursor=None, count_max=COUNT_MAX)
-    due_ms: dict[str, int] = {}
-    for broker, _, answer in (yield from ask_each(brokers, command, absent=None)):
-        times = [item.due_ms for item in bodies.decode_waiting(answer.body)]
-        if times:
-            due_ms[broker] = max(times)
-
+    # Copies that are in a retry topic already.
     arrived: list[StoredMessage] = []
     for retry_topic in (topic, *pop_topics):
         arrived += yield from messages_by_id(brokers, retry_topic, message_id, None)
-    found = []
+    retries = []
     for copy in arrived:
-        offset = None
-        in_flight = None
-        queue = MessageQueue(copy.topic, copy.broker, copy.queue_id)
-        with contextlib.suppress(RequestError, RouteNotFoundError):
-            offset = yield from committed_offset(directory, name, queue)
         is_popped = copy.topic in pop_topics
-        if is_popped:
-            in_flight = yield from _in_flight(brokers, name, queue, copy.queue_offset)
-        is_past = offset is not None and offset > copy.queue_offset
-        found.append(
-            RetryFacts(copy.reconsume_times, is_past, in_flight=in_flight, is_popped=is_popped)
-        )
+        retry = yield from _arrived_retry(directory, name, copy, brokers, is_popped=is_popped)
+        retries.append(retry)
 
-    times_arrived = {copy.reconsume_times for copy in arrived}
+    # Copies that wait in the schedule topic. It also contains the ones that have arrived.
+    arrived_times = {copy.reconsume_times for copy in arrived}
     for copy in (yield from messages_by_id(brokers, SCHEDULE_TOPIC, message_id, None)):
         is_retry = copy.properties.get(REAL_TOPIC) == topic
-        if is_retry and copy.reconsume_times not in times_arrived:
-            time_ms = due_ms.pop(copy.broker, None)
-            found.append(RetryFacts(copy.reconsume_times, False, time_ms))
-    newest = max((copy.times for copy in found), default=0)
-    found += [RetryFacts(newest + 1, False, time_ms) for time_ms in due_ms.values()]
-    return found
+        if is_retry and copy.reconsume_times not in arrived_times:
+            due_ms = due_ms_by_broker.pop(copy.broker, None)
+            retries.append(RetryFacts(copy.reconsume_times, False, due_ms))
+
+    # Copies that only the brokers' lists of delayed messages contain.
+    next_times = max((retry.times for retry in retries), default=0) + 1
+    retries += [RetryFacts(next_times, False, due_ms) for due_ms in due_ms_by_broker.values()]
+    return retries
+
+
+def _due_times(brokers: Brokers, retry_topic: str, message_id: str) -> Conversation[dict[str, int]]:
+    """Return broker name -> time in ms at which the last delayed copy of a message is due there.
+
+    Only SluiceMQ brokers report it.
+    """
+    command = requests.list_delayed(
+        topic=retry_topic, key=message_id, cursor=None, count_max=COUNT_MAX
+    )
+    due_ms_by_broker = {}
+    for broker, _, answer in (yield from ask_each(brokers, command, absent=None)):
+        copies = bodies.decode_waiting(answer.body)
+        if copies:
+            due_ms_by_broker[broker] = max(copy.due_ms for copy in copies)
+    return due_ms_by_broker
+
+
+def _arrived_retry(
+    directory: Directory, name: str, copy: StoredMessage, brokers: Brokers, *, is_popped: bool
+) -> Conversation[RetryFacts]:
+    """Return what is known of a copy of a message that is in a retry topic of the group `name`.
+
+    `is_popped` says whether members pop from that topic.
+    """
+    queue = MessageQueue(copy.topic, copy.broker, copy.queue_id)
+    committed = None
+    with contextlib.suppress(RequestError, RouteNotFoundError):
+        committed = yield from committed_offset(directory, name, queue)
+    in_flight = None
+    if is_popped:
+        in_flight = yield from _in_flight(brokers, name, queue, copy.queue_offset)
+    is_past = committed is not None and committed > copy.queue_offset
+    return RetryFacts(copy.reconsume_times, is_past, in_flight=in_flight, is_popped=is_popped)

@@ -6,7 +6,7 @@ and judged here, the newest of each queue.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -29,6 +29,9 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from sluicemq.filter.lab import Report, Trial
 
 UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000
@@ -88,7 +91,7 @@ def try_filter(
     """
     subscription = parse_subscription(topic, expression, kind)
     check_subscription(subscription)
-    found = []
+    trials = []
     for broker, address in (yield from masters_of_topic(directory, topic)).items():
         command = requests.try_filter(subscription, group, begin_ms, end_ms, count_max or ROWS_MAX)
         answer = yield Call(address, command)
@@ -97,31 +100,48 @@ def try_filter(
         if answer.code == SUBSCRIPTION_NOT_EXIST:
             raise ConfigurationError(answer.remark or "", fix=_NO_MEMBER_FIX)
         if answer.code != UNSUPPORTED:
-            values = orjson.loads(expect_success(answer, address).body)
-            messages = {
-                (item["queueId"], item["queueOffset"]): item["properties"]
-                for item in values["messages"]
-            }
-            report = _with_shares(values["report"])
-            found.append(BrokerTrial(broker, values["stored"], report, messages))
+            expect_success(answer, address)
+            trials.append(_read_trial(broker, answer.body))
             continue
+
+        # A RocketMQ broker: read its messages and try the expression here.
         against = None
         if group is not None:
-            connections = yield Call(address, requests.consumer_connections(group=group))
-            if connections.code == SUCCESS:
-                connected = bodies.decode_consumer_connections(connections.body)
-                against = connected.subscriptions.get(topic)
-            if against is None:
-                raise ConfigurationError(
-                    f"the filter of the group {group} for {topic} is unknown: no member is online "
-                    "there.",
-                    fix=_NO_MEMBER_FIX,
-                )
+            against = yield from _present_subscription(address, group, topic)
         limit = count_max or PULLED_MAX
         time_range = begin_ms or 0, end_ms
         trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
-        found.append((yield from trial))
-    return found
+        trials.append((yield from trial))
+    return trials
+
+
+def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
+    """Return the trial that a SluiceMQ broker reports in the body of its response."""
+    trial_result = orjson.loads(response_body)
+    messages = {}
+    for message in trial_result["messages"]:
+        messages[message["queueId"], message["queueOffset"]] = message["properties"]
+    return BrokerTrial(
+        broker, trial_result["stored"], _with_shares(trial_result["report"]), messages
+    )
+
+
+def _present_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:
+    """Return the subscription of a group to a topic, as the broker at `address` knows it.
+
+    Raises ConfigurationError if the broker knows none.
+    """
+    subscription = None
+    answer = yield Call(address, requests.consumer_connections(group=group))
+    if answer.code == SUCCESS:
+        connections = bodies.decode_consumer_connections(answer.body)
+        subscription = connections.subscriptions.get(topic)
+    if subscription is None:
+        raise ConfigurationError(
+            f"the filter of the group {group} for {topic} is unknown: no member is online there.",
+            fix=_NO_MEMBER_FIX,
+        )
+    return subscription
 
 
 def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
@@ -155,35 +175,60 @@ def _try_here(
             fix=install_extra("server"),
         ) from None
     ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
-    stored = sum(high - low for _, low, high in ranges)
-    trial = Trial(subscription, against)
-    messages: dict[tuple[int, int], Mapping[str, str]] = {}
-    done = 0
+    stored = sum(end - start for _, start, end in ranges)
+    trial = _TrialOfPages(Trial(subscription, against), min(stored, count_max), progress)
+    for queue, start, end in ranges:
+        first_offset = start
+        if stored > count_max:  # each queue gets its share of the limit
+            first_offset = end - max((end - start) * count_max // stored, 1)
+        yield from read_range(directory, queue, first_offset, end, trial.add_page)
+    report = _with_shares(orjson.loads(orjson.dumps(trial.trial.report(), default=str)))
+    return BrokerTrial(broker, stored, report, trial.shown_messages, is_read_here=True)
 
-    def take(page: list[StoredMessage]) -> bool:
-        nonlocal done, messages
-        rows = [message.properties for message in page]
-        first = page[0]
-        trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
-        messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
-        report = trial.report()  # keep only the messages that it shows
-        samples = [*report.samples, *(cause.sample for cause in report.causes)]
-        if report.difference is not None:
-            samples += [*report.difference.samples_here, *report.difference.samples_there]
-        keys = {(int(str(sample.source)), sample.offset) for sample in samples}
-        messages = {key: messages[key] for key in keys if key in messages}
-        done += len(page)
-        if progress is not None:
-            progress(done, min(stored, count_max))
+
+class _TrialOfPages:
+    """A trial on messages that are read page by page.
+
+    `shown_messages` are the properties of the messages that the report shows, by (queue id,
+    offset).
+    """
+
+    def __init__(self, trial: "Trial", expected_count: int, progress: Progress | None) -> None:
+        """Begin with no messages. `progress` is called with `expected_count` after each page."""
+        self.trial = trial
+        self.shown_messages: dict[tuple[int, int], Mapping[str, str]] = {}
+        self._expected_count = expected_count
+        self._progress = progress
+        self._read_count = 0
+
+    def add_page(self, page: list[StoredMessage]) -> bool:
+        """Try the expression on messages of one queue. Return True, for `read_range`."""
+        first_message = page[0]
+        self.trial.add_rows(
+            [message.properties for message in page],
+            first_offset=first_message.queue_offset,
+            source=first_message.queue_id,
+        )
+        properties_by_place = dict(self.shown_messages)
+        for message in page:
+            properties_by_place[message.queue_id, message.queue_offset] = message.properties
+        # Keep only the messages that the report shows now.
+        self.shown_messages = {}
+        for shown_place in _places_of_samples(self.trial.report()):
+            if shown_place in properties_by_place:
+                self.shown_messages[shown_place] = properties_by_place[shown_place]
+        self._read_count += len(page)
+        if self._progress is not None:
+            self._progress(self._read_count, self._expected_count)
         return True
 
-    for queue, start, high in ranges:
-        low = start
-        if stored > count_max:  # each queue gets its share of the limit
-            low = high - max((high - start) * count_max // stored, 1)
-        yield from read_range(directory, queue, low, high, take)
-    report = orjson.loads(orjson.dumps(trial.report(), default=str))
-    return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
+
+def _places_of_samples(report: "Report") -> set[tuple[int, int]]:
+    """Return (queue id, offset) of each message that a report shows."""
+    samples = [*report.samples, *(cause.sample for cause in report.causes)]
+    if report.difference is not None:
+        samples += [*report.difference.samples_here, *report.difference.samples_there]
+    return {(int(str(sample.source)), sample.offset) for sample in samples}
 
 
 def _stored_ranges(

@@ -52,7 +52,9 @@ class OffsetChange:
     @property
     def again(self) -> int:
         """The number of messages that will be delivered again."""
-        return max(0, (self.old or 0) - max(self.new, self.offset_min)) if self.old else 0
+        if not self.old:
+            return 0
+        return max(0, self.old - max(self.new, self.offset_min))
 
     @property
     def skipped(self) -> int:
@@ -67,19 +69,19 @@ def plan_reset(
     """Return what `reset_offsets` would change, without changing it."""
     check_group(group)
     yield from expect_group(directory, group)
-    found = []
+    changes = []
     for queue in (yield from queues(directory, topic)):
-        old = yield from committed_offset(directory, group, queue)
-        first = yield from offset_min(directory, queue)
-        end = yield from offset_max(directory, queue)
+        committed = yield from committed_offset(directory, group, queue)
+        first_offset = yield from offset_min(directory, queue)
+        end_offset = yield from offset_max(directory, queue)
         if time_ms == LATEST_MS:
-            new = end
+            new_offset = end_offset
         elif time_ms == EARLIEST_MS:
-            new = first
+            new_offset = first_offset
         else:
-            new = yield from offset_by_time(directory, queue, time_ms)
-        found.append(OffsetChange(queue, old, new, first, end))
-    return found
+            new_offset = yield from offset_by_time(directory, queue, time_ms)
+        changes.append(OffsetChange(queue, committed, new_offset, first_offset, end_offset))
+    return changes
 
 
 def reset_offsets(
@@ -102,9 +104,9 @@ def reset_offsets(
             answer = yield Call(address, command)
         if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
             continue
-        changed = bodies.decode_queue_offsets(expect_success(answer, address).body)
-        for queue in changed.keys() & changes.keys():
-            changes[queue] = replace(changes[queue], new=changed[queue])
+        new_offsets = bodies.decode_queue_offsets(expect_success(answer, address).body)
+        for queue in new_offsets.keys() & changes.keys():
+            changes[queue] = replace(changes[queue], new=new_offsets[queue])
     yield from _commit_where_needed(directory, group, changes)
     return [changes[queue] for queue in sorted(changes)]
 
@@ -132,21 +134,24 @@ def plan_clone(
             f"the group {source!r} cannot be cloned to itself.", fix="Use another target group."
         )
     yield from expect_group(directory, source)
-    found = []
-    for item in (yield from progress(directory, source, topic)):
-        if item.queue.topic.startswith(RETRY_PREFIX):
+    changes = []
+    for queue_progress in (yield from progress(directory, source, topic)):
+        queue = queue_progress.queue
+        if queue.topic.startswith(RETRY_PREFIX):
             continue
-        committed = yield from committed_offset(directory, source, item.queue)
-        if committed is not None:
-            old = yield from committed_offset(directory, target, item.queue)
-            first = yield from offset_min(directory, item.queue)
-            found.append(OffsetChange(item.queue, old, committed, first, item.offset_max))
-    if not found:
+        new_offset = yield from committed_offset(directory, source, queue)
+        if new_offset is not None:
+            old_offset = yield from committed_offset(directory, target, queue)
+            first_offset = yield from offset_min(directory, queue)
+            end_offset = queue_progress.offset_max
+            changes.append(OffsetChange(queue, old_offset, new_offset, first_offset, end_offset))
+    if not changes:
+        of_topic = f" of topic {topic!r}" if topic else ""
         raise ConfigurationError(
-            f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
+            f"the group {source!r} has no offsets{of_topic}.",
             fix='See its offsets with "sluice group show".',
         )
-    return found
+    return changes
 
 
 def clone_offsets(
@@ -160,14 +165,15 @@ def clone_offsets(
     does not exist, ConfigurationError if it has no offsets, RequestError if a broker refuses.
     """
     planned = yield from plan_clone(directory, source, target, topic)
-    known = yield from masters(directory)
-    involved = {change.queue.broker for change in planned}
-    brokers = {name: address for name, address in known.items() if name in involved}
+    broker_names = {change.queue.broker for change in planned}
+    addresses = yield from masters(directory)
+    brokers = {name: address for name, address in addresses.items() if name in broker_names}
     command = requests.clone_offsets(
         source_group=source, target_group=target, topic=topic, offline=False
     )
     yield from ask_each(brokers, command)
     if target not in (yield from groups(directory)):
         yield from create_group(directory, GroupConfig(target))
-    yield from _commit_where_needed(directory, target, {one.queue: one for one in planned})
+    changes = {change.queue: change for change in planned}
+    yield from _commit_where_needed(directory, target, changes)
     return planned

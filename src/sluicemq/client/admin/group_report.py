@@ -4,6 +4,7 @@ Which queues a member reads is computed here, by the average allocation that cli
 members themselves report is part of the facts in `diagnose`.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -47,7 +48,7 @@ class GroupReport:
     @property
     def lag(self) -> int:
         """The number of messages that the group has not consumed."""
-        return sum(item.lag for item in self.progress)
+        return sum(queue_progress.lag for queue_progress in self.progress)
 
 
 def group(directory: Directory, name: str) -> Conversation[GroupReport]:
@@ -55,15 +56,19 @@ def group(directory: Directory, name: str) -> Conversation[GroupReport]:
 
     Raises ConfigurationError if no broker knows the group.
     """
-    reached = yield from progress(directory, name)
-    online = yield from members(directory, name)
-    if not reached and not online and name not in (known := (yield from groups(directory))):
-        raise unknown_group(name, known)
+    progress_of_queues = yield from progress(directory, name)
+    client_ids = yield from members(directory, name)
+    if (
+        not progress_of_queues
+        and not client_ids
+        and name not in (known_groups := (yield from groups(directory)))
+    ):
+        raise unknown_group(name, known_groups)
     queues_by_topic: dict[str, list[MessageQueue]] = {}
-    for topic in sorted({item.queue.topic for item in reached}):
+    for topic in sorted({queue_progress.queue.topic for queue_progress in progress_of_queues}):
         if not topic.startswith(RETRY_PREFIX):
             queues_by_topic[topic] = yield from queues(directory, topic)
-    return group_report(name, online, reached, queues_by_topic)
+    return group_report(name, client_ids, progress_of_queues, queues_by_topic)
 
 
 def group_report(
@@ -77,32 +82,46 @@ def group_report(
     `client_ids` are the members that are online, and `queues_by_topic` the queues of each topic
     that the group reads.
     """
-    facts = GroupFacts(name, members=[MemberFacts(client_id) for client_id in client_ids])
-    notes = [f"{finding.what} {finding.fix}" for finding in judge([NO_MEMBER], facts)]
-    missing = [topic for topic, queues in queues_by_topic.items() if not queues]
-    notes.extend(f"The topic {topic} has no readable queue." for topic in missing)
-    duplicates = {one for one in client_ids if list(client_ids).count(one) > 1}
-    notes.extend(
-        f"The client id {client_id} is used by two members, which then read the same queues."
-        for client_id in sorted(duplicates)
-    )
-
-    members_count = len(client_ids)
-    count = max((len(queues) for queues in queues_by_topic.values()), default=0)
-    if not queues_by_topic:
-        why = "the group has no offsets yet, so the brokers do not know its topics"
-    elif count < members_count:
-        why = (
-            f"{members_count} members share {count} queues, and a queue has one reader: "
-            f"give the topic {members_count} queues, or stop {members_count - count} members"
-        )
-    else:
-        why = "no queue of its topics is readable"
+    notes = _notes(name, client_ids, queues_by_topic)
+    reason_for_idleness = _reason_for_idleness(len(client_ids), queues_by_topic)
     shares = []
     for client_id in sorted(client_ids):
-        shared = (
-            allocate_average(client_id, queues, client_ids) for queues in queues_by_topic.values()
-        )
-        own = tuple(queue for queues in shared for queue in queues)
-        shares.append(MemberShare(client_id, own, "" if own else why))
+        allocated: list[MessageQueue] = []
+        for queues_of_topic in queues_by_topic.values():
+            allocated += allocate_average(client_id, queues_of_topic, client_ids)
+        idle_because = "" if allocated else reason_for_idleness
+        shares.append(MemberShare(client_id, tuple(allocated), idle_because))
     return GroupReport(name, tuple(shares), tuple(reached), tuple(notes))
+
+
+def _notes(
+    name: str, client_ids: Sequence[str], queues_by_topic: Mapping[str, Sequence[MessageQueue]]
+) -> list[str]:
+    """Return what looks wrong: no members, topics without queues, and client ids used twice."""
+    facts = GroupFacts(name, members=[MemberFacts(client_id) for client_id in client_ids])
+    notes = [f"{finding.what} {finding.fix}" for finding in judge([NO_MEMBER], facts)]
+    for topic, queues_of_topic in queues_by_topic.items():
+        if not queues_of_topic:
+            notes.append(f"The topic {topic} has no readable queue.")
+    for client_id, member_count in sorted(Counter(client_ids).items()):
+        if member_count > 1:
+            notes.append(
+                f"The client id {client_id} is used by two members, which then read the same "
+                "queues."
+            )
+    return notes
+
+
+def _reason_for_idleness(
+    member_count: int, queues_by_topic: Mapping[str, Sequence[MessageQueue]]
+) -> str:
+    """Return why a member of a group gets no queue by average allocation."""
+    if not queues_by_topic:
+        return "the group has no offsets yet, so the brokers do not know its topics"
+    queue_count = max(len(queues) for queues in queues_by_topic.values())
+    if queue_count < member_count:
+        return (
+            f"{member_count} members share {queue_count} queues, and a queue has one reader: "
+            f"give the topic {member_count} queues, or stop {member_count - queue_count} members"
+        )
+    return "no queue of its topics is readable"

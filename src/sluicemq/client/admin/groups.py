@@ -48,10 +48,10 @@ NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST
 
 def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
     """Return group name -> settings of every consumer group that any master knows."""
-    found: dict[str, GroupConfig] = {}
+    configs: dict[str, GroupConfig] = {}
     for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
-        found |= tables.decode_group_table(answer.body).groups
-    return dict(sorted(found.items()))
+        configs |= tables.decode_group_table(answer.body).groups
+    return dict(sorted(configs.items()))
 
 
 def create_group(
@@ -62,31 +62,31 @@ def create_group(
     Return the broker names.
     """
     check_group(config.name)
-    found = yield from masters(directory, cluster)
-    yield from ask_each(found, requests.update_group(config))
-    return sorted(found)
+    brokers = yield from masters(directory, cluster)
+    yield from ask_each(brokers, requests.update_group(config))
+    return sorted(brokers)
 
 
 def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
     """Return the settings of a group. Raises GroupNotFoundError if no broker knows it."""
-    known = yield from groups(directory)
-    if name not in known:
+    known_groups = yield from groups(directory)
+    if name not in known_groups:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f"{suggest(name, known)} `sluice group create` makes one.",
+            fix=f"{suggest(name, known_groups)} `sluice group create` makes one.",
         )
-    return known[name]
+    return known_groups[name]
 
 
-def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
+def unknown_group(name: str, known_names: Iterable[str]) -> ConfigurationError:
     """Return the error for a question about a group that no broker knows.
 
-    `known` are the names of the existing groups; the error suggests a similar one.
+    `known_names` are the names of the existing groups; the error suggests a similar one.
     """
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=suggest(name, known),
+        fix=suggest(name, known_names),
     )
 
 
@@ -116,21 +116,24 @@ def contract(directory: Directory, group: str) -> Conversation[list[GroupContrac
     """
     absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
     answers = yield from ask_masters(directory, requests.group_lanes(group=group), absent=absent)
-    found = []
+    contracts = []
     for broker, _, answer in answers:
-        known = orjson.loads(bytes(answer.body))
-        found.append(
+        report = orjson.loads(bytes(answer.body))
+        contracts.append(
             GroupContract(
                 broker,
-                known["contract"],
-                lanes=tuple(known["lanes"]),
-                refused=known["refused"],
-                unmatched=known["unmatched"],
-                forgotten=tuple(known.get("forgotten", ())),
-                pops={topic: (kind, text) for topic, kind, text in known.get("pops", ())},
+                report["contract"],
+                lanes=tuple(report["lanes"]),
+                refused=report["refused"],
+                unmatched=report["unmatched"],
+                forgotten=tuple(report.get("forgotten", ())),
+                pops={
+                    topic: (expression_kind, expression)
+                    for topic, expression_kind, expression in report.get("pops", ())
+                },
             )
         )
-    return found
+    return contracts
 
 
 def change_contract(directory: Directory, group: str, contract: str) -> Conversation[list[str]]:
@@ -145,19 +148,19 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
         raise ConfigurationError(
             f"{contract!r} is not a contract.", fix=f"Use one of {', '.join(CONTRACTS)}."
         )
-    found = []
+    changed_brokers = []
     for broker, address, answer in (yield from ask_masters(directory, requests.all_groups())):
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = replace(config, attributes={f"+{CONTRACT}": contract})
             yield from directory.call(address, requests.update_group(changed))
-            found.append(broker)
-    if not found:
+            changed_brokers.append(broker)
+    if not changed_brokers:
         raise ConfigurationError(
             f"no broker knows the group {group!r}.",
             fix=f'Create it with "sluice group create {group}".',
         )
-    return sorted(found)
+    return sorted(changed_brokers)
 
 
 # -------------------------------------------------------------------- members and progress
@@ -169,10 +172,10 @@ def members(directory: Directory, group: str) -> Conversation[list[str]]:
     The result is empty if no broker knows the group, or if it has no members.
     """
     command = requests.consumer_list(group=group)
-    found: set[str] = set()
+    client_ids: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):
-        found.update(bodies.decode_consumer_list(answer.body))
-    return sorted(found)
+        client_ids.update(bodies.decode_consumer_list(answer.body))
+    return sorted(client_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,21 +240,21 @@ def progress_at(
     `absent` is that of `ask_each`.
     """
     command = requests.consume_stats(group=group, topic=topic)
-    found: dict[MessageQueue, QueueProgress] = {}
+    progress_by_queue: dict[MessageQueue, QueueProgress] = {}
     for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
-        for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
-            found[queue] = QueueProgress(
+        for queue, queue_stats in bodies.decode_consume_stats(answer.body).queues.items():
+            progress_by_queue[queue] = QueueProgress(
                 queue,
-                item.consumer_offset,
-                item.broker_offset,
-                last_time_ms=item.last_time_ms,
-                messages_at_risk=item.messages_at_risk,
-                loss_time_ms=item.loss_time_ms,
-                fetched=item.pull_offset or None,
-                in_flight=item.in_flight,
-                extra=item.extra,
+                queue_stats.consumer_offset,
+                queue_stats.broker_offset,
+                last_time_ms=queue_stats.last_time_ms,
+                messages_at_risk=queue_stats.messages_at_risk,
+                loss_time_ms=queue_stats.loss_time_ms,
+                fetched=queue_stats.pull_offset or None,
+                in_flight=queue_stats.in_flight,
+                extra=queue_stats.extra,
             )
-    return [found[queue] for queue in sorted(found)]
+    return [progress_by_queue[queue] for queue in sorted(progress_by_queue)]
 
 
 # -------------------------------------------------------------------------------------- lag
@@ -340,7 +343,9 @@ class QueueLag:
 
         It is 0 for a group that has committed nothing, because such a group may start anywhere.
         """
-        return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
+        if self.committed <= 0:
+            return 0
+        return max(0, self.offset_min - self.committed)
 
     @property
     def beyond_end(self) -> int:
@@ -356,42 +361,76 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
     """
     names = list((yield from groups(directory))) if group is None else [group]
     brokers = yield from masters(directory)
-    first_offsets: dict[str, dict[MessageQueue, int]] = {}
-    found: list[QueueLag] = []
+    first_offsets_by_topic: dict[str, dict[MessageQueue, int]] = {}
+    lags: list[QueueLag] = []
     for name in names:
-        reached = yield from progress_at(brokers, name)
-        counted = {
-            (item.broker, of_topic.topic, of_queue.queue_id): (of_topic, of_queue)
-            for item in ((yield from matching(directory, name)) if reached else ())
-            for of_topic in item.topics
-            for of_queue in of_topic.queues
-        }
-        for item in reached:
-            topic, broker, queue_id = item.queue
-            counts = counted.get((broker, topic, queue_id))
-            if counts is not None:
-                found.append(_counted_lag(name, item, *counts))
-                continue
-            if topic not in first_offsets:
-                first_offsets[topic] = yield from _first_offsets(brokers, topic)
-            found.append(
-                QueueLag(
-                    name,
-                    item.queue,
-                    item.committed,
-                    first_offsets[topic].get(item.queue, 0),
-                    item.offset_max,
-                    messages_at_risk=item.messages_at_risk,
-                    loss_time_ms=item.loss_time_ms,
-                    in_flight=item.in_flight,
-                    extra=item.extra,
-                )
-            )
-    if group is not None and not found:
+        lags += yield from _lag_of_group(directory, name, brokers, first_offsets_by_topic)
+    if group is not None and not lags:
         known_groups = yield from groups(directory)
         if group not in known_groups:
             raise unknown_group(group, known_groups)
-    return found
+    return lags
+
+
+_CountsByQueue = dict[MessageQueue, tuple[bodies.GroupMatching, bodies.QueueMatching]]
+
+
+def _lag_of_group(
+    directory: Directory,
+    group: str,
+    brokers: Mapping[str, str],
+    first_offsets_by_topic: dict[str, dict[MessageQueue, int]],
+) -> Conversation[list[QueueLag]]:
+    """Return the lag of a group in each queue for which it has an offset.
+
+    `brokers` are given as name -> address. `first_offsets_by_topic` has the first offsets of topics
+    that were requested before, and new ones are added.
+    """
+    progress_of_queues = yield from progress_at(brokers, group)
+    counts_by_queue: _CountsByQueue = {}
+    if progress_of_queues:
+        counts_by_queue = yield from _counts_by_queue(directory, group)
+    lags = []
+    for queue_progress in progress_of_queues:
+        queue = queue_progress.queue
+        if queue in counts_by_queue:
+            lags.append(_counted_lag(group, queue_progress, *counts_by_queue[queue]))
+            continue
+        if queue.topic not in first_offsets_by_topic:
+            first_offsets = yield from _first_offsets(brokers, queue.topic)
+            first_offsets_by_topic[queue.topic] = first_offsets
+        first_offset = first_offsets_by_topic[queue.topic].get(queue, 0)
+        lags.append(_uncounted_lag(group, queue_progress, first_offset))
+    return lags
+
+
+def _counts_by_queue(directory: Directory, group: str) -> Conversation[_CountsByQueue]:
+    """Return what the brokers count of a group in each queue: (counts of the topic, of the queue).
+
+    Queues of RocketMQ brokers are left out.
+    """
+    counts_by_queue = {}
+    for broker_counts in (yield from matching(directory, group)):
+        for of_topic in broker_counts.topics:
+            for of_queue in of_topic.queues:
+                queue = MessageQueue(of_topic.topic, broker_counts.broker, of_queue.queue_id)
+                counts_by_queue[queue] = of_topic, of_queue
+    return counts_by_queue
+
+
+def _uncounted_lag(group: str, progress: QueueProgress, first_offset: int) -> QueueLag:
+    """Return the lag in a queue without the number of matching messages."""
+    return QueueLag(
+        group,
+        progress.queue,
+        progress.committed,
+        first_offset,
+        progress.offset_max,
+        messages_at_risk=progress.messages_at_risk,
+        loss_time_ms=progress.loss_time_ms,
+        in_flight=progress.in_flight,
+        extra=progress.extra,
+    )
 
 
 def _counted_lag(
@@ -405,12 +444,9 @@ def _counted_lag(
     The offsets and the counts of the result are of the same moment.
     """
     queue_id = progress.queue.queue_id
-    lanes = tuple(
-        LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
-        for lane in of_topic.lanes
-        for one in lane.queues
-        if one.queue_id == queue_id
-    )
+    lanes: list[LaneLag] = []
+    for lane in of_topic.lanes:
+        lanes += [_lane_lag(lane, queue) for queue in lane.queues if queue.queue_id == queue_id]
     return QueueLag(
         group,
         progress.queue,
@@ -421,20 +457,31 @@ def _counted_lag(
         loss_time_ms=progress.loss_time_ms,
         matching=of_queue.matching,
         eta_ms=of_queue.eta_ms,
-        lanes=lanes,
+        lanes=tuple(lanes),
         in_flight=of_queue.in_flight,
         extra=of_queue.extra,
+    )
+
+
+def _lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) -> LaneLag:
+    """Return the lag of a lane in one of its queues."""
+    return LaneLag(
+        lane.lane,
+        lane.expression,
+        lane_queue.committed,
+        lane_queue.offset_max,
+        lane_queue.matching,
     )
 
 
 def _first_offsets(brokers: Mapping[str, str], topic: str) -> Conversation[dict[MessageQueue, int]]:
     """Return queue -> first stored offset of a topic at some brokers, given as name -> address."""
     command = requests.topic_stats(topic=topic)
-    found: dict[MessageQueue, int] = {}
+    first_offsets: dict[MessageQueue, int] = {}
     for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
         for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
-            found[queue] = stats.offset_min
-    return found
+            first_offsets[queue] = stats.offset_min
+    return first_offsets
 
 
 def popped(
@@ -450,8 +497,10 @@ def popped(
     means all. RocketMQ brokers do not report it.
     """
     command = requests.in_flight(group=group, topic=topic, queue_id=queue_id, offset=offset)
-    answers = yield from ask_each(brokers, command, absent=None)
-    return [one for _, _, answer in answers for one in bodies.decode_in_flight(answer.body)]
+    messages = []
+    for _, _, answer in (yield from ask_each(brokers, command, absent=None)):
+        messages += bodies.decode_in_flight(answer.body)
+    return messages
 
 
 # ------------------------------------------------------------------------------- consumers
@@ -477,23 +526,23 @@ def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerCli
     """
     command = requests.consumer_connections(group=group)
     absent = {ResponseCode.CONSUMER_NOT_ONLINE}
-    found: dict[str, ConsumerClient] = {}
+    clients_by_id: dict[str, ConsumerClient] = {}
     for _, address, answer in (yield from ask_masters(directory, command, absent=absent)):
-        value = bodies.decode_consumer_connections(answer.body)
-        for one in value.connections:
+        connections_at_broker = bodies.decode_consumer_connections(answer.body)
+        for connection in connections_at_broker.connections:
             client = ConsumerClient(
-                one.client_id,
-                one.address,
-                one.language,
-                one.version,
+                connection.client_id,
+                connection.address,
+                connection.language,
+                connection.version,
                 broker_address=address,
-                consume_type=value.consume_type,
-                message_model=value.message_model,
+                consume_type=connections_at_broker.consume_type,
+                message_model=connections_at_broker.message_model,
             )
-            found.setdefault(one.client_id, client)
-    if not found:
+            clients_by_id.setdefault(connection.client_id, client)
+    if not clients_by_id:
         yield from expect_group(directory, group)
-    return [found[client_id] for client_id in sorted(found)]
+    return [clients_by_id[client_id] for client_id in sorted(clients_by_id)]
 
 
 def _consumer(
@@ -547,8 +596,8 @@ def consume_directly(
     """
     message = yield from message_by_id(directory, message_id, topic=topic)
     client = yield from _consumer(directory, group, client_id)
-    known = yield from masters(directory)
-    address = known.get(message.broker, str(message.store_host))
+    master_addresses = yield from masters(directory)
+    address = master_addresses.get(message.broker, str(message.store_host))
     command = requests.consume_directly(
         group=group,
         client_id=client.client_id,

@@ -1,31 +1,17 @@
-"""Operations on messages: finding, reading, waiting messages, transactions and traces.
+"""Operations on messages: finding, reading, waiting messages and transactions.
 
 A broker's index contains hashes of keys, so each message that it finds is checked here for the key.
 A message id is 32 or 56 hexadecimal digits and may be made by the producer (the unique key), or by
 the broker (its address and the position in its log). The second kind is tried first: it is right
 only if the message at that position has this id.
-
-Traces: clients write a record for each send and two for each delivery, with the same request id.
-Trace messages have the message id as a key. No trace contains the time at which the message was
-stored; it is known while the message itself is stored. For groups without traces, the committed
-offsets then show whether they have passed the message.
-
-A Java producer writes one trace record for a batch, whose key is all message ids joined by commas.
-If the record of a send is missing although the message exists, the trace topic is therefore read
-from the time of storing on, for at most a minute of traces. The record is then found by message id
-or by the message's position, because a broker of RocketMQ 5.3 gives all messages of a batch the id
-of the batch, which no record contains.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from sluicemq.client.admin.topics import (
     ask_each,
-    committed_offset,
-    groups_of_topic,
     masters,
     masters_of_topic,
     offset_by_time,
@@ -46,26 +32,13 @@ from sluicemq.errors import (
     ConfigurationError,
     MessageNotFoundError,
     ProtocolError,
-    RequestError,
-    RouteNotFoundError,
-    TopicNotFoundError,
 )
 from sluicemq.filter.selector import explain
 from sluicemq.filter.subscriptions import compile_sql92, parse_subscription
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
+from sluicemq.model.system_names import TOOLS_GROUP, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
-from sluicemq.model.trace_records import (
-    ConsumeTrace,
-    DeliveryTrace,
-    RecallTrace,
-    SendTrace,
-    TraceRecord,
-    TransactionTrace,
-    decode_trace_records,
-    record_of_message,
-)
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
@@ -79,15 +52,7 @@ LISTED_MAX: Final = 10_000
 PULL_MAX: Final = 1024
 READ_MAX: Final = 20_000
 SCAN_PAGE: Final = 256
-"""A group that every broker knows, also if it does not create groups (spec/admin.md §2)."""
-_ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
-"""The order of steps with the same time."""
-_PAGES_MAX: Final = 50
-_SCANS_MAX: Final = 100
-_SKEW_MS: Final = 2_000
-"""By how much the clocks of a broker and a client may differ."""
-_LATE_MS: Final = 60_000
-"""How long after the message was stored its trace may be stored."""
+"""The number of messages that `messages_between` reads at once."""
 
 
 def messages_by_key(
@@ -106,6 +71,20 @@ def messages_by_key(
     Raises ConfigurationError for an invalid key, range or count, RouteNotFoundError if the topic
     does not exist, RequestError if a broker has no key index, or is still building it.
     """
+    _check_key_query(key, begin_ms, end_ms, count_max)
+    brokers = yield from masters_of_topic(directory, topic)
+    command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
+    matching_messages = [
+        message
+        for message in (yield from _messages(brokers, command))
+        if message.topic == topic and (key in message.keys or message.message_id == key)
+    ]
+    matching_messages.sort(key=lambda message: message.store_time_ms, reverse=True)
+    return matching_messages[:count_max]
+
+
+def _check_key_query(key: str, begin_ms: int, end_ms: int, count_max: int) -> None:
+    """Raise ConfigurationError for an invalid key, range of time or count."""
     if not key or " " in key:
         raise ConfigurationError(
             f"{key!r} is not a valid key.", fix="Use one word: keys are separated by spaces."
@@ -119,15 +98,6 @@ def messages_by_key(
         raise ConfigurationError(
             f"count_max must be at least 1, got {count_max}.", fix="Use 1 or more."
         )
-    brokers = yield from masters_of_topic(directory, topic)
-    command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
-    found = [
-        message
-        for message in (yield from _messages(brokers, command))
-        if message.topic == topic and (key in message.keys or message.message_id == key)
-    ]
-    found.sort(key=lambda message: message.store_time_ms, reverse=True)
-    return found[:count_max]
 
 
 def _messages(
@@ -136,8 +106,10 @@ def _messages(
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
 ) -> Conversation[list[StoredMessage]]:
     """Return the messages with which brokers answer a request. See `ask_each`."""
-    answers = yield from ask_each(brokers, command, absent=absent)
-    return [one for name, _, answer in answers for one in decode_records(answer.body, broker=name)]
+    messages = []
+    for broker, _, answer in (yield from ask_each(brokers, command, absent=absent)):
+        messages += decode_records(answer.body, broker=broker)
+    return messages
 
 
 def messages_by_id(
@@ -151,8 +123,12 @@ def messages_by_id(
     `absent` is that of `ask_each`.
     """
     command = requests.messages_by_key(topic, message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True)
-    found = yield from _messages(brokers, command, absent)
-    return [one for one in found if one.topic == topic and one.message_id == message_id]
+    indexed_messages = yield from _messages(brokers, command, absent)
+    return [
+        message
+        for message in indexed_messages
+        if message.topic == topic and message.message_id == message_id
+    ]
 
 
 def messages_with_id(
@@ -175,33 +151,47 @@ def message_by_id(
     is False: a server that asks on behalf of others should not send that many requests. Raises
     MessageNotFoundError.
     """
-    text = message_id.strip()
+    stripped_id = message_id.strip()
     brokers = yield from masters(directory)
-    try:
-        host, offset = parse_offset_message_id(text)
-    except (ProtocolError, ValueError):
-        host = None
-        offset = -1
-    # The client may not reach the address in the id, so each master is asked, that one first.
-    nearest = sorted(brokers.items(), key=lambda item: item[1] != str(host))
-    command = requests.message_at(topic="", physical_offset=offset)
-    for broker in nearest if offset >= 0 else ():
-        for message in (yield from _messages(dict([broker]), command, None)):
-            if message.offset_message_id == text.upper():
-                return message
+    message = yield from _message_of_broker_id(brokers, stripped_id)
+    if message is not None:
+        return message
     if topic is None and not anywhere:
         raise MessageNotFoundError(
-            f"no broker has a message at {text}.",
+            f"no broker has a message at {stripped_id}.",
             fix="Name its topic. The id of a producer can only be found in a topic.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
     for name in sorted(names, key=is_send_forbidden_topic):  # system topics last
-        for message in (yield from messages_by_id(brokers, name, text)):
+        for message in (yield from messages_by_id(brokers, name, stripped_id)):
             return message
+    in_topic = f" in {topic}" if topic is not None else ""
     raise MessageNotFoundError(
-        f"no message with the ID {text!r} was found{f' in {topic}' if topic is not None else ''}.",
+        f"no message with the ID {stripped_id!r} was found{in_topic}.",
         fix="Check the ID and the cluster; the message may also have been deleted.",
     )
+
+
+def _message_of_broker_id(
+    brokers: Mapping[str, str], message_id: str
+) -> Conversation[StoredMessage | None]:
+    """Return the message with an id that its broker made, None if it is not found.
+
+    Such an id contains the broker's address and the message's position in the commit log.
+    """
+    try:
+        host, physical_offset = parse_offset_message_id(message_id)
+    except (ProtocolError, ValueError):  # an id that a producer made
+        return None
+    if physical_offset < 0:
+        return None
+    command = requests.message_at(topic="", physical_offset=physical_offset)
+    # The client may not reach the address in the id, so each master is asked, that one first.
+    for name, address in sorted(brokers.items(), key=lambda broker: broker[1] != str(host)):
+        for message in (yield from _messages({name: address}, command, None)):
+            if message.offset_message_id == message_id.upper():
+                return message
+    return None
 
 
 # ------------------------------------------------------------------------- by offset
@@ -228,8 +218,8 @@ def read_range(
         answer = parse_pull_response((yield Call(address, command)), queue.broker)
         if answer.status is PullStatus.FOUND:
             page = decode_records(answer.data, broker=queue.broker)
-            wanted = [message for message in page if message.queue_offset < high]
-            if wanted and not take(wanted):
+            messages = [message for message in page if message.queue_offset < high]
+            if messages and not take(messages):
                 return
         elif answer.next_offset <= low:
             return
@@ -260,39 +250,58 @@ def messages_between(
     expression is evaluated here, so it works with any broker. At most `read_max` messages are read,
     and `count_max` returned. Raises FilterSyntaxError, RouteNotFoundError.
     """
-    wanted = compile_sql92(where) if where else None
+    selector = compile_sql92(where) if where else None
+
+    def is_match(message: StoredMessage) -> bool:
+        if not begin_ms <= message.store_time_ms <= end_ms:
+            return False
+        return selector is None or explain(selector, message.properties).matches
+
     ranges = []
     for queue in (yield from queues(directory, topic)):
-        low = yield from offset_by_time(directory, queue, begin_ms)
-        high = yield from offset_by_time(directory, queue, end_ms + 1)
-        ranges.append((queue, low, high))
-    found: list[StoredMessage] = []
-    read = 0
-    share = max(1, read_max // max(1, len(ranges)))
-    for queue, low, high in ranges:
-        own: list[StoredMessage] = []
-        end = high
-        last = max(low, high - share)
-        while end > last and len(own) < count_max:
-            page: list[StoredMessage] = []
+        start = yield from offset_by_time(directory, queue, begin_ms)
+        end = yield from offset_by_time(directory, queue, end_ms + 1)
+        ranges.append((queue, start, end))
+    read_max_per_queue = max(1, read_max // max(1, len(ranges)))
+    newest: list[StoredMessage] = []
+    read_count = 0
+    for queue, start, end in ranges:
+        offset_range = max(start, end - read_max_per_queue), end
+        scan = yield from _scan_newest(directory, queue, offset_range, is_match, count_max)
+        newest += scan.messages
+        read_count += scan.read
+    newest.sort(key=lambda message: message.store_time_ms, reverse=True)
+    return Scan(newest[:count_max], read_count)
 
-            def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
-                page += messages
-                return True
 
-            begin = max(last, end - SCAN_PAGE)
-            yield from read_range(directory, queue, begin, end, take)
-            read = read + len(page)
-            end = begin
-            own += [
-                one
-                for one in reversed(page)
-                if begin_ms <= one.store_time_ms <= end_ms
-                and (wanted is None or explain(wanted, one.properties).matches)
-            ]
-        found += own[:count_max]
-    found.sort(key=lambda message: message.store_time_ms, reverse=True)
-    return Scan(found[:count_max], read)
+def _scan_newest(
+    directory: Directory,
+    queue: MessageQueue,
+    offset_range: tuple[int, int],
+    is_match: Callable[[StoredMessage], bool],
+    count_max: int,
+) -> Conversation[Scan]:
+    """Read the messages [start, end) of a queue backwards, page by page.
+
+    Return the newest messages for which `is_match` is True. Stop reading when there are `count_max`
+    of them.
+    """
+    start, end = offset_range
+    matching: list[StoredMessage] = []
+    read_count = 0
+    while end > start and len(matching) < count_max:
+        page: list[StoredMessage] = []
+
+        def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
+            page += messages
+            return True
+
+        page_start = max(start, end - SCAN_PAGE)
+        yield from read_range(directory, queue, page_start, end, take)
+        end = page_start
+        read_count += len(page)
+        matching += [message for message in reversed(page) if is_match(message)]
+    return Scan(matching[:count_max], read_count)
 
 
 # ------------------------------------------------- waiting messages on SluiceMQ brokers
@@ -312,43 +321,46 @@ def delayed(
     None means all. Only SluiceMQ brokers answer. Raises RequestError.
     """
 
-    def page(cursor: str | None, count: int) -> Command:
+    def make_page_request(cursor: str | None, count: int) -> Command:
         return requests.list_delayed(topic=topic, key=key, cursor=cursor, count_max=count)
 
     decode = bodies.decode_waiting
-    found = yield from _listed(directory, page, "cursor", decode, count_max, address)
-    return {
-        broker: sorted(waiting, key=lambda item: item.due_ms) for broker, waiting in found.items()
-    }
+    waiting_by_broker = yield from _list_pages(
+        directory, make_page_request, "cursor", decode, count_max, address
+    )
+    for waiting in waiting_by_broker.values():
+        waiting.sort(key=lambda message: message.due_ms)
+    return waiting_by_broker
 
 
-def _listed(
+def _list_pages(
     directory: Directory,
-    page: Callable[[str | None, int], Command],
+    make_page_request: Callable[[str | None, int], Command],
     cursor_field: str,
     decode: Callable[[bytes | memoryview], list[T]],
     count_max: int,
-    only: str | None,
+    only_address: str | None,
 ) -> Conversation[dict[str, list[T]]]:
     """Return what brokers list in pages, by broker address.
 
-    `page(cursor, count)` makes the request for `count` items from a cursor on, where None is the
-    beginning. The field `cursor_field` of a response contains the cursor of the next page. `only`
-    is the address of the only broker to ask; None means every master.
+    `make_page_request(cursor, count)` makes the request for `count` items from a cursor on, where
+    None is the beginning. The field `cursor_field` of a response contains the cursor of the next
+    page. `only_address` is the address of the only broker to ask; None means every master.
     """
-    found: dict[str, list[T]] = {}
-    for address in [only] if only else (yield from masters(directory)).values():
-        items: list[T] = []
+    brokers = {"": only_address} if only_address else (yield from masters(directory))
+    items_by_broker: dict[str, list[T]] = {}
+    for address in brokers.values():
+        listed: list[T] = []
         cursor: str | None = None
-        while len(items) < count_max:
-            command = page(cursor, min(count_max - len(items), PAGE_MAX))
+        while len(listed) < count_max:
+            command = make_page_request(cursor, min(count_max - len(listed), PAGE_MAX))
             answer = yield from directory.call(address, command)
-            items += decode(answer.body)
+            listed += decode(answer.body)
             cursor = (answer.fields or {}).get(cursor_field)
             if not cursor:
                 break
-        found[address] = items
-    return found
+        items_by_broker[address] = listed
+    return items_by_broker
 
 
 def cancel_delayed(directory: Directory, address: str, handle: str) -> Conversation[None]:
@@ -373,13 +385,15 @@ def transactions(
     means all. Only SluiceMQ brokers answer. Raises RequestError.
     """
 
-    def page(after: str | None, count: int) -> Command:
+    def make_page_request(after: str | None, count: int) -> Command:
         return requests.list_transactions(
             group=group, topic=topic, after=int(after) if after else None, count_max=count
         )
 
     decode = bodies.decode_open_transactions
-    return (yield from _listed(directory, page, "after", decode, count_max, address))
+    return (
+        yield from _list_pages(directory, make_page_request, "after", decode, count_max, address)
+    )
 
 
 def resolve_transaction(
@@ -403,294 +417,3 @@ def resolve_transaction(
             expect_success(answer, broker)
             return broker
     return None
-
-
-# ------------------------------------------------------------------------------- timelines
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One event in the trace of a message.
-
-    `kind` is send, store, transaction, recall or deliver. `result` is the outcome of a delivery,
-    None if it is unknown. `cost_ms` is None if the event has not ended, or has no duration. `round`
-    is how often the message had been delivered to the group before. `place` is the queue or the
-    address at which it happened.
-    """
-
-    time_ms: int
-    kind: str
-    group: str | None = None
-    result: str | None = None
-    cost_ms: int | None = None
-    round: int | None = None
-    place: str | None = None
-    detail: str | None = None
-
-
-@dataclass(slots=True)
-class GroupTrace:
-    """What happened to the message in one consumer group.
-
-    `deliveries` counts the traced deliveries, and `results` are their outcomes. `consumed` is True
-    if one of them succeeded. `is_past` is known for groups without traces: whether their committed
-    offset is beyond the message.
-    """
-
-    group: str
-    deliveries: int = 0
-    consumed: bool = False
-    results: list[str] = field(default_factory=list)
-    is_past: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """The trace of one message.
-
-    `unread` is the number of trace records that could not be decoded.
-    """
-
-    message_id: str
-    topic: str | None
-    tags: str | None
-    keys: str | None
-    steps: list[Step]
-    groups: list[GroupTrace]
-    unread: int
-
-
-def timeline(
-    message_id: str, records: Iterable[TraceRecord], stored: StoredMessage | None, unread: int = 0
-) -> Timeline:
-    """Return the timeline of a message: its records and its storing, in the order of their times.
-
-    A delivery with a beginning and an end becomes one step. `stored` is the message itself, None if
-    it is no longer stored.
-    """
-    records = list(records)
-    ends = {r.request_id: r for r in records if isinstance(r, ConsumeTrace)}
-    begun = {r.request_id for r in records if isinstance(r, DeliveryTrace)}
-    steps = []
-    for record in records:
-        if not isinstance(record, ConsumeTrace):
-            steps.append(_step(record, ends))
-        elif record.request_id not in begun and ends[record.request_id] is record:
-            began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
-            result = record.outcome.name.lower()
-            steps.append(Step(began_ms, "deliver", record.group, result, record.cost_ms))
-    begin_ms = min((step.time_ms for step in steps if step.kind == "send"), default=0)
-    if stored is not None:
-        place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
-        detail = f"in {stored.topic}"
-        steps.append(Step(stored.store_time_ms, "store", place=place, detail=detail))
-
-    def order(step: Step) -> tuple[int, int]:
-        # A message is stored after it was sent, even if the clocks of two machines disagree.
-        is_store = step.kind == "store"
-        return max(step.time_ms, begin_ms) if is_store else step.time_ms, _ORDER[step.kind]
-
-    steps.sort(key=order)
-    named = [r for r in records if isinstance(r, SendTrace | TransactionTrace)]
-    topic = next((r.topic for r in named if r.topic), stored.topic if stored else None)
-    tags = next((r.tags for r in named if r.tags), stored.tag if stored else None)
-    keys = next((r.keys for r in records if not isinstance(r, RecallTrace) and r.keys), None)
-    groups: dict[str, GroupTrace] = {}
-    for step in steps:
-        if step.kind == "deliver":
-            group = groups.setdefault(step.group or "?", GroupTrace(step.group or "?"))
-            group.deliveries += 1
-            group.results.append(step.result or "unknown")
-            group.consumed = group.consumed or step.result == "success"
-    return Timeline(message_id, topic, tags, keys, steps, list(groups.values()), unread)
-
-
-def _step(
-    record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
-    ends: dict[str | None, ConsumeTrace],
-) -> Step:
-    """Return the step of a record.
-
-    `ends` contains, by request id, the records that end deliveries.
-    """
-    match record:
-        case SendTrace() as r:
-            detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
-            result = "success" if r.success else "failed"
-            return Step(
-                r.time_ms,
-                "send",
-                r.group,
-                result,
-                cost_ms=r.cost_ms,
-                place=r.store_host,
-                detail=detail,
-            )
-        case DeliveryTrace() as r:
-            end = ends.get(r.request_id)
-            outcome = end.outcome.name.lower() if end is not None else None
-            cost_ms = end.cost_ms if end is not None else None
-            return Step(
-                r.time_ms, "deliver", r.group, outcome, cost_ms=cost_ms, round=r.retry_times
-            )
-        case TransactionTrace() as r:
-            why = "after a check" if r.from_check else None
-            state = (r.state or "").lower()
-            return Step(r.time_ms, "transaction", r.group, state, place=r.store_host, detail=why)
-        case RecallTrace() as r:
-            return Step(r.time_ms, "recall", r.group, "success" if r.success else "failed")
-
-
-# ---------------------------------------------------------------------------------- traces
-
-
-def trace(
-    directory: Directory,
-    message_id: str,
-    *,
-    trace_topic: str = TRACE_TOPIC,
-    anywhere: bool = True,
-) -> Conversation[Timeline]:
-    """Return what happened to a message, as far as clients have traced it.
-
-    The id may be that of the producer or of the broker. `anywhere` is that of `message_by_id`, for
-    a message whose topic no trace contains. Raises MessageNotFoundError if no trace exists,
-    RouteNotFoundError if the trace topic does not exist.
-    """
-    known_id = message_id.strip()
-    traces = yield from _traces(directory, known_id, trace_topic)
-    stored = None
-    if not traces:
-        stored = yield from _stored(directory, known_id, None, anywhere)
-        if stored is not None and stored.message_id != known_id:
-            known_id = stored.message_id
-            traces = yield from _traces(directory, known_id, trace_topic)
-    records, unread = _records(traces, known_id, None)
-    if not any(isinstance(record, SendTrace) for record in records):
-        stored = stored or (yield from _stored(directory, known_id, None, anywhere))
-        if stored is not None:
-            late = yield from _batch_traces(directory, stored, trace_topic)
-            records += _records(late, known_id, stored.offset_message_id)[0]
-    if not records:
-        where = f", though the message is in {stored.topic!r}" if stored is not None else ""
-        raise MessageNotFoundError(
-            f"the topic {trace_topic!r} has no trace of {message_id}{where}.",
-            fix="Enable traces in the clients: Sluice(…, trace=True), in Java enableMsgTrace. "
-            "Traces are found a few seconds later. For traces in another topic, use --topic.",
-        )
-    if stored is None:
-        topic = next(
-            (r.topic for r in records if isinstance(r, SendTrace | TransactionTrace)), None
-        )
-        stored = yield from _stored(directory, known_id, topic, anywhere)
-    found = timeline(known_id, records, stored, unread)
-    if stored is not None:
-        known = {group.group for group in found.groups}
-        found.groups.extend((yield from _untraced_groups(directory, stored, known)))
-    return found
-
-
-def _untraced_groups(
-    directory: Directory, stored: StoredMessage, traced: set[str]
-) -> Conversation[list[GroupTrace]]:
-    """Return the groups of the message's topic that have not traced its delivery."""
-    queue = MessageQueue(stored.topic, stored.broker, stored.queue_id)
-    found: list[GroupTrace] = []
-    try:
-        for group in sorted(set((yield from groups_of_topic(directory, stored.topic))) - traced):
-            offset = yield from committed_offset(directory, group, queue)
-            is_past = offset is not None and offset > stored.queue_offset
-            found.append(GroupTrace(group, is_past=is_past))
-    except (RequestError, RouteNotFoundError):
-        pass  # an older broker, or access rules: the timeline has the traced groups only
-    return found
-
-
-def _traces(
-    directory: Directory, message_id: str, trace_topic: str
-) -> Conversation[list[StoredMessage]]:
-    """Return all trace messages with the id as a key, oldest first.
-
-    A broker returns at most the newest `COUNT_MAX` messages, so further ones are requested with an
-    earlier end until no new ones are found. Raises RouteNotFoundError if the trace topic does not
-    exist.
-    """
-    found: dict[tuple[str, int, int], StoredMessage] = {}
-    end_ms = TIME_MAX_MS
-    try:
-        for _ in range(_PAGES_MAX):
-            page = yield from messages_by_key(
-                directory, trace_topic, message_id, end_ms=end_ms, count_max=1_000_000
-            )
-            known = len(found)
-            found |= {(m.broker, m.queue_id, m.queue_offset): m for m in page}
-            # Newest come first: a full page of a broker ends where its next page must begin.
-            counts = Counter(message.broker for message in page)
-            full = {broker for broker, count in counts.items() if count >= COUNT_MAX}
-            oldest_ms = {m.broker: m.store_time_ms for m in page if m.broker in full}
-            if len(found) == known or not oldest_ms:
-                break
-            end_ms = max(oldest_ms.values())
-    except (RouteNotFoundError, TopicNotFoundError):
-        raise RouteNotFoundError(
-            f"no broker has the trace topic {trace_topic!r}.",
-            fix="Set traceTopicEnable=true on a broker and restart it (or create the topic). Then "
-            "enable traces in the clients: Sluice(…, trace=True).",
-        ) from None
-    return sorted(found.values(), key=lambda message: message.store_time_ms)
-
-
-def _batch_traces(
-    directory: Directory, stored: StoredMessage, trace_topic: str
-) -> Conversation[list[StoredMessage]]:
-    """Return the trace messages that mention a message and were stored shortly after it.
-
-    The trace topic is read: these messages do not have the id as a key.
-    """
-    begin_ms = stored.store_time_ms - _SKEW_MS
-    end_ms = stored.store_time_ms + _LATE_MS
-    names = stored.message_id.encode(), stored.offset_message_id.encode()
-    found: list[StoredMessage] = []
-    scans = 0
-
-    def take(page: list[StoredMessage]) -> bool:
-        nonlocal scans
-        scans += 1
-        found.extend(m for m in page if any(name in m.body_or_raw for name in names))
-        return page[-1].store_time_ms <= end_ms and scans < _SCANS_MAX
-
-    for queue in (yield from queues(directory, trace_topic)):
-        scans = 0
-        low = yield from offset_by_time(directory, queue, begin_ms)
-        yield from read_range(directory, queue, low, TIME_MAX_MS, take)
-    return found
-
-
-def _stored(
-    directory: Directory, message_id: str, topic: str | None, anywhere: bool
-) -> Conversation[StoredMessage | None]:
-    """Return the message itself, None if it is no longer stored."""
-    try:
-        return (yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere))
-    except MessageNotFoundError:
-        return None
-
-
-def _records(
-    traces: Iterable[StoredMessage], message_id: str, offset_message_id: str | None
-) -> tuple[list[TraceRecord], int]:
-    """Return (trace records of one message, number of records that could not be decoded).
-
-    A trace message contains records of several messages. `offset_message_id` is the message's
-    position, None if it is unknown.
-    """
-    records: list[TraceRecord] = []
-    unread = 0
-    for message in traces:
-        decoded, odd = decode_trace_records(message.body_or_raw)
-        unread += odd
-        for record in decoded:
-            own = record_of_message(record, message_id, offset_message_id)
-            if own is not None:
-                records.append(own)
-    return list(dict.fromkeys(records)), unread

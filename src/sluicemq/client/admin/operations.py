@@ -15,6 +15,7 @@ from sluicemq.client.admin import (
     group_report,
     messages,
     servers,
+    traces,
 )
 from sluicemq.client.admin import dead_letters as dead_letter_operations
 from sluicemq.client.admin import groups as group_operations
@@ -87,7 +88,7 @@ class AdminOperations:
     transactions: Final = operation(messages.transactions)
     resolve_transaction: Final = operation(messages.resolve_transaction)
 
-    trace: Final = operation(messages.trace)
+    trace: Final = operation(traces.trace)
     explain_message: Final = operation(explain.explain_message)
     explain_group: Final = operation(explain.explain_group)
     subscriptions: Final = operation(subscription_operations.subscriptions)

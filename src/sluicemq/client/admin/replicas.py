@@ -35,26 +35,34 @@ def replicas(directory: Directory) -> Conversation[list[Status]]:
     "gone"), address, epoch, inSync, lagBytes, lagMs, logEnd, state, and `said`, the whole answer of
     a SluiceMQ broker. A field is None if its value is unknown.
     """
-    info = yield from cluster_info(directory)
-    found = []
-    for name, data in sorted(info.brokers.items()):
-        rows = []
-        for broker_id, address in sorted(data.addresses.items()):
-            row = _row(name, data.cluster, broker_id, address)
-            try:
-                answer = yield Call(address, requests.replica_status(), ASK_S)
-            except ClientError as error:
-                row |= {"role": GONE, "state": f"unreachable: {error.fact}"}
-            else:
-                if answer.code == SUCCESS:
-                    row["said"] = status = fastjson.loads(answer.body)
-                    row |= {name: status.get(name) for name in REPORTED_FIELDS}
-            rows.append(row)
-        found += sorted(_completed(rows), key=lambda row: (row["role"] != MASTER, row["id"]))
-    return found
+    cluster_state = yield from cluster_info(directory)
+    records = []
+    for name, broker_data in sorted(cluster_state.brokers.items()):
+        records_of_broker = []
+        for broker_id, address in sorted(broker_data.addresses.items()):
+            record = _make_record(name, broker_data.cluster, broker_id, address)
+            yield from _ask_replica(record, address)
+            records_of_broker.append(record)
+        records_of_broker = _complete_from_master(records_of_broker)
+        records_of_broker.sort(key=lambda record: (record["role"] != MASTER, record["id"]))
+        records += records_of_broker
+    return records
 
 
-def _row(broker: str, cluster: str, broker_id: int, address: str | None) -> Status:
+def _ask_replica(record: Status, address: str) -> Conversation[None]:
+    """Ask a replica for its state, and add the answer to its record."""
+    try:
+        answer = yield Call(address, requests.replica_status(), ASK_S)
+    except ClientError as error:
+        record |= {"role": GONE, "state": f"unreachable: {error.fact}"}
+        return
+    if answer.code == SUCCESS:
+        status = fastjson.loads(answer.body)
+        record["said"] = status
+        record |= {name: status.get(name) for name in REPORTED_FIELDS}
+
+
+def _make_record(broker: str, cluster: str, broker_id: int, address: str | None) -> Status:
     """Return the record of a replica with what the routes say about it."""
     unknown = dict.fromkeys(("epoch", "inSync", "lagBytes", "lagMs", "logEnd", "said"))
     role = MASTER if broker_id == MASTER_ID else SLAVE
@@ -69,49 +77,52 @@ def _row(broker: str, cluster: str, broker_id: int, address: str | None) -> Stat
     }
 
 
-def _completed(rows: list[Status]) -> list[Status]:
+def _complete_from_master(records: list[Status]) -> list[Status]:
     """Return the records of one broker with what its master reports of the other replicas.
 
     The master reports the in-sync set and the lag of its slaves. The newest master counts if
     several replicas think that they are master, and any replica if none does. Replicas of the
     in-sync set that are not registered are added as gone.
     """
-    answered = [row for row in rows if row["said"]]
+    answered = [record for record in records if record["said"]]
     if not answered:
-        return rows
-    master = max(answered, key=lambda row: (row["role"] == MASTER, row["epoch"] or 0))
+        return records
+    master = max(answered, key=lambda record: (record["role"] == MASTER, record["epoch"] or 0))
     in_sync = master["said"].get("inSync")
-    slaves = {one["id"]: one for one in master["said"].get("slaves", ()) if one.get("id")}
-    for row in rows:
-        row["inSync"] = None if in_sync is None else row["id"] in in_sync
-        if row is not master and (seen := slaves.get(row["id"])) is not None:
-            row |= {"lagBytes": seen["lagBytes"], "lagMs": seen["lagMs"]}
-    known = {row["id"] for row in rows}
+    slaves = {slave["id"]: slave for slave in master["said"].get("slaves", ()) if slave.get("id")}
+    for record in records:
+        if in_sync is not None:
+            record["inSync"] = record["id"] in in_sync
+        slave = slaves.get(record["id"])
+        if record is not master and slave is not None:
+            record |= {"lagBytes": slave["lagBytes"], "lagMs": slave["lagMs"]}
+
+    registered_ids = {record["id"] for record in records}
     for broker_id in in_sync or ():
-        if broker_id not in known:
-            gone = _row(master["broker"], master["cluster"], broker_id, None)
-            rows.append(gone | {"role": GONE, "state": "not there", "inSync": True})
-    return rows
+        if broker_id not in registered_ids:
+            gone = _make_record(master["broker"], master["cluster"], broker_id, None)
+            records.append(gone | {"role": GONE, "state": "not there", "inSync": True})
+    return records
 
 
-def _broker_of(rows: list[Status], broker: str | None) -> tuple[str, list[Status]]:
+def _select_broker(records: list[Status], broker: str | None) -> tuple[str, list[Status]]:
     """Return (broker name, its records) for the broker that a command is about.
 
     `broker` may be None if there is only one. Raises ConfigurationError if it does not exist, or if
     there are several brokers and none is named.
     """
-    by_broker: dict[str, list[Status]] = {}
-    for row in rows:
-        by_broker.setdefault(row["broker"], []).append(row)
-    if broker is None and len(by_broker) == 1:
-        broker = next(iter(by_broker))
-    if broker is None or broker not in by_broker:
-        what = f"the broker {broker!r} does not exist"
+    records_by_broker: dict[str, list[Status]] = {}
+    for record in records:
+        records_by_broker.setdefault(record["broker"], []).append(record)
+    if broker is None and len(records_by_broker) == 1:
+        (broker,) = records_by_broker
+    if broker is None or broker not in records_by_broker:
+        problem = f"the broker {broker!r} does not exist"
         if broker is None:
-            what = "there are several brokers"
-        names = ", ".join(by_broker) or "none"
-        raise ConfigurationError(f"{what}.", fix=f"Name one of them with --broker: {names}.")
-    return broker, by_broker[broker]
+            problem = "there are several brokers"
+        names = ", ".join(records_by_broker) or "none"
+        raise ConfigurationError(f"{problem}.", fix=f"Name one of them with --broker: {names}.")
+    return broker, records_by_broker[broker]
 
 
 def switch_master(
@@ -123,15 +134,17 @@ def switch_master(
     answers when it has begun to hand over. `broker` may be None if there is only one. Raises
     ConfigurationError if there is no such master, RequestError if it cannot hand over.
     """
-    name, rows = _broker_of((yield from replicas(directory)), broker)
-    master = next((row for row in rows if row["role"] == MASTER), None)
+    all_records = yield from replicas(directory)
+    name, records = _select_broker(all_records, broker)
+    master = next((record for record in records if record["role"] == MASTER), None)
     if master is None or master["said"] is None or master["epoch"] is None:
         raise ConfigurationError(
             f"broker {name} has no master that could hand over.",
             fix="Only replicas with sluiceConsensus and a master can switch. See "
             '"sluice cluster status".',
         )
-    expect_success((yield Call(master["address"], requests.switch_master(to))), master["address"])
+    answer = yield Call(master["address"], requests.switch_master(to))
+    expect_success(answer, master["address"])
     return master
 
 
@@ -143,13 +156,16 @@ def elect_master(
     Return its record from before. `broker` may be None if there is only one. Raises
     ConfigurationError if the replica does not respond, RequestError if it refuses.
     """
-    name, rows = _broker_of((yield from replicas(directory)), broker)
-    chosen = next((row for row in rows if row["id"] == broker_id and row["said"]), None)
+    all_records = yield from replicas(directory)
+    name, records = _select_broker(all_records, broker)
+    responding = {record["id"]: record for record in records if record["said"]}
+    chosen = responding.get(broker_id)
     if chosen is None:
-        responding = ", ".join(str(row["id"]) for row in rows if row["said"])
+        responding_ids = ", ".join(map(str, responding)) or "none"
         raise ConfigurationError(
             f"broker {name} has no replica {broker_id} that responds.",
-            fix=f"Use one of: {responding or 'none'}.",
+            fix=f"Use one of: {responding_ids}.",
         )
-    expect_success((yield Call(chosen["address"], requests.elect_master())), chosen["address"])
+    answer = yield Call(chosen["address"], requests.elect_master())
+    expect_success(answer, chosen["address"])
     return chosen

@@ -19,7 +19,7 @@ from sluicemq.wire.declare import decode_header
 def _settings(body: bytes | memoryview) -> dict[str, str]:
     """Parse the lines of a .properties file as servers send them, without any escaping."""
     lines = (line.partition("=") for line in bytes(body).decode().splitlines())
-    return {key: value for key, separator, value in lines if separator and key[0] != "#"}
+    return {name: setting for name, separator, setting in lines if separator and name[0] != "#"}
 
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
@@ -97,8 +97,8 @@ def clean_up(directory: Directory, address: str, what: str) -> Conversation[None
 def replication_status(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """Return what a broker reports of its slaves, or of its master (907; spec/admin.md §4)."""
     answer = yield from directory.call(address, requests.replication_status())
-    found: dict[str, Any] = fastjson.loads(answer.body)
-    return found
+    status: dict[str, Any] = fastjson.loads(answer.body)
+    return status
 
 
 def reset_flushed_position(directory: Directory, address: str, offset: int) -> Conversation[None]:
@@ -125,9 +125,15 @@ def statistic_at(
     answer = yield Call(address, requests.statistics(name=name, key=key))
     if answer.code != SUCCESS:
         return 0.0, 0
-    found = fastjson.loads(answer.body)
-    sums = (found[span]["sum"] for span in ("statsDay", "statsHour", "statsMinute"))
-    return found["statsMinute"]["tps"], next(filter(None, sums), 0)
+    statistics = fastjson.loads(answer.body)
+    # The sum of a longer span is 0 until that span has been sampled.
+    count = (
+        statistics["statsDay"]["sum"]
+        or statistics["statsHour"]["sum"]
+        or statistics["statsMinute"]["sum"]
+        or 0
+    )
+    return statistics["statsMinute"]["tps"], count
 
 
 def statistic(
@@ -137,9 +143,9 @@ def statistic(
     rate = 0.0
     count = 0
     for address in (yield from masters_of_topic(directory, topic)).values():
-        own_rate, own_count = yield from statistic_at(directory, address, name, key)
-        rate = rate + own_rate
-        count = count + own_count
+        broker_rate, broker_count = yield from statistic_at(directory, address, name, key)
+        rate += broker_rate
+        count += broker_count
     return rate, count
 
 
@@ -170,8 +176,8 @@ def set_white_addresses(
 def accounts(directory: Directory, address: str) -> Conversation[dict[str, Any]]:
     """Return the accounts of a broker as in plain_acl.yml, with masked secret keys."""
     answer = yield from directory.call(address, requests.accounts())
-    found: dict[str, Any] = fastjson.loads(answer.body)
-    return found
+    accounts_by_section: dict[str, Any] = fastjson.loads(answer.body)
+    return accounts_by_section
 
 
 def account_versions(

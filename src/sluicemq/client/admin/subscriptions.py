@@ -57,7 +57,7 @@ class GroupSubscriptions:
     @property
     def topics(self) -> frozenset[str]:
         """The subscribed topics, without the retry topic of the group."""
-        reported = (own or () for own in self.members.values())
+        reported = (subscriptions or () for subscriptions in self.members.values())
         names = set(self.brokers).union(self.remembered, *reported)
         return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
 
@@ -67,18 +67,23 @@ class GroupSubscriptions:
         The subscription is None if the member does not subscribe the topic.
         """
         return {
-            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
+            client_id: subscriptions.get(topic)
+            for client_id, subscriptions in self.members.items()
+            if subscriptions is not None
         }
 
     def all_of(self, topic: str) -> list[Subscription]:
         """Return every known subscription of a topic, each expression once, in a fixed order."""
-        known = [
+        known_subscriptions = [
             self.brokers.get(topic),
             self.remembered.get(topic),
             *self.by_member(topic).values(),
         ]
-        found = {(one.kind, one.expression): one for one in known if one is not None}
-        return [found[key] for key in sorted(found)]
+        by_expression = {}
+        for subscription in known_subscriptions:
+            if subscription is not None:
+                by_expression[subscription.kind, subscription.expression] = subscription
+        return [by_expression[key] for key in sorted(by_expression)]
 
 
 def subscriptions(
@@ -91,31 +96,53 @@ def subscriptions(
     """
     if brokers is None:
         brokers = yield from masters(directory)
-    clients, by_broker = yield from connections_at(brokers, group)
+    clients, subscriptions_by_broker = yield from connections_at(brokers, group)
     reported_by_brokers: dict[str, Subscription] = {}
-    for own in by_broker.values():
-        reported_by_brokers |= own
+    for subscriptions_at_broker in subscriptions_by_broker.values():
+        reported_by_brokers |= subscriptions_at_broker
 
-    members: dict[str, Mapping[str, Subscription] | None] = {}
-    silent = 0
-    for client_id, address in sorted(clients.items()):
-        members[client_id] = None
-        if len(members) <= MEMBERS_ASKED_MAX and silent < SILENT_MEMBERS_MAX:
-            info = yield from ask_member(group, client_id, address)
-            if info is None:
-                silent += 1
-            else:
-                members[client_id] = {one.topic: one for one in info.subscriptions}
-
+    members = yield from _ask_members(group, clients)
     remembered: dict[str, Subscription] = {}
     if not members:
         with contextlib.suppress(*NO_ANSWER):
-            for counts in (yield from matching(directory, group)):
-                for item in counts.topics:
-                    if item.expression is not None:
-                        subscription = Subscription(item.topic, item.expression, item.kind)
-                        remembered[item.topic] = subscription
+            remembered = yield from _remembered_subscriptions(directory, group)
     return GroupSubscriptions(group, members, reported_by_brokers, remembered)
+
+
+def _ask_members(
+    group: str, clients: Mapping[str, str]
+) -> Conversation[dict[str, Mapping[str, Subscription] | None]]:
+    """Return client id -> topic -> subscription of each member, None if it was not asked or silent.
+
+    `clients` maps the client id of each member to the address of a broker that knows it. At most
+    `MEMBERS_ASKED_MAX` members are asked, and none after `SILENT_MEMBERS_MAX` did not answer.
+    """
+    members: dict[str, Mapping[str, Subscription] | None] = {}
+    silent_count = 0
+    for client_id, address in sorted(clients.items()):
+        members[client_id] = None
+        if len(members) <= MEMBERS_ASKED_MAX and silent_count < SILENT_MEMBERS_MAX:
+            running_info = yield from ask_member(group, client_id, address)
+            if running_info is None:
+                silent_count += 1
+            else:
+                members[client_id] = {
+                    subscription.topic: subscription for subscription in running_info.subscriptions
+                }
+    return members
+
+
+def _remembered_subscriptions(
+    directory: Directory, group: str
+) -> Conversation[dict[str, Subscription]]:
+    """Return, by topic, the subscriptions that SluiceMQ brokers remember of a group."""
+    remembered = {}
+    for broker_counts in (yield from matching(directory, group)):
+        for counts in broker_counts.topics:
+            if counts.expression is not None:
+                subscription = Subscription(counts.topic, counts.expression, counts.kind)
+                remembered[counts.topic] = subscription
+    return remembered
 
 
 def connections_at(
@@ -131,7 +158,7 @@ def connections_at(
     command = requests.consumer_connections(group=group)
     for name, address, answer in (yield from ask_each(brokers, command, absent=None)):
         connected = bodies.decode_consumer_connections(answer.body)
-        clients |= {one.client_id: address for one in connected.connections}
+        clients |= {connection.client_id: address for connection in connected.connections}
         subscriptions[name] = connected.subscriptions
     return clients, subscriptions
 

@@ -6,7 +6,7 @@ queue, times are milliseconds since 1970.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call, Conversation
@@ -36,6 +36,9 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.tables import decode_topic_config
 
+HIDDEN_SHOWN_MAX: Final = 8
+"""The most queues that the error about hidden messages names."""
+
 # -------------------------------------------------------------------- clusters and brokers
 
 
@@ -45,21 +48,23 @@ def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
     return bodies.decode_cluster_info(answer.body)
 
 
-def masters_of(info: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
+def masters_of(cluster_state: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
     """Return broker name -> address of its master, of one cluster or of all if `cluster` is None.
 
     Brokers without a master are left out. Raises ConfigurationError if the cluster does not exist.
     """
-    if cluster is not None and cluster not in info.clusters:
+    if cluster is not None and cluster not in cluster_state.clusters:
         raise ConfigurationError(
             f"the cluster {cluster!r} does not exist.",
-            fix=f"Use one of: {', '.join(sorted(info.clusters)) or 'none'}.",
+            fix=f"Use one of: {', '.join(sorted(cluster_state.clusters)) or 'none'}.",
         )
-    wanted = set(info.brokers) if cluster is None else set(info.clusters[cluster])
+    broker_names = (
+        set(cluster_state.brokers) if cluster is None else set(cluster_state.clusters[cluster])
+    )
     return {
-        name: data.addresses[MASTER_ID]
-        for name, data in sorted(info.brokers.items())
-        if name in wanted and MASTER_ID in data.addresses
+        name: broker_data.addresses[MASTER_ID]
+        for name, broker_data in sorted(cluster_state.brokers.items())
+        if name in broker_names and MASTER_ID in broker_data.addresses
     }
 
 
@@ -77,7 +82,9 @@ def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str,
     Raises RouteNotFoundError if the topic has no route.
     """
     route = yield from directory.get_route(topic)
-    addresses = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
+    addresses = (
+        (broker_data.broker, broker_data.addresses.get(MASTER_ID)) for broker_data in route.brokers
+    )
     return {broker: address for broker, address in addresses if address is not None}
 
 
@@ -90,14 +97,14 @@ def ask_each(
     answers with a code in `absent` has nothing to report and is left out; None means all codes.
     Raises RequestError for other codes, and for a refusal unless `absent` is None.
     """
-    found = []
+    responses = []
     for name, address in brokers.items():
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
-            found.append((name, address, answer))
+            responses.append((name, address, answer))
         elif absent is not None and (answer.code not in absent or is_access_denied(answer)):
             raise request_error(answer, address)
-    return found
+    return responses
 
 
 def ask_masters(
@@ -128,17 +135,17 @@ def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]
     rules are in force), `accounts`, the last `error`, and `refused`, the number of refused requests
     by access key. A process may be a broker and a name server at two addresses.
     """
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     for server in directory.name_servers:
         try:
             answer = yield Call(server, requests.access_status())
         except (ConnectionLostError, RequestTimeoutError):
             continue  # if no name server answers, the requests below raise
         if answer.code == SUCCESS and (state := fastjson.loads(answer.body)).get("enabled"):
-            found[server] = {"server": "nameserver", **state}
+            states[server] = {"server": "nameserver", **state}
     for _, address, answer in (yield from ask_masters(directory, requests.access_status())):
-        found[address] = {"server": "broker", **fastjson.loads(answer.body)}
-    return found
+        states[address] = {"server": "broker", **fastjson.loads(answer.body)}
+    return states
 
 
 # ---------------------------------------------------------------------------------- topics
@@ -193,21 +200,32 @@ def create_topic(
     if type is not None:
         changes[MESSAGE_TYPE] = type.upper()
     config = TopicConfig(name, queues, writers, perm, order=bool(order))
-    found = yield from masters(directory, cluster)
-    if not found:
+    brokers = yield from masters(directory, cluster)
+    if not brokers:
         raise ConfigurationError("no broker is registered.", fix='Start one with "sluice broker".')
     if not force:
-        yield from _check_nothing_hidden(found, name, queues)
+        yield from _check_nothing_hidden(brokers, name, queues)
     if order is not None:  # first, because brokers read it when they register the topic
-        value = ";".join(f"{broker}:{writers}" for broker in sorted(found))
-        for server in directory.name_servers:
-            command = requests.delete_kv(namespace=ORDER_TOPICS, key=name)
-            if order:
-                command = requests.put_kv(namespace=ORDER_TOPICS, key=name, value=value)
-            yield from directory.call(server, command)
-    yield from ask_each(found, requests.update_topic(config, changes))
+        queue_counts = dict.fromkeys(brokers, writers) if order else {}
+        yield from _set_order_config(directory, name, queue_counts)
+    yield from ask_each(brokers, requests.update_topic(config, changes))
     directory.routes.expire(name)
-    return sorted(found)
+    return sorted(brokers)
+
+
+def _set_order_config(
+    directory: Directory, topic: str, queue_counts: Mapping[str, int]
+) -> Conversation[None]:
+    """Set the order configuration of a topic at all name servers.
+
+    `queue_counts` is the number of queues by broker. If it is empty, the configuration is deleted.
+    """
+    command = requests.delete_kv(namespace=ORDER_TOPICS, key=topic)
+    if queue_counts:
+        entries = [f"{broker}:{count}" for broker, count in sorted(queue_counts.items())]
+        command = requests.put_kv(namespace=ORDER_TOPICS, key=topic, value=";".join(entries))
+    for server in directory.name_servers:
+        yield from directory.call(server, command)
 
 
 def _check_topic_settings(
@@ -230,12 +248,14 @@ def _check_topic_settings(
     if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
         raise ConfigurationError(
             f"the type of topic {topic} must not be {message_type!r}.",
-            fix=f"Use one of {', '.join(one.lower() for one in MESSAGE_TYPES)}.",
+            fix=f"Use one of {', '.join(known_type.lower() for known_type in MESSAGE_TYPES)}.",
         )
-    for key, value in attributes.items():
-        if not key or {",", "="} & set(key) or value == "" or "," in (value or ""):
+    for name, attribute in attributes.items():
+        is_valid_key = name and "," not in name and "=" not in name
+        is_valid_value = attribute is None or (attribute and "," not in attribute)
+        if not is_valid_key or not is_valid_value:
             raise ConfigurationError(
-                f"the attribute {key!r} = {value!r} cannot be sent.",
+                f"the attribute {name!r} = {attribute!r} cannot be sent.",
                 fix="Use a name and a value that are not empty and have no comma, and no = in the "
                 "name.",
             )
@@ -248,17 +268,21 @@ def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) ->
     higher. `brokers` are the brokers to ask, as name -> address.
     """
     command = requests.topic_stats(topic=name)
-    hidden: dict[MessageQueue, int] = {}
+    hidden_count = 0
+    hidden_queues: list[str] = []
     for _, _, answer in (yield from ask_each(brokers, command, absent={TOPIC_NOT_EXIST})):
         for queue, stats in sorted(bodies.decode_topic_stats(answer.body).queues.items()):
             stored = stats.offset_max - stats.offset_min
             if queue.queue_id >= queues and stored > 0:
-                hidden[queue] = stored
-    if hidden:
-        places = ", ".join(f"{queue.broker}:{queue.queue_id}" for queue in list(hidden)[:8])
+                hidden_count += stored
+                hidden_queues.append(f"{queue.broker}:{queue.queue_id}")
+    if hidden_queues:
+        shown_queues = ", ".join(hidden_queues[:HIDDEN_SHOWN_MAX])
+        if len(hidden_queues) > HIDDEN_SHOWN_MAX:
+            shown_queues += ", …"
         raise ConfigurationError(
-            f"with {queues} queues on each broker, no consumer would read {sum(hidden.values())} "
-            f"stored messages of topic {name} ({places}{', …' if len(hidden) > 8 else ''}).",
+            f"with {queues} queues on each broker, no consumer would read {hidden_count} "
+            f"stored messages of topic {name} ({shown_queues}).",
             fix="Let the groups read these queues first, or hide them with --force (in Python: "
             "force=True). They can be read again when the topic has as many queues as before.",
         )
@@ -268,10 +292,12 @@ def delete_topic(
     directory: Directory, name: str, *, cluster: str | None = None
 ) -> Conversation[None]:
     """Delete a topic on every master, or on those of one cluster, then on the name servers."""
-    info = yield from cluster_info(directory)
-    yield from ask_each(masters_of(info, cluster), requests.delete_topic_on_broker(topic=name))
+    cluster_state = yield from cluster_info(directory)
+    yield from ask_each(
+        masters_of(cluster_state, cluster), requests.delete_topic_on_broker(topic=name)
+    )
     for server in directory.name_servers:
-        for cluster_name in info.clusters if cluster is None else [cluster]:
+        for cluster_name in cluster_state.clusters if cluster is None else [cluster]:
             command = requests.delete_topic_on_name_server(topic=name, cluster=cluster_name)
             yield from directory.call(server, command)
         if cluster is None:
@@ -296,13 +322,13 @@ def topic_stats(directory: Directory, topic: str) -> Conversation[bodies.TopicSt
     Raises RouteNotFoundError.
     """
     command = requests.topic_stats(topic=topic)
-    found: dict[MessageQueue, bodies.QueueStats] = {}
+    stats_by_queue: dict[MessageQueue, bodies.QueueStats] = {}
     rate = 0.0
     for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
         stats = bodies.decode_topic_stats(answer.body)
-        found |= stats.queues
+        stats_by_queue |= stats.queues
         rate += stats.puts_per_second
-    return bodies.TopicStats(dict(sorted(found.items())), rate)
+    return bodies.TopicStats(dict(sorted(stats_by_queue.items())), rate)
 
 
 def topic_offsets(
@@ -321,10 +347,10 @@ def groups_of_topic(directory: Directory, topic: str) -> Conversation[list[str]]
     Raises RouteNotFoundError.
     """
     command = requests.groups_of_topic(topic=topic)
-    found: set[str] = set()
+    groups: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
-        found.update(bodies.decode_group_list(answer.body))
-    return sorted(found - {topic})  # RocketMQ lists the topic itself (spec/traffic, item 29)
+        groups.update(bodies.decode_group_list(answer.body))
+    return sorted(groups - {topic})  # RocketMQ lists the topic itself (spec/traffic, item 29)
 
 
 # ---------------------------------------------------------------------------------- queues
@@ -347,8 +373,8 @@ def earliest_time(directory: Directory, queue: MessageQueue) -> Conversation[int
 
 def offsets(directory: Directory, queue: MessageQueue) -> Conversation[tuple[int, int]]:
     """Return (first stored offset, offset of the next message) of a queue."""
-    first = yield from offset_min(directory, queue)
-    return first, (yield from offset_max(directory, queue))
+    first_offset = yield from offset_min(directory, queue)
+    return first_offset, (yield from offset_max(directory, queue))
 
 
 def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> Conversation[int]:

@@ -134,21 +134,12 @@ class BrokerRequests:
         if loop_handler is None or loop is None or loop.is_closed():
             return False
 
-        async def run() -> None:
-            """Call the handler, and respond with its result or its error."""
-            try:
-                response = await loop_handler(command, address)
-            except Exception as error:  # noqa: BLE001 - logged and reported to the broker
-                _log.warning("cannot answer a request of the broker %s: %s", address, error)
-                response = _error_response(error)
-            if response is not None:
-                respond(response)
-
-        def start() -> None:
+        def start_answering() -> None:
+            answering = _answer(loop_handler, command, address, respond)
             with contextlib.suppress(ClosedError):  # the client is being closed
-                self._tasks.spawn(run(), "sluicemq answer to a broker")
+                self._tasks.spawn(answering, "sluicemq answer to a broker")
 
-        loop.call_soon_threadsafe(start)
+        loop.call_soon_threadsafe(start_answering)
         return True
 
     async def check_transaction(self, command: Command, address: str) -> None:
@@ -217,7 +208,7 @@ class BrokerRequests:
                 remark=f"the client {self._client.client_id} is not a member of {header.group}",
             )
         now_s = self._client.cluster.clock.monotonic_s()
-        info = bodies.RunningInfo(
+        running_info = bodies.RunningInfo(
             self._consumer_properties(member),
             tuple(member.subscriptions.values()),
             dict(self._queues(member)),
@@ -225,7 +216,7 @@ class BrokerRequests:
             format_stacks(self._client.loop) if header.stack_enable else None,
             self._notes(member, now_s),
         )
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(running_info))
 
     def _notes(self, member: Member, now_s: float) -> dict[str, str]:
         """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic seconds).
@@ -237,44 +228,46 @@ class BrokerRequests:
         handed_out = [message for reader in readers for message in tuple(reader.handed_out)]
         handed_out.sort(key=lambda message: message.handed_out_s)
         notes = {"messagesOut": str(len(handed_out))}
-        consumers = [
-            one
-            for one in self._client.consumers_of(member.group)
-            if isinstance(one, PushConsumer) and one.is_running
-        ]
+        consumers = self._running_push_consumers(member.group)
         if consumers:
-            notes["workersLive"] = str(sum(one.live_workers for one in consumers))
-            notes["workersWanted"] = str(sum(one.concurrency for one in consumers))
-        for number, message in enumerate(handed_out[:HANDED_OUT_SHOWN_MAX]):
-            record = message.record
-            notes[f"out{number:02d}"] = (
-                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - message.handed_out_s:.1f} s"
-            )
+            notes["workersLive"] = str(sum(consumer.live_workers for consumer in consumers))
+            notes["workersWanted"] = str(sum(consumer.concurrency for consumer in consumers))
+        for index, message in enumerate(handed_out[:HANDED_OUT_SHOWN_MAX]):
+            notes[f"out{index:02d}"] = _describe_handed_out(message, now_s)
         for topic, stats in member.readers.stats.items():
             if stats.undecodable_count:
-                notes[f"{UNDECODABLE_NOTE}{topic}"] = (
-                    f"{stats.undecodable_count}; {stats.last_undecodable_error}"
-                )
+                undecodable = f"{stats.undecodable_count}; {stats.last_undecodable_error}"
+                notes[f"{UNDECODABLE_NOTE}{topic}"] = undecodable
         return notes
+
+    def _running_push_consumers(self, group: str) -> list[PushConsumer]:
+        """Return the consumers of a group that have a handler and are running."""
+        return [
+            consumer
+            for consumer in self._client.consumers_of(group)
+            if isinstance(consumer, PushConsumer) and consumer.is_running
+        ]
 
     def _consumer_properties(self, member: Member) -> dict[str, str]:
         """Return the options and state of a group's consumers, under the Java client's names."""
         options = member.options
-        consumers = list(self._client.consumers_of(member.group))
-        threads = [one.concurrency for one in consumers if isinstance(one, PushConsumer)]
+        name_servers = "".join(f"{address};" for address in self._client.cluster.name_servers)
+        consume_type = bodies.CONSUME_PASSIVELY if member.has_retries else bodies.CONSUME_ACTIVELY
+        message_model = bodies.BROADCASTING if options.broadcast else bodies.CLUSTERING
+        handler_count = 0
+        for consumer in self._client.consumers_of(member.group):
+            if isinstance(consumer, PushConsumer):
+                handler_count += consumer.concurrency
         return {
-            "PROP_NAMESERVER_ADDR": "".join(f"{it};" for it in self._client.cluster.name_servers),
-            "PROP_CONSUME_TYPE": (
-                bodies.CONSUME_PASSIVELY if member.has_retries else bodies.CONSUME_ACTIVELY
-            ),
+            "PROP_NAMESERVER_ADDR": name_servers,
+            "PROP_CONSUME_TYPE": consume_type,
             "PROP_CLIENT_VERSION": "V5_3_3",
             "PROP_CONSUMEORDERLY": str(options.ordered).lower(),
-            "PROP_THREADPOOL_CORE_SIZE": str(sum(threads)),
+            "PROP_THREADPOOL_CORE_SIZE": str(handler_count),
             "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
             "language": "PYTHON",
             "consumerGroup": member.group,
-            "messageModel": bodies.BROADCASTING if options.broadcast else bodies.CLUSTERING,
+            "messageModel": message_model,
             "consumeFromWhere": options.consume_from,
             "pullBatchSize": str(options.pull_count),
             "pullThresholdForQueue": str(options.count_max),
@@ -293,30 +286,17 @@ class BrokerRequests:
         now_s = clock.monotonic_s()
         now_ms = clock.now_ms()
 
-        def time_ms(monotonic_s: float) -> int:
+        def to_unix_ms(monotonic_s: float) -> int:
             """Return monotonic seconds as milliseconds since 1970, and 0 for 0."""
-            return now_ms - int((now_s - monotonic_s) * 1000) if monotonic_s else 0
+            if not monotonic_s:
+                return 0
+            return now_ms - int((now_s - monotonic_s) * 1000)
 
         for queue in sorted(member.readers.queues):
             reader = member.readers.get(queue)
-            if reader is None:
-                continue
-            in_flight = reader.in_flight
-            first = in_flight.committable
-            position = in_flight.position
-            yield (
-                queue,
-                bodies.QueueState(
-                    first if reader.committed_offset is None else reader.committed_offset,
-                    in_flight.count,
-                    first if in_flight.count else 0,
-                    position - 1 if in_flight.count else 0,
-                    in_flight.size_bytes >> 20,
-                    locked=member.options.ordered and reader.may_commit,
-                    last_pull_ms=time_ms(reader.last_pull_s),
-                    last_consume_ms=time_ms(reader.stats.last_consume_s),
-                ),
-            )
+            if reader is not None:
+                is_locked = member.options.ordered and reader.may_commit
+                yield queue, _queue_state(reader, is_locked, to_unix_ms)
 
     # ---------------------------------------------------------------------------- one message
 
@@ -327,44 +307,72 @@ class BrokerRequests:
         committed. If this client has no handler for the group, the response is SYSTEM_ERROR (1).
         """
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
-        handlers = (
-            one
-            for one in self._client.consumers_of(header.group)
-            if isinstance(one, PushConsumer) and one.is_running
-        )
-        consumer = next(handlers, None)
-        if consumer is None:
+        consumers = self._running_push_consumers(header.group)
+        if not consumers:
             return Command(
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"the client {self._client.client_id} has no handler for {header.group}: it "
                 "consumes with a stream or by polling",
             )
+        consumer = consumers[0]
         record = decode_record(command.body, broker=header.broker or "")
-        origin = DirectReader(self._client.cluster, consumer.group, record)
         clock = self._client.cluster.clock
         started_s = clock.monotonic_s()
-        outcome = bodies.ConsumeResult.SUCCESS
-        remark = None
+        outcome, remark = await self._call_handler(consumer, record)
+        spent_ms = int((clock.monotonic_s() - started_s) * 1000)
+        direct_result = bodies.DirectResult(outcome, remark, spent_ms, consumer.is_ordered)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(direct_result))
+
+    async def _call_handler(
+        self, consumer: PushConsumer, record: StoredMessage
+    ) -> tuple[bodies.ConsumeResult, str | None]:
+        """Call the handler of a consumer with one message; return (outcome, remark about it)."""
+        origin = DirectReader(self._client.cluster, consumer.group, record)
+        message = ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
         try:
-            await consumer.call_handler(
-                ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
-            )
-            if origin.is_rejected:
-                outcome = bodies.ConsumeResult.LATER
+            await consumer.call_handler(message)
         except RetryLaterError as later:
-            outcome = bodies.ConsumeResult.LATER
-            remark = str(later)
+            return bodies.ConsumeResult.LATER, str(later)
         except Exception as failure:  # noqa: BLE001 - a handler may raise anything
             error = failure.error if isinstance(failure, EscapedError) else failure
-            outcome = bodies.ConsumeResult.EXCEPTION
             remark = f"{type(error).__name__}: {error}"[:REMARK_CHARACTERS_MAX]
-        spent_ms = int((clock.monotonic_s() - started_s) * 1000)
-        result = bodies.DirectResult(outcome, remark, spent_ms, consumer.is_ordered)
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
+            return bodies.ConsumeResult.EXCEPTION, remark
+        if origin.is_rejected:
+            return bodies.ConsumeResult.LATER, None
+        return bodies.ConsumeResult.SUCCESS, None
 
     async def accept_reply(self, command: Command, address: str) -> Command:
         """Pass a reply to the request that waits for it, for PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
         return accept_pushed_reply(command, self._requester.pending_replies)
+
+
+def _queue_state(
+    reader: QueueReader, is_locked: bool, to_unix_ms: Callable[[float], int]
+) -> bodies.QueueState:
+    """Return the state of a queue that is read. `to_unix_ms` converts monotonic seconds."""
+    in_flight = reader.in_flight
+    first_unacknowledged = in_flight.committable
+    has_messages = in_flight.count > 0
+    committed = reader.committed_offset
+    return bodies.QueueState(
+        commit_offset=first_unacknowledged if committed is None else committed,
+        cached_count=in_flight.count,
+        cached_min=first_unacknowledged if has_messages else 0,
+        cached_max=in_flight.position - 1 if has_messages else 0,
+        cached_mib=in_flight.size_bytes >> 20,
+        locked=is_locked,
+        last_pull_ms=to_unix_ms(reader.last_pull_s),
+        last_consume_ms=to_unix_ms(reader.stats.last_consume_s),
+    )
+
+
+def _describe_handed_out(message: ReceivedMessage, now_s: float) -> str:
+    """Return where a message is stored and for how long the application has had it."""
+    record = message.record
+    return (
+        f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
+        f"{record.queue_offset}, for {now_s - message.handed_out_s:.1f} s"
+    )
 
 
 class DirectReader(QueueReader):
@@ -391,7 +399,20 @@ class DirectReader(QueueReader):
         return True
 
 
+async def _answer(handler: LoopHandler, command: Command, address: str, respond: Respond) -> None:
+    """Call the handler of a request, and respond with its result or its error."""
+    try:
+        response = await handler(command, address)
+    except Exception as error:  # noqa: BLE001 - logged and reported to the broker
+        _log.warning("cannot answer a request of the broker %s: %s", address, error)
+        response = _error_response(error)
+    if response is not None:
+        respond(response)
+
+
 def _error_response(error: Exception) -> Command:
     """Return a response with the text of `error`."""
-    text = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
-    return Command(ResponseCode.SYSTEM_ERROR, remark=text[:REMARK_CHARACTERS_MAX])
+    remark = f"{type(error).__name__}: {error}"
+    if isinstance(error, ProtocolError):
+        remark = str(error)
+    return Command(ResponseCode.SYSTEM_ERROR, remark=remark[:REMARK_CHARACTERS_MAX])

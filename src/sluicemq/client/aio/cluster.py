@@ -154,12 +154,12 @@ class Cluster(AsyncioShell):
         """Wait `seconds` seconds."""
         await asyncio.sleep(seconds)
 
-    async def await_value(self, value: Awaitable[Any]) -> Any:
+    async def await_value(self, awaitable: Awaitable[Any]) -> Any:
         """Await what a listener of the application returned, and return its result.
 
         Raises as `run_application_code` does.
         """
-        return await run_application_code(value)
+        return await run_application_code(awaitable)
 
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """Send `command` to the server at `address` and return its response, whatever its code.

@@ -397,10 +397,10 @@ class PushConsumer:
         if topic in self._subscriptions and self._started:
 
             async def change() -> None:
-                changed = await self._memberships.change_subscription(
+                changed_subscription = await self._memberships.change_subscription(
                     self.group, topic, tags=tags, where=where
                 )
-                self._subscriptions[topic] = changed
+                self._subscriptions[topic] = changed_subscription
 
             await run_to_end(change())
             return
@@ -527,25 +527,33 @@ class PushConsumer:
         for message in messages[:processed_count]:
             message.ack_nowait()
         rejected_messages = messages[processed_count:]
+        # Before the rejections, which wait for a broker: the handler has ended now.
         for message in rejected_messages:
             message.record_outcome(outcome)
         for message in rejected_messages:
             try:
                 await message.reject(delay_level, suspend_s=suspend_s)
             except SluiceError as failure:
-                delay_s = local_retry_delay_s(message.attempt)
-                self._memberships.directory.log_failure(
-                    failure,
-                    message.queue,
-                    f"sending back for {self.group}",
-                    "group %s: %s could not be sent back; its handler is called again in %g s: %s",
-                    self.group,
-                    message,
-                    delay_s,
-                    failure,
-                )
-                message.attempt += 1
-                self._buffer.put_back_later(message, delay_s)
+                self._retry_locally(message, failure)
+
+    def _retry_locally(self, message: ReceivedMessage, failure: SluiceError) -> None:
+        """Put a message back into the buffer that could not be sent back to a broker.
+
+        `failure` is why. It is logged.
+        """
+        delay_s = local_retry_delay_s(message.attempt)
+        self._memberships.directory.log_failure(
+            failure,
+            message.queue,
+            f"sending back for {self.group}",
+            "group %s: %s could not be sent back; its handler is called again in %g s: %s",
+            self.group,
+            message,
+            delay_s,
+            failure,
+        )
+        message.attempt += 1
+        self._buffer.put_back_later(message, delay_s)
 
     def _log_failure(self, messages: list[ReceivedMessage], error: BaseException) -> None:
         """Log the exception of a handler, with its traceback at the 1st, 2nd, 4th, 8th … attempt.

@@ -115,25 +115,29 @@ class Member:
         """
         self._excluded_topics: set[str] = set()
         """The topics for which the last rebalance did not find this client among the members."""
-        retry_sender = RetrySender(cluster, group, options.retry.retries_max)
-        context = ReaderContext(
-            cluster,
-            group,
-            options,
-            self._request_heartbeats,
-            is_lite_pull=not has_retries,
-            retry_sender=retry_sender if self._has_retry_topic else None,
-            dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
-        )
-        self.readers: Readers = (
-            OrderedReaders(context, heartbeat_thread.client_id, self.schedule_rebalance)
-            if has_retries and options.ordered
-            else Readers(context)
-        )
+        self.readers: Readers = self._make_readers()
         self.readers.on_recreated = self._on_recreated
         self._started = False
         self._requested_heartbeats: Future[dict[str, SluiceError | None]] | None = None
         """The heartbeats that `_request_heartbeats` has requested last."""
+
+    def _make_readers(self) -> Readers:
+        """Return the readers of the group's queues. They read nothing yet."""
+        options = self.options
+        retry_sender = RetrySender(self._cluster, self.group, options.retry.retries_max)
+        context = ReaderContext(
+            self._cluster,
+            self.group,
+            options,
+            self._request_heartbeats,
+            is_lite_pull=not self.has_retries,
+            retry_sender=retry_sender if self._has_retry_topic else None,
+            dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
+        )
+        if self.has_retries and options.ordered:
+            client_id = self._heartbeat_thread.client_id
+            return OrderedReaders(context, client_id, self.schedule_rebalance)
+        return Readers(context)
 
     @property
     def topics(self) -> list[str]:
@@ -363,21 +367,10 @@ class Member:
                 continue
             if is_access_denied(response):
                 raise request_error(response, address)
-            if subscription.kind != SQL92:
-                if response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
-                    raise request_error(response, address)
-                continue
-            if response.code == SUBSCRIPTION_PARSE_FAILED:
-                raise FilterSyntaxError(
-                    f"{address} refused the filter {subscription.expression!r}: {response.remark}",
-                    fix="Check the filter with: sluice filter check 'EXPRESSION'.",
-                )
-            if response.code == SYSTEM_ERROR:
-                raise ConfigurationError(
-                    f"{address} does not support SQL92 filters: {response.remark}",
-                    fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
-                )
-            if response.code != SUCCESS:
+            if subscription.kind == SQL92:
+                if response.code != SUCCESS:
+                    raise _filter_refusal(subscription, response, address)
+            elif response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
                 raise request_error(response, address)
 
     async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
@@ -494,8 +487,9 @@ class Member:
         It names the broker in the log: members are requested from this broker first.
         """
         route = self._cluster.routes.routes.get(topic)
-        brokers = () if route is None else route.brokers
-        return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
+        if route is None or not route.brokers:
+            return None
+        return MessageQueue(topic, route.brokers[0].broker, 0)
 
     async def _rebalance_topic(self, topic: str) -> bool:
         """Read the queues of one topic that the allocation strategy gives to this member.
@@ -519,31 +513,42 @@ class Member:
             return False
         self._excluded_topics.discard(topic)
 
-        assigned_queues = queues
-        if not self.options.broadcast:
-            strategy = self.options.strategy
-            assigned_queues = allocate(
-                strategy, self._heartbeat_thread.client_id, queues, members, self.group
-            )
-
+        assigned_queues = self._allocate(queues, members)
         queues_before = self.readers.queues_of_topic(topic)
         for queue in queues_before - set(assigned_queues):
             await self.readers.remove(queue)
 
-        known_queues = self._known_queues.get(topic)
         self.readers.expected_queue_counts[topic] = len(assigned_queues)
+        is_complete = await self._start_missing_readers(assigned_queues, subscription)
+        self._known_queues[topic] = self._known_queues.get(topic, set()) | set(queues)
+
+        queues_after = self.readers.queues_of_topic(topic)
+        if queues_after != queues_before:
+            for listener in self.assignment_listeners:
+                notify(listener, topic, list(queues), sorted(queues_after))
+        return is_complete
+
+    def _allocate(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
+        """Return the queues of a topic that this member reads, all in a broadcasting group."""
+        if self.options.broadcast:
+            return queues
+        client_id = self._heartbeat_thread.client_id
+        return allocate(self.options.strategy, client_id, queues, members, self.group)
+
+    async def _start_missing_readers(
+        self, assigned_queues: list[MessageQueue], subscription: Subscription
+    ) -> bool:
+        """Start to read those queues of a topic that are not read yet.
+
+        Return False if one of them could not be started.
+        """
+        known_queues = self._known_queues.get(subscription.topic)
         is_complete = True
         for queue in assigned_queues:
             if queue not in self.readers.queues:
                 # In the first rebalance no queue is new: the start option of the group applies.
                 is_new = known_queues is not None and queue not in known_queues
                 is_complete &= await self._start_reader(queue, subscription, is_new=is_new)
-        self._known_queues[topic] = set(queues) | (known_queues or set())
-
-        queues_after = self.readers.queues_of_topic(topic)
-        if queues_after != queues_before:
-            for listener in self.assignment_listeners:
-                notify(listener, topic, list(queues), sorted(queues_after))
         return is_complete
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
@@ -573,9 +578,12 @@ class Member:
         the next rebalance tries again. `is_new` says that the queue has appeared since the first
         rebalance.
         """
-        is_retry = queue.topic == self._retry_topic
-        # The messages of the retry topic go to the buffers of their first topics.
-        buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
+        buffer: MessageBuffer
+        if queue.topic == self._retry_topic:
+            # The messages of the retry topic go to the buffers of their first topics.
+            buffer = RetryRouter(self.buffers)
+        else:
+            buffer = self.buffers[queue.topic]
         try:
             has_started = await self.readers.add(queue, subscription, buffer, is_new=is_new)
         except SluiceError as error:
@@ -609,6 +617,21 @@ class Member:
             f"no broker returned the members of group {self.group!r}.",
             fix="Check sluice cluster list, and that this machine can reach the addresses.",
         )
+
+
+def _filter_refusal(subscription: Subscription, response: Command, address: str) -> SluiceError:
+    """Return the error for the response of a broker that does not accept an SQL92 filter."""
+    if response.code == SUBSCRIPTION_PARSE_FAILED:
+        return FilterSyntaxError(
+            f"{address} refused the filter {subscription.expression!r}: {response.remark}",
+            fix="Check the filter with: sluice filter check 'EXPRESSION'.",
+        )
+    if response.code == SYSTEM_ERROR:
+        return ConfigurationError(
+            f"{address} does not support SQL92 filters: {response.remark}",
+            fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
+        )
+    return request_error(response, address)
 
 
 def _broker_addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:

@@ -38,8 +38,6 @@ from sluicemq.wire.bodies import Heartbeat
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.headers import HeartbeatResponse
 
-_SAME_OPTIONS_FIX: Final = "Use the same options for all consumers of a group."
-"""The fix of errors about consumers that cannot share a group."""
 _registry: Final = SubscriptionRegistry()
 """The subscriptions of all clients of this process."""
 _registry_lock: Final = threading.Lock()
@@ -61,38 +59,50 @@ def check_compatible(
     from each other. All consumers of a group must agree on order, retries, broadcasting, and on
     what becomes of undecodable messages.
     """
-    known = member.buffers.get(topic)
-    is_same = known is None or known is buffer or (known.is_shareable and buffer.is_shareable)
-    if not is_same or member.has_retries != has_retries:
+    present_buffer = member.buffers.get(topic)
+    can_share = (
+        present_buffer is None
+        or present_buffer is buffer
+        or (present_buffer.is_shareable and buffer.is_shareable)
+    )
+    if not can_share or member.has_retries != has_retries:
         raise ConfigurationError(
             f"this client already reads the group {member.group!r} with another kind of consumer "
             "or another handler.",
             fix="Use another group, or another Sluice.",
         )
-    if member.options.broadcast != options.broadcast:
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with broadcast="
-            f"{member.options.broadcast}, and the new consumer has broadcast={options.broadcast}.",
-            fix=_SAME_OPTIONS_FIX,
+
+    present = member.options
+    if present.broadcast != options.broadcast:
+        raise _options_differ_error(
+            member.group, f"broadcast={present.broadcast}", f"broadcast={options.broadcast}"
         )
-    known_rule, rule = (
-        (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
+    has_same_bytes_max = present.body_bytes_max == options.body_bytes_max
+    if present.on_undecodable != options.on_undecodable or not has_same_bytes_max:
+        raise _options_differ_error(
+            member.group,
+            f"on_undecodable={present.on_undecodable!r} and "
+            f"body_bytes_max={present.body_bytes_max:,}",
+            f"{options.on_undecodable!r} and {options.body_bytes_max:,}",
+        )
+    if present.ordered != options.ordered or present.retry != options.retry:
+        raise _options_differ_error(
+            member.group,
+            f"ordered={present.ordered} and {present.retry}",
+            f"ordered={options.ordered} and {options.retry}",
+        )
+
+
+def _options_differ_error(group: str, present: str, requested: str) -> ConfigurationError:
+    """Return the error for a consumer whose options differ from those of its group.
+
+    `present` and `requested` are texts with the options of the group and of the new consumer.
+    """
+    return ConfigurationError(
+        f"this client already reads the group {group!r} with {present}, and the new consumer has "
+        f"{requested}.",
+        fix="Use the same options for all consumers of a group.",
     )
-    if known_rule != rule:
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with on_undecodable="
-            f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}, and the new consumer has "
-            f"{rule[0]!r} and {rule[1]:,}.",
-            fix=_SAME_OPTIONS_FIX,
-        )
-    known_order = (member.options.ordered, member.options.retry)
-    if known_order != (options.ordered, options.retry):
-        raise ConfigurationError(
-            f"this client already reads the group {member.group!r} with ordered={known_order[0]} "
-            f"and {known_order[1]}, and the new consumer has ordered={options.ordered} and "
-            f"{options.retry}.",
-            fix=_SAME_OPTIONS_FIX,
-        )
 
 
 class Memberships:
@@ -148,39 +158,40 @@ class Memberships:
         ConfigurationError as `check_compatible` does.
         """
         self._on_join()
-        try:
-            self._update_registry(_registry.add_user, group, subscription)
-        except SubscriptionConflictError:
-            if not await self._has_lanes(subscription.topic):
-                raise
-            self._update_registry(_registry.add_user, group, subscription, shared=True)
-        key = (group, subscription.topic)
+        await self._register(_registry.add_user, group, subscription)
+        topic = subscription.topic
         try:
             async with self._lock:
                 member = self._members.get(group)
                 if member is None:
-                    member = Member(
-                        self._cluster,
-                        self._heartbeat_thread,
-                        group,
-                        options,
-                        has_retries=has_retries,
-                    )
-                    self._members[group] = member
-                check_compatible(
-                    member, subscription.topic, buffer, options, has_retries=has_retries
-                )
-                if key not in self._user_counts:
-                    try:
-                        await member.add_subscription(subscription, buffer)
-                    except BaseException:
-                        await run_to_end(self._end_subscription(member, subscription.topic))
-                        raise
-                self._user_counts[key] = self._user_counts.get(key, 0) + 1
+                    member = self._create_member(group, options, has_retries=has_retries)
+                check_compatible(member, topic, buffer, options, has_retries=has_retries)
+                if (group, topic) not in self._user_counts:
+                    await self._begin_subscription(member, subscription, buffer)
+                    self._user_counts[group, topic] = 0
+                self._user_counts[group, topic] += 1
         except BaseException:
-            self._update_registry(_registry.remove_user, group, subscription.topic)
+            self._update_registry(_registry.remove_user, group, topic)
             raise
         return member
+
+    def _create_member(self, group: str, options: ConsumeOptions, *, has_retries: bool) -> Member:
+        """Create and return the membership in a group. It has no subscription yet."""
+        member = Member(
+            self._cluster, self._heartbeat_thread, group, options, has_retries=has_retries
+        )
+        self._members[group] = member
+        return member
+
+    async def _begin_subscription(
+        self, member: Member, subscription: Subscription, buffer: PrefetchBuffer
+    ) -> None:
+        """Subscribe a member to a topic. If that fails or is cancelled, end the subscription."""
+        try:
+            await member.add_subscription(subscription, buffer)
+        except BaseException:
+            await run_to_end(self._end_subscription(member, subscription.topic))
+            raise
 
     async def _end_subscription(self, member: Member, topic: str) -> None:
         """Unsubscribe a member from a topic. After the last topic, close and remove the member."""
@@ -190,6 +201,21 @@ class Memberships:
             if not member.topics:
                 del self._members[member.group]
                 await run_to_end(member.close())
+
+    async def _register(
+        self, change: Callable[..., None], group: str, subscription: Subscription
+    ) -> None:
+        """Register a subscription in the process's registry, by `change`, a method of it.
+
+        Raises SubscriptionConflictError if another client of this process has a different filter
+        that the brokers cannot serve as well.
+        """
+        try:
+            self._update_registry(change, group, subscription)
+        except SubscriptionConflictError:
+            if not await self._has_lanes(subscription.topic):
+                raise
+            self._update_registry(change, group, subscription, shared=True)
 
     def _update_registry(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
@@ -201,9 +227,9 @@ class Memberships:
         """
         servers = self._cluster.name_servers
         client_id = self._heartbeat_thread.client_id
-        more = {"shared": True} if shared else {}
+        options = {"shared": True} if shared else {}  # `remove_user` does not have this option
         with _registry_lock:
-            change(servers, *subscription, client_id, **more)
+            change(servers, *subscription, client_id, **options)
 
     async def _has_lanes(self, topic: str) -> bool:
         """Return whether every broker of a topic supports lanes.
@@ -214,13 +240,16 @@ class Memberships:
         command = requests.heartbeat(
             Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
         )
-        for data in (await self._cluster.route(topic)).brokers:
-            address = data.addresses.get(MASTER_ID)
+        route = await self._cluster.route(topic)
+        for broker_data in route.brokers:
+            master_address = broker_data.addresses.get(MASTER_ID)
+            if not master_address:
+                continue
             try:
-                response = await self._cluster.call(address, command) if address else None
+                response = await self._cluster.call(master_address, command)
             except (ConnectionLostError, RequestTimeoutError):
                 return False
-            if response is not None and not decode_header(HeartbeatResponse, response.fields).lanes:
+            if not decode_header(HeartbeatResponse, response.fields).lanes:
                 return False
         return True
 
@@ -246,28 +275,28 @@ class Memberships:
         """
         async with self._lock:
             member = self._members.get(group)
-            known = None if member is None else member.subscriptions.get(topic)
-            if member is None or known is None:
+            old_subscription = None if member is None else member.subscriptions.get(topic)
+            if member is None or old_subscription is None:
                 raise ConfigurationError(
                     f"this client does not read {topic!r} for the group {group!r}.",
                     fix="Subscribe to the topic before you change its filter.",
                 )
-            version = max(known.version + 1, self._cluster.clock.now_ms())
-            wanted = make_subscription(topic, tags=tags, where=where, version=version)
-            if (wanted.kind, wanted.expression) == (known.kind, known.expression):
-                return known
+            version = max(old_subscription.version + 1, self._cluster.clock.now_ms())
+            new_subscription = make_subscription(topic, tags=tags, where=where, version=version)
+            if (new_subscription.kind, new_subscription.expression) == (
+                old_subscription.kind,
+                old_subscription.expression,
+            ):
+                return old_subscription
+            await self._register(_registry.change_subscription, group, new_subscription)
             try:
-                self._update_registry(_registry.change_subscription, group, wanted)
-            except SubscriptionConflictError:
-                if not await self._has_lanes(topic):
-                    raise
-                self._update_registry(_registry.change_subscription, group, wanted, shared=True)
-            try:
-                await member.change_subscription(wanted)
+                await member.change_subscription(new_subscription)
             except BaseException:
-                self._update_registry(_registry.change_subscription, group, known, shared=True)
+                self._update_registry(
+                    _registry.change_subscription, group, old_subscription, shared=True
+                )
                 raise
-            return wanted
+            return new_subscription
 
     async def leave(self, group: str, topic: str) -> None:
         """Remove one consumer of this client from a group's topic.

@@ -57,21 +57,21 @@ def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
 
     It has tabs and line breaks where Java's fastjson writes them.
     """
-    entries = ",".join(
+    members = ",".join(
         f'{{\n\t\t\t"brokerName":{_quote(queue.broker)},'
         f'\n\t\t\t"queueId":{queue.queue_id},'
         f'\n\t\t\t"topic":{_quote(queue.topic)}\n\t\t}}:{offset}'
         for queue, offset in sorted(offsets.items())
     )
-    return f'{{\n\t"offsetTable":{{{entries}\n\t}}\n}}'
+    return f'{{\n\t"offsetTable":{{{members}\n\t}}\n}}'
 
 
-def _quote(text: str) -> str:
-    """Return `text` as a JSON string."""
-    return fastjson.dumps(text).decode()
+def _quote(string: str) -> str:
+    """Return `string` as a JSON string."""
+    return fastjson.dumps(string).decode()
 
 
-def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
+def decode_local_offsets(file_text: str) -> dict[MessageQueue, int]:
     """Return the offsets in the text of an offsets file.
 
         {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
@@ -81,26 +81,26 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
     as `files.load_text` requires.
     """
     try:
-        value = fastjson.loads(text)
+        document = fastjson.loads(file_text)
     except ProtocolError as error:
         raise ValueError(error.fact) from error
-    table = value.get("offsetTable") if isinstance(value, dict) else None
+    table = document.get("offsetTable") if isinstance(document, dict) else None
     if not isinstance(table, dict):
         raise ValueError("it has no offsetTable")  # noqa: TRY004 - load_text requires it
-    found: dict[MessageQueue, int] = {}
+    offsets: dict[MessageQueue, int] = {}
     for key, offset in table.items():
         try:
             fields = dict(key)
             queue = MessageQueue(fields["topic"], fields["brokerName"], int(fields["queueId"]))
-            found[queue] = int(offset)
+            offsets[queue] = int(offset)
         except (TypeError, ValueError, KeyError):
             raise ValueError(f"it has the invalid entry {key!r}: {offset!r}") from None
-    return found
+    return offsets
 
 
 def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
     """Return the text of an anchors file, sorted by queue; see the module docstring."""
-    items = [
+    json_anchors = [
         {
             "brokerName": queue.broker,
             "queueId": queue.queue_id,
@@ -111,21 +111,21 @@ def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
         }
         for queue, anchor in sorted(anchors.items())
     ]
-    return fastjson.dumps(items).decode()
+    return fastjson.dumps(json_anchors).decode()
 
 
-def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
+def decode_anchors(file_text: str) -> dict[MessageQueue, Anchor]:
     """Return the anchors in the text of an anchors file.
 
     A missing "storeTime" or "position" becomes None. Raises ValueError, KeyError, TypeError or
     ProtocolError for any other text, as `files.load_text` requires.
     """
-    return {
-        MessageQueue(item["topic"], item["brokerName"], int(item["queueId"])): Anchor(
-            int(item["offset"]), item.get("storeTime"), item.get("position")
-        )
-        for item in fastjson.loads(text)
-    }
+    anchors = {}
+    for fields in fastjson.loads(file_text):
+        queue = MessageQueue(fields["topic"], fields["brokerName"], int(fields["queueId"]))
+        offset = int(fields["offset"])
+        anchors[queue] = Anchor(offset, fields.get("storeTime"), fields.get("position"))
+    return anchors
 
 
 class BrokerOffsets:
@@ -292,10 +292,10 @@ class LocalOffsets:
             if self._table is None or not self._is_dirty:
                 return
             self._is_dirty = False
-            text = encode_local_offsets(self._table)
-            anchors = encode_anchors(self._anchors)
+            offsets_text = encode_local_offsets(self._table)
+            anchors_text = encode_anchors(self._anchors)
             try:
-                await self._run_blocking(lambda: self._write_files(text, anchors))
+                await self._run_blocking(lambda: self._write_files(offsets_text, anchors_text))
             except OSError as error:
                 _log.warning(
                     "cannot write offsets to %s: %s. Retrying; free disk space or fix permissions.",
@@ -317,7 +317,9 @@ class LocalOffsets:
 
         A thread cannot be stopped, so a caller that is cancelled waits until `work` has ended.
         """
-        return await run_to_end(asyncio.to_thread(work)) if self._uses_thread else work()
+        if not self._uses_thread:
+            return work()
+        return await run_to_end(asyncio.to_thread(work))
 
     async def close(self) -> None:
         """Write the files and release their lock."""

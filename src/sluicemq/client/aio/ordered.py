@@ -177,17 +177,21 @@ class QueueLocks:
                 del self._requested_s_by_queue[queue]
                 lost_queues.append(queue)
         if lost_queues:
-            further_count = len(lost_queues) - 1
-            further_text = f" and of {further_count} more queues" if further_count else ""
-            _log.warning(
-                "group %s: the lock of %s%s is lost; its messages go to another member",
-                self._group,
-                lost_queues[0],
-                further_text,
-            )
+            self._report_lost(lost_queues)
+        return True
+
+    def _report_lost(self, lost_queues: list[MessageQueue]) -> None:
+        """Log that the leases of these queues are lost, and call `on_lost` for each of them."""
+        further_count = len(lost_queues) - 1
+        further_text = f" and of {further_count} more queues" if further_count else ""
+        _log.warning(
+            "group %s: the lock of %s%s is lost; its messages go to another member",
+            self._group,
+            lost_queues[0],
+            further_text,
+        )
         for queue in lost_queues:
             self._on_lost(queue)
-        return True
 
     async def renew_forever(self) -> None:
         """Renew all leases periodically until the task is cancelled."""
@@ -333,31 +337,31 @@ class OrderedReaders(Readers):
         self.locks: QueueLocks | None = None
         """The queue locks, None in a broadcasting group."""
 
-        def offer_next(queue: MessageQueue) -> None:
-            """Let a consumer take the next message of a queue."""
-            if queue in self._readers:
-                self._readers[queue].buffer.offer_next(self._readers[queue])
-
-        def stop_lost(queue: MessageQueue) -> None:
-            """Stop reading a queue whose lock is lost.
-
-            Nothing of it is handed out or committed any more.
-            """
-            if queue in self._readers:
-                reader = self._stop_reader(queue)
-                reader.discard_pulled(reader.in_flight.committable)
-                self._retire(queue, reader, owns_lock=False)
-                self._on_change()
-
         if not context.options.broadcast:
             self.locks = QueueLocks(
                 context.cluster,
                 client_id,
                 context.group,
-                on_lost=stop_lost,
-                on_confirmed=offer_next,
+                on_lost=self._stop_lost,
+                on_confirmed=self._offer_next,
             )
         self._make_reader = partial(OrderedReader, locks=self.locks)
+
+    def _offer_next(self, queue: MessageQueue) -> None:
+        """Let a consumer take the next message of a queue."""
+        if queue in self._readers:
+            self._readers[queue].buffer.offer_next(self._readers[queue])
+
+    def _stop_lost(self, queue: MessageQueue) -> None:
+        """Stop reading a queue whose lock is lost.
+
+        Nothing of it is handed out or committed any more.
+        """
+        if queue in self._readers:
+            reader = self._stop_reader(queue)
+            reader.discard_pulled(reader.in_flight.committable)
+            self._retire(queue, reader, owns_lock=False)
+            self._on_change()
 
     async def add(
         self,

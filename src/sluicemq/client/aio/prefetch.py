@@ -61,7 +61,7 @@ class PrefetchBuffer:
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
         """Remove all messages for which `unwanted(message)` returns True."""
-        self._items = deque(item for item in self._items if not unwanted(item))
+        self._items = deque(message for message in self._items if not unwanted(message))
 
     def offer_next(self, origin: Origin) -> None:
         """Let a consumer take the next message of `origin`, if that is possible now.
@@ -118,22 +118,22 @@ class PrefetchBuffer:
                 raise
         return message
 
-    def take_batch(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        """Return `first` and up to `count_max - 1` messages of the same queue, without waiting.
+    def take_batch(self, first_message: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        """Return `first_message` and up to `count_max - 1` messages behind it. Do not wait.
 
-        `first` must have been taken just now. Only messages that directly follow it in the buffer
-        are added. A message with an undecodable body that may not be handed out ends the batch; the
-        next `take` handles it.
+        `first_message` must have been taken just now. Only messages that directly follow it in the
+        buffer are added. A message with an undecodable body that may not be handed out ends the
+        batch; the next `take` handles it.
         """
-        messages = [first]
-        items = self._items
-        origin = first.origin
-        while len(messages) < count_max and items and items[0].origin is origin:
-            if origin.needs_body_check and items[0].body_error is not None:
+        batch = [first_message]
+        prefetched = self._items
+        origin = first_message.origin
+        while len(batch) < count_max and prefetched and prefetched[0].origin is origin:
+            if origin.needs_body_check and prefetched[0].body_error is not None:
                 break
-            messages.append(items.popleft())
-        origin.mark_handed_out(messages[1:], None)
-        return messages
+            batch.append(prefetched.popleft())
+        origin.mark_handed_out(batch[1:], None)
+        return batch
 
     def take(self, owner: object) -> ReceivedMessage | None:
         """Hand out the next message to `owner`, or return None if there is none.
@@ -225,7 +225,9 @@ class PausablePrefetchBuffer(PrefetchBuffer):
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
         """Remove unwanted messages, also among those that are kept back."""
         super().discard(unwanted)
-        self._paused_messages = deque(item for item in self._paused_messages if not unwanted(item))
+        self._paused_messages = deque(
+            message for message in self._paused_messages if not unwanted(message)
+        )
 
 
 class QueueBuffer:
@@ -291,7 +293,8 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         """
         queue_buffer = self._buffer_for(message)
         older_count = sum(
-            item.queue_offset < message.queue_offset for item in queue_buffer.messages
+            waiting_message.queue_offset < message.queue_offset
+            for waiting_message in queue_buffer.messages
         )
         queue_buffer.messages.insert(older_count, message)
         queue_buffer.is_suspended = True
@@ -325,7 +328,7 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         while self._ready:
             queue_buffer = self._ready[0]
             is_ready = queue_buffer.is_ready
-            # `_check_body` may raise: until then the queue and its message stay in front.
+            # `_check_body` may raise: then the queue and its message stay in front.
             is_passed = is_ready and (
                 not queue_buffer.origin.needs_body_check
                 or self._check_body(queue_buffer.messages[0])
@@ -339,20 +342,20 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
                     return message
         return None
 
-    def take_batch(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        """Return `first` and up to `count_max - 1` further messages of its queue, without waiting.
+    def take_batch(self, first_message: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        """Return `first_message` and up to `count_max - 1` messages of its queue. Do not wait.
 
         An undecodable message that may not be handed out ends the batch.
         """
-        queue_buffer = self._buffer_for(first)
-        messages = [first]
+        queue_buffer = self._buffer_for(first_message)
+        batch = [first_message]
         origin = queue_buffer.origin
-        while len(messages) < count_max and queue_buffer.messages and origin.may_hand_out:
+        while len(batch) < count_max and queue_buffer.messages and origin.may_hand_out:
             if origin.needs_body_check and queue_buffer.messages[0].body_error is not None:
                 break
-            messages.append(queue_buffer.messages.popleft())
-        origin.mark_handed_out(messages[1:], None)
-        return messages
+            batch.append(queue_buffer.messages.popleft())
+        origin.mark_handed_out(batch[1:], None)
+        return batch
 
     def offer_next(self, origin: Origin) -> None:
         """List the queue of `origin` if its next message may be handed out now."""
@@ -370,7 +373,7 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         """Remove unwanted messages from the buffers of all queues."""
         for queue_buffer in self._queue_buffers.values():
             queue_buffer.messages = deque(
-                item for item in queue_buffer.messages if not unwanted(item)
+                message for message in queue_buffer.messages if not unwanted(message)
             )
 
     def fail_waiters_of(self, owner: object, error: BaseException) -> None:

@@ -232,27 +232,30 @@ class Producer:
         outgoing = self.sender.assign_id(make_draft(topic, body, **options))
         check_destination(outgoing.topic, queue, timeout_ms)
         send = self.sender.send_outgoing(outgoing, queue, timeout_ms, self._retries_async)
-
-        async def call_back() -> None:
-            """Send the message, and call `on_done` whatever happens."""
-            try:
-                result = await self.cluster.run(send)
-            except SluiceError as error:
-                call_listener(on_done, None, error)
-            except Exception as error:  # noqa: BLE001 - the callback must always be called
-                _log.exception("send_soon of %s failed", outgoing.message_id)
-                unknown = SendUnknownError(
-                    f"sending message {outgoing.message_id} failed unexpectedly [{error!r}]: it "
-                    "may be stored or not.",
-                    fix="Please report the traceback in the log.",
-                )
-                call_listener(on_done, None, unknown)
-            else:
-                call_listener(on_done, result, None)
-
-        task = asyncio.get_running_loop().create_task(call_back(), name="sluicemq send_soon")
+        task = asyncio.get_running_loop().create_task(
+            self._send_and_call_back(send, outgoing.message_id, on_done), name="sluicemq send_soon"
+        )
         self._callbacks.add(task)
         task.add_done_callback(self._callbacks.discard)
+
+    async def _send_and_call_back(
+        self, send: Conversation[SendResult], message_id: str, on_done: OnDone
+    ) -> None:
+        """Run the conversation `send`, and call `on_done` whatever happens."""
+        try:
+            send_result = await self.cluster.run(send)
+        except SluiceError as error:
+            call_listener(on_done, None, error)
+        except Exception as error:  # noqa: BLE001 - the callback must always be called
+            _log.exception("send_soon of %s failed", message_id)
+            unknown = SendUnknownError(
+                f"sending message {message_id} failed unexpectedly [{error!r}]: it may be stored "
+                "or not.",
+                fix="Please report the traceback in the log.",
+            )
+            call_listener(on_done, None, unknown)
+        else:
+            call_listener(on_done, send_result, None)
 
     async def request(
         self,
@@ -388,22 +391,24 @@ class Producer:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
         sender = self.sender
         settled = asyncio.Event()
-        open_at_start = len(sender.open_ids)
+        open_count_before = len(sender.open_ids)
         sender.on_drained = settled.set
         sender.close()
         if sender.open_ids:
-            limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
-            await self.closing.wait_unless_hurried(settled, limit_s)
-        unknown = (*sender.unknown_ids, *sender.open_ids)
-        if unknown:
+            if timeout_s is None:
+                timeout_s = sender.timeout_ms / 1000 + 1.0
+            await self.closing.wait_unless_hurried(settled, timeout_s)
+
+        unknown_ids = (*sender.unknown_ids, *sender.open_ids)
+        if unknown_ids:
             _log.warning(
                 "the producer of group %s closed while %d messages had no response; they may be "
                 "stored: %s",
                 self.group,
-                len(unknown),
-                ", ".join(unknown[:20]),
+                len(unknown_ids),
+                ", ".join(unknown_ids[:20]),
             )
-        return CloseReport(open_at_start - len(sender.open_ids), unknown)
+        return CloseReport(open_count_before - len(sender.open_ids), unknown_ids)
 
     def __repr__(self) -> str:
         state = "closed" if self.sender.is_closed else f"{len(self.sender.open_ids)} sends open"
@@ -432,7 +437,9 @@ class Transaction(TransactionBlock):
         await self._cluster.run(self.enter())
         return self
 
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(
+        self, error_class: object, error: BaseException | None, traceback: object
+    ) -> None:
         await self._cluster.run(self.leave(error))
 
 
@@ -463,31 +470,36 @@ class Requester:
         """
         correlation_id = secrets.token_hex(16)
         topic = outgoing.topic
-        where = ""
+        stored_in = ""
         ttl_ms = int(timeout_s * 1000)
         request = make_request_message(
             outgoing, self._heartbeat_thread.client_id, correlation_id, ttl_ms
         )
         future: asyncio.Future[StoredMessage] = asyncio.get_running_loop().create_future()
+        # Before the send, because the reply may come before the response.
         self.pending_replies[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_s):
                 await self._cluster.route(topic, create=True)
                 if (sender.group, topic) not in self._announced:
-                    # Brokers must know the heartbeat connection before a reply is sent.
-                    self._heartbeat_thread.add_producer_group(sender.group)
-                    self._heartbeat_thread.update_addresses(
-                        self._cluster.routes.broker_addresses([topic])
-                    )
-                    await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
-                    self._announced.add((sender.group, topic))
-                result = await self._cluster.run(sender.send_outgoing(request))
-                where = f"queue {result.queue.queue_id} of {result.queue.broker}"
+                    await self._announce(sender.group, topic)
+                send_result = await self._cluster.run(sender.send_outgoing(request))
+                stored_in = f"queue {send_result.queue.queue_id} of {send_result.queue.broker}"
                 return await future
         except TimeoutError as error:
-            raise reply_timeout_error(topic, request.message_id, where, timeout_s) from error
+            raise reply_timeout_error(topic, request.message_id, stored_in, timeout_s) from error
         finally:
             del self.pending_replies[correlation_id]
+
+    async def _announce(self, group: str, topic: str) -> None:
+        """Send heartbeats with a producer group to the brokers of a topic.
+
+        Brokers must know the heartbeat connection before a reply is sent.
+        """
+        self._heartbeat_thread.add_producer_group(group)
+        self._heartbeat_thread.update_addresses(self._cluster.routes.broker_addresses([topic]))
+        await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
+        self._announced.add((group, topic))
 
 
 class TraceWriter:

@@ -38,6 +38,7 @@ from sluicemq.client.core.consuming import (
     make_subscription,
 )
 from sluicemq.client.core.identity import (
+    CheckResult,
     QueueIdentity,
     QueueVerdict,
     make_anchor,
@@ -179,11 +180,7 @@ class PullConsumer:
         check_number("offset", offset, 0)
         check_number("count_max", count_max, 1)
         check_number("wait_s", wait_s, 0, whole=False)
-        key = (queue.topic, tags, where)
-        subscription = self._subscriptions.get(key)
-        if subscription is None:
-            subscription = make_subscription(queue.topic, tags=tags, where=where)
-            self._subscriptions[key] = subscription
+        subscription = self._get_subscription(queue.topic, tags, where)
         command = requests.pull(
             self.group,
             queue,
@@ -218,14 +215,28 @@ class PullConsumer:
             response.data, broker=queue.broker, body_bytes_max=self._body_bytes_max
         )
         if records:
-            last = records[-1]
+            last_record = records[-1]
             now_s = self._cluster.clock.monotonic_s()
-            identity.add_anchor(make_anchor(last), last.size_bytes, now_s)
-        wanted = [record for record in records if tag_matches(subscription, record.tag)]
-        messages, next_offset = await self._handle_undecodable(wanted, response.next_offset)
+            identity.add_anchor(make_anchor(last_record), last_record.size_bytes, now_s)
+        matching_records = [record for record in records if tag_matches(subscription, record.tag)]
+        messages, next_offset = await self._handle_undecodable(
+            matching_records, response.next_offset
+        )
         return PullResult(
             response.status, next_offset, response.offset_min, response.offset_max, messages
         )
+
+    def _get_subscription(self, topic: str, tags: str | None, where: str | None) -> Subscription:
+        """Return the subscription with a filter, the same object for each pull.
+
+        Raises ConfigurationError and FilterSyntaxError for an invalid filter.
+        """
+        key = (topic, tags, where)
+        subscription = self._subscriptions.get(key)
+        if subscription is None:
+            subscription = make_subscription(topic, tags=tags, where=where)
+            self._subscriptions[key] = subscription
+        return subscription
 
     async def _find_new_offset(
         self, queue: MessageQueue, identity: QueueIdentity, response: PullResponse, offset: int
@@ -237,40 +248,45 @@ class PullConsumer:
         queue is checked at the broker if a check is due. Raises SluiceError if the check fails.
         """
         cluster = self._cluster
-        asked_s = self._cluster.clock.monotonic_s()
+        requested_s = cluster.clock.monotonic_s()
         directory = cluster.directory
-        if (
-            not identity.proven
-            and not identity.has_probed_start
-            and offset > 0
-            and not response.data
-        ):
+        has_anchor_or_probe = identity.proven or identity.has_probed_start
+        if not has_anchor_or_probe and offset > 0 and not response.data:
             await cluster.run(identity.probe_start(directory, self.group, queue, offset))
-        if identity.needs_check(response, asked_s):
-            judged = await cluster.run(identity.check(directory, self.group, queue))
-            if judged.verdict is QueueVerdict.RECREATED:
-                _log.warning(
-                    "topic %s was deleted and created again: %s, which group %s pulled at offset "
-                    "%d, begins at %d",
-                    queue.topic,
-                    queue,
-                    self.group,
-                    offset,
-                    judged.offset,
-                )
-                identity.clear()
-                return judged.offset
-            if judged.verdict is QueueVerdict.CUT:
-                identity.drop_lost_anchors(judged.offset)
-                return min(judged.offset, offset)
-            if judged.verdict is QueueVerdict.RESET:
-                return judged.offset
-            if judged.verdict is QueueVerdict.SAME:
-                identity.record_same(asked_s)
+        if identity.needs_check(response, requested_s):
+            check_result = await cluster.run(identity.check(directory, self.group, queue))
+            if check_result.verdict is QueueVerdict.SAME:
+                identity.record_same(requested_s)
+            elif check_result.verdict is QueueVerdict.UNKNOWN:
+                identity.record_unknown(requested_s)
             else:
-                identity.record_unknown(asked_s)
+                return self._follow_verdict(queue, identity, check_result, offset)
         identity.update_bounds(response)
         return None if identity.proven else restart_offset(response, offset)
+
+    def _follow_verdict(
+        self, queue: MessageQueue, identity: QueueIdentity, check_result: CheckResult, offset: int
+    ) -> int:
+        """Return the offset to continue at after the verdict RECREATED, CUT or RESET.
+
+        `offset` is that of the pull. Anchors that the queue no longer has are dropped.
+        """
+        verdict, new_offset = check_result
+        if verdict is QueueVerdict.RECREATED:
+            _log.warning(
+                "topic %s was deleted and created again: %s, which group %s pulled at offset "
+                "%d, begins at %d",
+                queue.topic,
+                queue,
+                self.group,
+                offset,
+                new_offset,
+            )
+            identity.clear()
+        elif verdict is QueueVerdict.CUT:
+            identity.drop_lost_anchors(new_offset)
+            return min(new_offset, offset)
+        return new_offset
 
     async def _handle_undecodable(
         self, records: list[StoredMessage], next_offset: int
@@ -425,12 +441,13 @@ class LitePullConsumer:
         if self._member is None:
             self._member = member
             member.assignment_listeners.append(self._notify_assignment)
+            # The first rebalance is over: report its result, which the listener has missed.
             try:
                 queues = await self.queues(topic)
             except BaseException:
                 await self.unsubscribe(topic)
                 raise
-            own_queues = [queue for queue in member.readers.queues if queue.topic == topic]
+            own_queues = member.readers.queues_of_topic(topic)
             self._notify_assignment(topic, queues, sorted(own_queues))
 
     def _notify_assignment(
@@ -479,17 +496,17 @@ class LitePullConsumer:
         self._check_open()
         if self._member is not None:
             raise ConfigurationError("this consumer has subscribed to topics.", fix=_ONE_MODE_FIX)
-        wanted = set(queues)
-        for queue in wanted:
+        assigned_queues = set(queues)
+        for queue in assigned_queues:
             check_queue(queue)
         readers = self._assigned_readers or self._make_readers()
-        before = readers.queues
+        queues_before = readers.queues
         try:
-            for queue in sorted(wanted - before):
+            for queue in sorted(assigned_queues - queues_before):
                 subscription = make_subscription(queue.topic, tags=tags, where=where)
                 await readers.add(queue, subscription, self._buffer)
         except BaseException:
-            await run_to_end(self._remove_queues(readers, readers.queues - before))
+            await run_to_end(self._remove_queues(readers, readers.queues - queues_before))
             if self._assigned_readers is None:
                 await run_to_end(readers.close())
             raise
@@ -497,8 +514,8 @@ class LitePullConsumer:
             self._assigned_readers = readers
             if self.options.auto_commit:
                 self._tasks.supervise(readers.commit_forever, f"sluicemq commit {self.group}")
-        if before - wanted:
-            await run_to_end(self._remove_queues(readers, before - wanted))
+        if queues_before - assigned_queues:
+            await run_to_end(self._remove_queues(readers, queues_before - assigned_queues))
 
     def _make_readers(self) -> Readers:
         """Return the readers of assigned queues. They read nothing yet."""
@@ -631,10 +648,10 @@ class LitePullConsumer:
         have that offset.
         """
         self._get_reader(queue)
-        first, following = await self._cluster.offsets(queue)
-        if not first <= offset <= following:
+        offset_min, offset_max = await self._cluster.offsets(queue)
+        if not offset_min <= offset <= offset_max:
             raise ConfigurationError(
-                f"{queue} has the offsets {first} to {following}, and {offset} is outside.",
+                f"{queue} has the offsets {offset_min} to {offset_max}, and {offset} is outside.",
                 fix="Use an offset within them, or seek_to_begin or seek_to_end.",
             )
         self._get_reader(queue).move_to(offset)
@@ -717,7 +734,7 @@ class LitePullConsumer:
 
         async def watch() -> None:
             """Call the listeners whenever the queues differ from those of the last look."""
-            known: list[MessageQueue] | None = None
+            last_queues: list[MessageQueue] | None = None
             while True:
                 try:
                     self._cluster.routes.expire(topic)
@@ -725,10 +742,10 @@ class LitePullConsumer:
                 except SluiceError as error:
                     _log.debug("queues of %s: %s", topic, error)
                 else:
-                    if known is not None and queues != known:
-                        for one in tuple(listeners):
-                            notify(one, topic, list(queues))
-                    known = queues
+                    if last_queues is not None and queues != last_queues:
+                        for queues_listener in tuple(listeners):
+                            notify(queues_listener, topic, list(queues))
+                    last_queues = queues
                 await asyncio.sleep(period_s)
 
         if len(listeners) == 1:

@@ -364,24 +364,24 @@ class QueueReader(RepositioningReader):
         """
         handed_out = self.handed_out
         in_flight = self.in_flight
-        counted = 0
-        returned = 0
+        acknowledged_count = 0
+        returned_count = 0
         handed_out_s_sum = 0.0
         for message in messages:
             if message in handed_out:
                 handed_out.remove(message)
-                returned += 1
+                returned_count += 1
                 handed_out_s_sum += message.handed_out_s
                 if message.delivery is not None:
                     message.delivery.finish(ConsumeOutcome.SUCCESS)
             if message.in_flight is in_flight:
-                counted += in_flight.ack(message.queue_offset)
-        if returned:
+                acknowledged_count += in_flight.ack(message.queue_offset)
+        if returned_count:
             now_s = self._cluster.clock.monotonic_s()
-            self.stats.record_acks(now_s, returned * now_s - handed_out_s_sum, returned)
+            self.stats.record_acks(now_s, returned_count * now_s - handed_out_s_sum, returned_count)
         if not self._room_available.is_set():
             self._update_room()
-        return counted
+        return acknowledged_count
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
@@ -467,22 +467,22 @@ class QueueReader(RepositioningReader):
         """
         self.subscription = subscription
         matches = make_exact_matcher(subscription)
-        waiting: set[int] = set()
+        waiting_offsets: set[int] = set()
 
         def note_waiting(message: ReceivedMessage) -> bool:
             """Collect the offsets of this reader's messages in the buffer; keep all messages."""
             if message.origin is self:
-                waiting.add(message.queue_offset)
+                waiting_offsets.add(message.queue_offset)
             return False
 
         self.buffer.discard(note_waiting)
-        rewound = self.in_flight.rewind(waiting)
+        offsets_to_pull_again = self.in_flight.rewind(waiting_offsets)
 
         def is_unwanted(message: ReceivedMessage) -> bool:
             """Return whether to remove a message; acknowledge it if it does not match."""
             if message.origin is not self:
                 return False
-            if message.queue_offset in rewound:
+            if message.queue_offset in offsets_to_pull_again:
                 return True
             if matches(message.record):
                 return False
@@ -513,7 +513,7 @@ class QueueReader(RepositioningReader):
 
         Such an error (see `_FATAL_CODES`) is raised to the consumers that take from the buffer.
         """
-        failures = 0
+        failed_pulls = 0
         while True:
             if not self._room_available.is_set():
                 await self._wait_for_room()
@@ -521,10 +521,10 @@ class QueueReader(RepositioningReader):
             subscription = self.subscription
 
             def is_current(
-                old: InFlight = in_flight, requested: Subscription = subscription
+                pulled_for: InFlight = in_flight, pulled_with: Subscription = subscription
             ) -> bool:
                 """Return whether the reader neither moved nor changed its filter meanwhile."""
-                return old is self.in_flight and requested is self.subscription
+                return pulled_for is self.in_flight and pulled_with is self.subscription
 
             try:
                 if not await self._check_queue():
@@ -536,15 +536,15 @@ class QueueReader(RepositioningReader):
                         self._accept_response(response)
                 if self._cluster.directory.outages.current:
                     self._cluster.directory.log_recovery(self.queue, self._activity)
-                failures = 0
+                failed_pulls = 0
             except SluiceError as error:
                 self.identity.is_suspect = True
                 code = error.code if isinstance(error, RequestError) else None
                 if code in _FATAL_CODES or isinstance(error, ProtocolError):
                     self.buffer.fail(error)
                     return
-                failures += 1
-                await self._pause_after_error(error, code, failures)
+                failed_pulls += 1
+                await self._pause_after_error(error, code, failed_pulls)
 
     async def _pause_after_error(self, error: SluiceError, code: int | None, failures: int) -> None:
         """Log a failed pull and wait before the next one.
@@ -614,20 +614,21 @@ class QueueReader(RepositioningReader):
             and not options.broadcast
             and self._pulls_from_master  # a slave copies its offsets from the master
         )
-        commit = in_flight.committable if may_commit else 0
-        room = max(1, self._limits[0] - in_flight.count)
-        if room > COUNT_STEP:
-            room -= room % COUNT_STEP
+        commit_offset = in_flight.committable if may_commit else 0
+        # How many messages may be pulled until the limit is reached, in steps of COUNT_STEP.
+        free_count = max(1, self._limits[0] - in_flight.count)
+        if free_count > COUNT_STEP:
+            free_count -= free_count % COUNT_STEP
         command = requests.pull(
             self.group,
             self.queue,
             in_flight.position,
-            count_max=min(options.pull_count, room),
+            count_max=min(options.pull_count, free_count),
             subscription=self.subscription if self._context.is_lite_pull else None,
             sub_version=self.subscription.version,
             expression_kind=self.subscription.kind,
             suspend_timeout_ms=int(poll_s * 1000),
-            commit_offset=commit or None,
+            commit_offset=commit_offset or None,
             lite=self._context.is_lite_pull,
             any_span=self._span_max is None,
         )

@@ -96,17 +96,11 @@ class Readers:
         cannot be determined.
         """
         position, committed = await self.find_start_offset(queue, is_new=is_new)
-        if queue in self._readers:
+        if queue in self._readers:  # another task has added it meanwhile
             return True
         reader = self._make_reader(self._context, queue, subscription, buffer, position, committed)
         reader.stats = self.stats.setdefault(queue.topic, TopicConsumeStats())
-        identity, recreations = self._past_identities.pop(queue, (None, 0))
-        reader.is_recreation_reported = (
-            identity is not None and self._recreation_counts[queue.topic] > recreations
-        )
-        reader.identity = QueueIdentity(
-            identity.proven if identity else self._offsets.anchors_of(queue)
-        )
+        self._restore_identity(reader)
         reader.on_recreated = partial(self._on_recreated, reader)
         reader.tasks = self._tasks
         if committed is None and self.options.auto_commit:
@@ -121,7 +115,22 @@ class Readers:
         self._update_limits(queue.topic)
         return True
 
-    def _on_recreated(self, reader: QueueReader, old: int, why: str) -> None:
+    def _restore_identity(self, reader: QueueReader) -> None:
+        """Give a reader the anchors by which this client recognises the queue that it read before.
+
+        They are those of the queue's last reader, or else those in the offsets file.
+        """
+        queue = reader.queue
+        if queue not in self._past_identities:
+            reader.is_recreation_reported = False
+            reader.identity = QueueIdentity(self._offsets.anchors_of(queue))
+            return
+        identity, recreation_count = self._past_identities.pop(queue)
+        # Whether another reader of the topic has reported a recreation since.
+        reader.is_recreation_reported = self._recreation_counts[queue.topic] > recreation_count
+        reader.identity = QueueIdentity(identity.proven)
+
+    def _on_recreated(self, reader: QueueReader, old_offset: int, why: str) -> None:
         """Report that `reader` has found its topic deleted and created again.
 
         Each reader of the topic calls this, but only the first call for a recreation is reported:
@@ -138,13 +147,13 @@ class Readers:
                 topic,
                 why,
                 self._group,
-                old,
+                old_offset,
                 queue,
             )
             self._recreation_counts[topic] += 1
-            for other in self.all_readers():
-                if other is not reader and other.queue.topic == topic:
-                    other.report_recreation()
+            for other_reader in self.all_readers():
+                if other_reader is not reader and other_reader.queue.topic == topic:
+                    other_reader.report_recreation()
             self.on_recreated(topic)
         reader.is_recreation_reported = False
         if self.options.auto_commit:
@@ -169,9 +178,11 @@ class Readers:
 
     def messages_handed_to(self, owner: object) -> list[ReceivedMessage]:
         """Return the current messages that are handed out to `owner`, in the order of offsets."""
-        found = [message for reader in self.all_readers() for message in reader.handed_out]
-        messages = [one for one in found if one.owner is owner and one.is_current]
-        return sorted(messages, key=lambda message: message.queue_offset)
+        messages: list[ReceivedMessage] = []
+        for reader in self.all_readers():
+            messages += [message for message in reader.handed_out if message.owner is owner]
+        current_messages = [message for message in messages if message.is_current]
+        return sorted(current_messages, key=lambda message: message.queue_offset)
 
     def _update_limits(self, topic: str) -> None:
         """Divide the prefetch limits of a topic evenly among its queues that are read here."""
@@ -214,17 +225,17 @@ class Readers:
         if committed is not None:
             return committed, committed
         if self.options.young_from_first:
-            young = await self._offsets.read(queue, zero_if_young=True)
-            if young is not None:
-                return young, None
+            young_offset = await self._offsets.read(queue, zero_if_young=True)
+            if young_offset is not None:
+                return young_offset, None
         start_ms = self.options.start_ms
-        begin = self._cluster.offset_min
+        find_offset = self._cluster.offset_min
         if not is_new and not queue.topic.startswith(RETRY_PREFIX):
             if start_ms is not None:
                 return await self._cluster.offset_by_time(queue, start_ms), None
             if self.options.start == "last":
-                begin = self._cluster.offset_max
-        return await begin(queue), None
+                find_offset = self._cluster.offset_max
+        return await find_offset(queue), None
 
     async def remove(self, queue: MessageQueue) -> None:
         """Stop reading a queue and commit its offset if automatic commits are on.
@@ -249,7 +260,7 @@ class Readers:
         Messages that were pulled before are no longer current. Commits that are in progress reach
         the broker before the new ones, because they use the same connection.
         """
-        for reader in [one for one in self.all_readers() if one.queue in offsets]:
+        for reader in [reader for reader in self.all_readers() if reader.queue in offsets]:
             _log.warning(
                 "group %s was reset on %s from offset %d to %d",
                 self._group,
@@ -270,22 +281,28 @@ class Readers:
         The commits at one broker run one after the other: a Java broker can lose one of two
         concurrent commits of a new group, because both create the group's table.
         """
-        by_broker: dict[str, list[QueueReader]] = {}
+        readers_by_broker: dict[str, list[QueueReader]] = {}
         for reader in self._readers.values():
             if reader.in_flight.committable != reader.committed_offset:
-                by_broker.setdefault(reader.queue.broker, []).append(reader)
-        errors: list[SluiceError] = []
-        if by_broker:
-
-            async def in_turn(readers: list[QueueReader]) -> list[SluiceError | None]:
-                """Commit the offsets of readers of one broker, and return the errors."""
-                return [await self._commit(one, one.in_flight.committable) for one in readers]
-
-            found = await asyncio.gather(*map(in_turn, by_broker.values()))
-            errors = [error for some in found for error in some if error is not None]
+                readers_by_broker.setdefault(reader.queue.broker, []).append(reader)
+        first_errors: list[SluiceError | None] = []
+        if readers_by_broker:
+            first_errors = await asyncio.gather(
+                *map(self._commit_in_turn, readers_by_broker.values())
+            )
         await self._offsets.flush()
-        if errors and must_succeed:
-            raise errors[0]
+        if must_succeed:
+            for error in first_errors:
+                if error is not None:
+                    raise error
+
+    async def _commit_in_turn(self, readers: list[QueueReader]) -> SluiceError | None:
+        """Commit the offsets of readers, one after the other; return the first error or None."""
+        first_error = None
+        for reader in readers:
+            error = await self._commit(reader, reader.in_flight.committable)
+            first_error = first_error or error
+        return first_error
 
     async def commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Commit exactly these offsets, whatever was acknowledged.

@@ -229,8 +229,9 @@ class ReceivedMessage:
         record = self._record
         if isinstance(record, bytes):
             broker = self.origin.queue.broker
-            found = None if _engine is None else _engine.decode(record, broker)
-            record = self._record = found or decode_record(record, broker=broker)
+            # The compiled decoder returns None for records that only the other one can decode.
+            decoded = None if _engine is None else _engine.decode(record, broker)
+            record = self._record = decoded or decode_record(record, broker=broker)
         return record
 
     @property

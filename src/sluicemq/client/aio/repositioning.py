@@ -120,10 +120,10 @@ class RepositioningReader(ABC):
         """
         in_flight = self.in_flight
         requested_s = self._cluster.clock.monotonic_s()
-        result = await self._find_verdict()
+        check_result = await self._find_verdict()
         if in_flight is not self.in_flight:
             return False
-        verdict, offset = result
+        verdict, offset = check_result
         if verdict is QueueVerdict.SAME:
             self.is_recreation_reported = False
             self.identity.record_same(requested_s)
@@ -150,27 +150,27 @@ class RepositioningReader(ABC):
         cannot be checked, log the reset.
         """
         in_flight = self.in_flight
-        position = self.in_flight.position
-        result = CheckResult(QueueVerdict.SAME)
+        old_offset = self.in_flight.position
+        check_result = CheckResult(QueueVerdict.SAME)
         if self.identity.proven:
             with contextlib.suppress(SluiceError):  # follow the reset even if the check fails
-                result = await self._find_verdict()
+                check_result = await self._find_verdict()
         if in_flight is not self.in_flight:
             return False
-        if result.verdict is QueueVerdict.RECREATED:
-            self._restart_in_new_topic(position, response.next_offset, RECREATED)
+        if check_result.verdict is QueueVerdict.RECREATED:
+            self._restart_in_new_topic(old_offset, response.next_offset, RECREATED)
         else:
             self._reset_to(response.next_offset)
         return False
 
-    def _restart_in_new_topic(self, old: int, new: int, why: str) -> None:
-        """Move the reader from offset `old` of a deleted topic to offset `new` of the new topic.
+    def _restart_in_new_topic(self, old_offset: int, new_offset: int, why: str) -> None:
+        """Move the reader from `old_offset` of a deleted topic to `new_offset` of the new topic.
 
         Drop all anchors, and call `on_recreated` with `why`, a phrase for the log.
         """
         self.identity.clear()
-        self._move_and_notify(old, new, 0)
-        self.on_recreated(old, why)
+        self._move_and_notify(old_offset, new_offset, 0)
+        self.on_recreated(old_offset, why)
 
     def _follow_illegal_offset(self, response: PullResponse) -> None:
         """Move the reader after a response that its offset is not in the queue, and log that.
@@ -180,78 +180,84 @@ class RepositioningReader(ABC):
         then continue after the newest proven anchor, or at the beginning of the queue if there is
         none.
         """
-        old = self.in_flight.position
-        new = response.next_offset
-        beginning = restart_offset(response, old)
+        old_offset = self.in_flight.position
+        new_offset = response.next_offset
+        beginning = restart_offset(response, old_offset)
         if beginning is not None and self._pulls_from_master:
-            newest = self.identity.newest
-            if newest is None:
-                self._restart_in_new_topic(old, beginning, CUT_OR_RECREATED)
+            newest_anchor = self.identity.newest
+            if newest_anchor is None:
+                self._restart_in_new_topic(old_offset, beginning, CUT_OR_RECREATED)
                 return
-            new = min(newest.offset + 1, response.offset_max)
-        lost = new - old if old < new <= response.offset_min else 0
-        if lost:
-            what = (
-                f"{lost} messages are lost: the broker deleted them before they were read; raise "
-                "fileReservedTime or consume faster"
+            new_offset = min(newest_anchor.offset + 1, response.offset_max)
+        is_deleted = old_offset < new_offset <= response.offset_min
+        lost_count = new_offset - old_offset if is_deleted else 0
+        consequence = _consequence_of_move(old_offset, new_offset)
+        if lost_count:
+            consequence = (
+                f"{lost_count} messages are lost: the broker deleted them before they were read; "
+                "raise fileReservedTime or consume faster"
             )
-        else:
-            what = f"{new - old} messages are skipped"
-            if new <= old:
-                what = f"{old - new} messages are delivered again"
+        remark = f" [{response.remark}]" if response.remark else ""
         _log.warning(
             "group %s: offset %d of %s is not in the queue (%d to %d)%s; continuing at %d, %s",
             self.group,
-            old,
+            old_offset,
             self.queue,
             response.offset_min,
             response.offset_max,
-            f" [{response.remark}]" if response.remark else "",
-            new,
-            what,
+            remark,
+            new_offset,
+            consequence,
         )
-        self._move_and_notify(old, new, lost)
+        self._move_and_notify(old_offset, new_offset, lost_count)
 
-    def _reset_to(self, new: int) -> None:
-        """Move the reader to `new`, the offset of a group reset, and log that."""
-        old = self.in_flight.position
-        what = f"{old - new} messages are delivered again"
-        if new > old:
-            what = f"{new - old} messages are skipped"
-        level = logging.WARNING if new != old else logging.DEBUG
+    def _reset_to(self, new_offset: int) -> None:
+        """Move the reader to `new_offset`, the offset of a group reset, and log that."""
+        old_offset = self.in_flight.position
+        level = logging.WARNING if new_offset != old_offset else logging.DEBUG
         _log.log(
             level,
             "group %s was reset on %s from offset %d to %d, %s",
             self.group,
             self.queue,
-            old,
-            new,
-            what,
+            old_offset,
+            new_offset,
+            _consequence_of_move(old_offset, new_offset),
         )
-        self._move_and_notify(old, new, 0)
+        self._move_and_notify(old_offset, new_offset, 0)
 
-    def _cut_to(self, new: int) -> None:
-        """Move the reader to `new`, behind the messages that the queue still has.
+    def _cut_to(self, new_offset: int) -> None:
+        """Move the reader to `new_offset`, behind the messages that the queue still has.
 
         Log that the broker has lost messages.
         """
-        old = self.in_flight.position
+        old_offset = self.in_flight.position
         _log.warning(
             "group %s: the broker has lost messages of %s that this client has read (an unclean "
             "failover); continuing at %d instead of %d",
             self.group,
             self.queue,
-            new,
-            old,
+            new_offset,
+            old_offset,
         )
-        self._move_and_notify(old, new, 0)
+        self._move_and_notify(old_offset, new_offset, 0)
 
-    def _move_and_notify(self, old: int, new: int, lost: int) -> None:
-        """Move the reader from `old` to `new` and call the client's `on_moved`.
+    def _move_and_notify(self, old_offset: int, new_offset: int, lost_count: int) -> None:
+        """Move the reader from `old_offset` to `new_offset` and call the client's `on_moved`.
 
-        `lost` is the number of messages that retention deleted before they were read.
+        `lost_count` is the number of messages that retention deleted before they were read.
         """
-        self.move_to(new)
+        self.move_to(new_offset)
         self.committed_offset = None
         if self._cluster.on_moved is not None:
-            notify(self._cluster.on_moved, OffsetMoved(self.group, self.queue, old, new, lost))
+            notify(
+                self._cluster.on_moved,
+                OffsetMoved(self.group, self.queue, old_offset, new_offset, lost_count),
+            )
+
+
+def _consequence_of_move(old_offset: int, new_offset: int) -> str:
+    """Return what moving a reader between two offsets means for its messages, for the log."""
+    if new_offset > old_offset:
+        return f"{new_offset - old_offset} messages are skipped"
+    return f"{old_offset - new_offset} messages are delivered again"

@@ -16,7 +16,7 @@ import asyncio
 import functools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
@@ -185,16 +185,7 @@ class Sluice:
 
         Raises ConfigurationError if an argument is invalid.
         """
-        if client_id is not None and not isinstance(client_id, str):
-            raise ConfigurationError(
-                f"client_id must be a string, got {client_id!r:.60}.",
-                fix="Pass a string, or None for a unique id.",
-            )
-        if on_moved is not None and not callable(on_moved):
-            raise ConfigurationError(
-                f"on_moved must be a function, got {on_moved!r:.60}.",
-                fix="Pass a function of one argument, an OffsetMoved.",
-            )
+        _check_arguments(client_id, on_moved)
         network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
         """The name by which brokers know this client."""
@@ -564,9 +555,9 @@ class Sluice:
 
     def _hurry(self) -> None:
         """Stop waiting for handlers and sends: a caller of `close` was cancelled."""
-        for one in (*self._consumers, *self._producers):
-            if isinstance(one, PushConsumer | Producer):
-                one.closing.hurry()
+        for user in (*self._consumers, *self._producers):
+            if isinstance(user, PushConsumer | Producer):
+                user.closing.hurry()
 
     async def _close(self) -> CloseReport:
         """Close consumers, memberships, producers and connections in this order; return the report.
@@ -582,24 +573,23 @@ class Sluice:
         async def refuse_further_use() -> None:
             self._closed = True
 
-        writer = self._trace_writer
-        await run_each(
-            [
-                *(consumer.close for consumer in reversed(list(self._consumers))),
-                refuse_further_use,
-                self._members.close,
-                *(
-                    functools.partial(close_producer, producer)
-                    for producer in reversed(self._producers)
-                ),
-                self._tasks.close,
-                *([] if writer is None else [writer.close]),
-                self._heartbeat_thread.aclose,
-                self.cluster.close,
-            ]
-        )
-        unknown = tuple(message_id for report in reports for message_id in report.unknown)
-        return CloseReport(sum(report.settled for report in reports), unknown)
+        steps: list[Callable[[], Awaitable[object]]] = []
+        steps += [consumer.close for consumer in reversed(list(self._consumers))]
+        steps += [refuse_further_use, self._members.close]
+        for producer in reversed(self._producers):
+            steps.append(functools.partial(close_producer, producer))
+        steps.append(self._tasks.close)
+        if self._trace_writer is not None:
+            steps.append(self._trace_writer.close)
+        steps += [self._heartbeat_thread.aclose, self.cluster.close]
+        await run_each(steps)
+
+        settled_count = 0
+        unknown_ids: list[str] = []
+        for report in reports:
+            settled_count += report.settled
+            unknown_ids += report.unknown
+        return CloseReport(settled_count, tuple(unknown_ids))
 
     async def __aenter__(self) -> Self:
         self._check_open()
@@ -612,3 +602,17 @@ class Sluice:
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
         return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}{state}>"
+
+
+def _check_arguments(client_id: object, on_moved: object) -> None:
+    """Raise ConfigurationError for a wrong type of these arguments of `Sluice`."""
+    if client_id is not None and not isinstance(client_id, str):
+        raise ConfigurationError(
+            f"client_id must be a string, got {client_id!r:.60}.",
+            fix="Pass a string, or None for a unique id.",
+        )
+    if on_moved is not None and not callable(on_moved):
+        raise ConfigurationError(
+            f"on_moved must be a function, got {on_moved!r:.60}.",
+            fix="Pass a function of one argument, an OffsetMoved.",
+        )

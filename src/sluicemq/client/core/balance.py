@@ -72,8 +72,8 @@ class MachineRooms:
 
         It is split as Java's String.split does: empty parts at the end do not count.
         """
-        parts = broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)
-        return len(parts) == 2 and parts[0] in self.rooms
+        room_and_rest = broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)
+        return len(room_and_rest) == 2 and room_and_rest[0] in self.rooms
 
 
 def room_before_dash(name: str) -> str:
@@ -104,16 +104,16 @@ class MachineRoomNearby:
             return []
         queues_by_room: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
-            room = _find_machine_room(self.broker_room, queue.broker)
-            queues_by_room.setdefault(room, []).append(queue)
+            broker_room = _find_machine_room(self.broker_room, queue.broker)
+            queues_by_room.setdefault(broker_room, []).append(queue)
         members_by_room: dict[str, list[str]] = {}
         for member in sorted(members):
-            room = _find_machine_room(self.client_room, member)
-            members_by_room.setdefault(room, []).append(member)
+            member_room = _find_machine_room(self.client_room, member)
+            members_by_room.setdefault(member_room, []).append(member)
 
-        own_room = _find_machine_room(self.client_room, client_id)
-        own_queues = queues_by_room.get(own_room, [])
-        assigned = list(self.inner(client_id, own_queues, members_by_room[own_room]))
+        client_room = _find_machine_room(self.client_room, client_id)
+        queues_in_room = queues_by_room.get(client_room, [])
+        assigned = list(self.inner(client_id, queues_in_room, members_by_room[client_room]))
         for room_without_members in sorted(queues_by_room.keys() - members_by_room.keys()):
             assigned += self.inner(client_id, queues_by_room[room_without_members], sorted(members))
         return assigned
@@ -124,14 +124,14 @@ def _find_machine_room(get_room: Callable[[str], str], name: str) -> str:
 
     `name` is the broker's name or the client's id. Raises ConfigurationError if the room is empty.
     """
-    room = get_room(name)
-    if not room:
+    room_name = get_room(name)
+    if not room_name:
         raise ConfigurationError(
             f"the machine room of {name!r} is unknown.",
             fix="Begin client ids and broker names with it (room-…), or pass the functions "
             "broker_room and client_room.",
         )
-    return room
+    return room_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,12 @@ class ConsistentHash:
         points, owners = _make_ring(tuple(sorted(members)), self.virtual_nodes)
         assigned = []
         for queue in sorted(queues):
-            text = f"topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}"
-            index = bisect_left(points, hash_to_ring(f"MessageQueue [{text}]"))
-            if owners[index % len(points)] == client_id:
+            # The text of a queue in Java, whose hash Java's client uses.
+            fields = f"topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}"
+            queue_position = hash_to_ring(f"MessageQueue [{fields}]")
+            # The queue belongs to the next point on the ring; after the last point comes the first.
+            point_index = bisect_left(points, queue_position) % len(points)
+            if owners[point_index] == client_id:
                 assigned.append(queue)
         return assigned
 
@@ -172,18 +175,17 @@ def _make_ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int],
 
     If two members have the same point, it belongs to the one that sorts later.
     """
-    ring = {
-        hash_to_ring(f"{member}-{number}"): member
-        for member in members
-        for number in range(virtual_nodes)
-    }
-    points = sorted(ring)
-    return points, [ring[point] for point in points]
+    owner_by_point = {}
+    for member in members:
+        for node_number in range(virtual_nodes):
+            owner_by_point[hash_to_ring(f"{member}-{node_number}")] = member
+    points = sorted(owner_by_point)
+    return points, [owner_by_point[point] for point in points]
 
 
-def hash_to_ring(text: str) -> int:
+def hash_to_ring(ring_key: str) -> int:
     """Return the position of a text on the ring: 0 to 2**32 - 1."""
-    digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
+    digest = hashlib.md5(ring_key.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 
 

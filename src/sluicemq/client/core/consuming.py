@@ -268,17 +268,24 @@ class TopicConsumeStats:
                 acknowledged += cell_acknowledged
                 rejected += cell_rejected
                 took_s += cell_took_s
-
-        hour_start = int(now_s // 60) - _FAILURE_CELLS
-        failures = sum(count for minute, count in tuple(self._failure_cells) if minute > hour_start)
         finished = acknowledged + rejected
+        consume_ms = 1000 * took_s / finished if finished else 0.0
         return TopicRates(
             pulls_per_second=pulled / RATE_WINDOW_S,
-            consume_ms=1000 * took_s / finished if finished else 0.0,
+            consume_ms=consume_ms,
             done_per_second=acknowledged / RATE_WINDOW_S,
             failed_per_second=rejected / RATE_WINDOW_S,
-            failures=int(failures),
+            failures=self._count_failures(now_s),
         )
+
+    def _count_failures(self, now_s: float) -> int:
+        """Return the number of failures in the last hour."""
+        hour_start = int(now_s // 60) - _FAILURE_CELLS
+        failure_count = 0
+        for minute, count in tuple(self._failure_cells):  # a copy: other threads change it
+            if minute > hour_start:
+                failure_count += int(count)
+        return failure_count
 
 
 FIRST_RETRY_LEVEL: Final = 3
@@ -338,25 +345,24 @@ def original_topic(record: StoredMessage) -> str:
 
 
 def make_retry_message(
-    record: StoredMessage, group: str, times: int, level: int, times_max: int | None
+    record: StoredMessage,
+    group: str,
+    earlier_retries: int,
+    retry_level: int,
+    retries_max: int | None,
 ) -> OutgoingMessage:
     """Return the message to send to %RETRY%group, so that `record` is delivered again later.
 
-    `times` is the number of retries so far, `level` the delay level (see `RetryRules`), and
-    `times_max` the maximum number of retries, None for the group's configuration. The body stays as
-    it is stored, so a body that this client cannot decode reaches a client that can.
+    `earlier_retries` is the number of retries so far, `retry_level` the delay level (see
+    `RetryRules`), and `retries_max` the maximum number of retries, None for the group's
+    configuration. The body stays as it is stored, so a body that this client cannot decode reaches
+    a client that can.
     """
-    properties = {
-        name: value for name, value in record.properties.items() if name not in _DROPPED_PROPERTIES
-    }
-    forget_origin(properties, record.topic, group)
-    if record.topic.startswith(DLQ_PREFIX):
-        properties[RETRY_TOPIC] = record.topic
-    properties.setdefault(RETRY_TOPIC, record.topic)
-    properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
-    delay_level = level if level > 0 else FIRST_RETRY_LEVEL + times
+    delay_level = retry_level if retry_level > 0 else FIRST_RETRY_LEVEL + earlier_retries
+    properties = _retry_properties(record, group)
     properties[DELAY] = str(delay_level)
     encoded_properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    becomes_dead_letter = retry_level < 0
     return OutgoingMessage(
         topic=RETRY_PREFIX + group,
         body=record.raw_body,
@@ -365,9 +371,22 @@ def make_retry_message(
         sys_flag=record.sys_flag & COMPRESSION_BITS,
         flag=record.flag,
         wait_store_ok=True,
-        reconsume_times=times + 1,
-        reconsume_times_max=0 if level < 0 else times_max,
+        reconsume_times=earlier_retries + 1,
+        reconsume_times_max=0 if becomes_dead_letter else retries_max,
     )
+
+
+def _retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
+    """Return the properties of a retry: those of the message, its topic and its first id."""
+    properties = {
+        name: text for name, text in record.properties.items() if name not in _DROPPED_PROPERTIES
+    }
+    forget_origin(properties, record.topic, group)
+    if record.topic.startswith(DLQ_PREFIX):
+        properties[RETRY_TOPIC] = record.topic
+    properties.setdefault(RETRY_TOPIC, record.topic)
+    properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
+    return properties
 
 
 Start = Literal["first", "last"] | int | datetime
@@ -623,21 +642,27 @@ def make_subscription(
             "where=\"TAGS = 'A' AND price > 3\".",
         )
     tags_example = "tags='A||B'; to compare numbers, use where=, as in where='price > 3'"
-    where_example = "where='price > 3'"
-    arguments = (("tags", tags, tags_example), ("where", where, where_example))
-    for argument_name, argument, example in arguments:
-        if argument is not None and not isinstance(argument, str):
-            raise ConfigurationError(
-                f"{argument_name} must be a string, got {argument!r:.60}.",
-                fix=f"Write, for example, {example}.",
-            )
-
-    kind = TAG if where is None else SQL92
-    expression = (tags or ALL) if where is None else where
+    _check_filter_argument("tags", tags, tags_example)
+    _check_filter_argument("where", where, "where='price > 3'")
+    if where is None:
+        expression_kind = TAG
+        expression = tags or ALL
+    else:
+        expression_kind = SQL92
+        expression = where
     check_topic(topic)
-    for finding in check_subscription(Subscription(topic, expression, kind)):
+    for finding in check_subscription(Subscription(topic, expression, expression_kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
-    return parse_subscription(topic, expression, kind, version)
+    return parse_subscription(topic, expression, expression_kind, version)
+
+
+def _check_filter_argument(name: str, argument: object, example: str) -> None:
+    """Raise ConfigurationError, with an example of the argument, unless it is a string or None."""
+    if argument is not None and not isinstance(argument, str):
+        raise ConfigurationError(
+            f"{name} must be a string, got {argument!r:.60}.",
+            fix=f"Write, for example, {example}.",
+        )
 
 
 def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:
@@ -687,23 +712,25 @@ class SubscriptionRegistry:
         different expression for the same cluster, group and topic. With `shared`, only a different
         expression of the same client conflicts.
         """
-        clients = self._entries.setdefault((cluster, group, subscription.topic), {})
-        client_entry = clients.get(client)
-        requested = _format_subscription(subscription)
-        for entry in [client_entry] if shared else clients.values():
-            if entry is not None and _is_different(entry.subscription, subscription):
-                reason = (
-                    "A client must have one expression for a topic."
-                    if entry is client_entry
-                    else "With RocketMQ's brokers, messages of one of them would be lost."
-                )
+        subscription_by_client = self._entries.setdefault((cluster, group, subscription.topic), {})
+        for other_client, shared_subscription in subscription_by_client.items():
+            is_same_client = other_client == client
+            if shared and not is_same_client:
+                continue
+            present = shared_subscription.subscription
+            if _is_different(present, subscription):
+                reason = "With RocketMQ's brokers, messages of one of them would be lost."
+                if is_same_client:
+                    reason = "A client must have one expression for a topic."
                 raise SubscriptionConflictError(
                     f"the group {group!r} already reads {subscription.topic!r} in this process "
-                    f"with {_format_subscription(entry.subscription)}, and {requested} is "
-                    f"different. {reason}",
+                    f"with {_format_subscription(present)}, and "
+                    f"{_format_subscription(subscription)} is different. {reason}",
                     fix="Use the same expression, or another group.",
                 )
-        clients.setdefault(client, _SharedSubscription(subscription, 0)).user_count += 1
+        if client not in subscription_by_client:
+            subscription_by_client[client] = _SharedSubscription(subscription, user_count=0)
+        subscription_by_client[client].user_count += 1
 
     def change_subscription(
         self,
@@ -720,18 +747,20 @@ class SubscriptionRegistry:
         SubscriptionConflictError if another client has a different expression and the brokers do
         not serve both (`shared`).
         """
-        clients = self._entries.get((cluster, group, subscription.topic), {})
-        for other_client, entry in clients.items():
-            is_other = other_client != client
-            if is_other and not shared and _is_different(entry.subscription, subscription):
+        subscription_by_client = self._entries.get((cluster, group, subscription.topic), {})
+        for other_client, shared_subscription in subscription_by_client.items():
+            if other_client == client or shared:
+                continue
+            present = shared_subscription.subscription
+            if _is_different(present, subscription):
                 raise SubscriptionConflictError(
                     f"another client of this process also uses the group {group!r}, with "
-                    f"{_format_subscription(entry.subscription)}; it would lose messages by "
+                    f"{_format_subscription(present)}; it would lose messages by "
                     f"{_format_subscription(subscription)}.",
                     fix="Close the other client first, or use another group for it.",
                 )
-        if client in clients:
-            clients[client].subscription = subscription
+        if client in subscription_by_client:
+            subscription_by_client[client].subscription = subscription
 
     def remove_user(
         self, cluster: Hashable, group: str, topic: str, client: Hashable = None
@@ -741,13 +770,13 @@ class SubscriptionRegistry:
         After the last user, the client's expression does not conflict with others any more. Does
         nothing if there is no such user.
         """
-        clients = self._entries.get((cluster, group, topic), {})
-        entry = clients.get(client)
-        if entry is not None:
-            entry.user_count -= 1
-            if entry.user_count <= 0:
-                del clients[client]
-            if not clients:
+        subscription_by_client = self._entries.get((cluster, group, topic), {})
+        shared_subscription = subscription_by_client.get(client)
+        if shared_subscription is not None:
+            shared_subscription.user_count -= 1
+            if shared_subscription.user_count <= 0:
+                del subscription_by_client[client]
+            if not subscription_by_client:
                 del self._entries[cluster, group, topic]
 
 

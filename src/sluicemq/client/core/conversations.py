@@ -128,8 +128,8 @@ class BlockingShell(ABC):
                 else:
                     step = conversation.send(response)
         except StopIteration as done:
-            result: T = done.value
-            return result
+            conversation_result: T = done.value
+            return conversation_result
 
 
 class AsyncioShell(ABC):
@@ -153,9 +153,9 @@ class AsyncioShell(ABC):
     def exclusive(self, key: str) -> AbstractAsyncContextManager[object]:
         """Return an async context manager that one task at a time can hold for each `key`."""
 
-    async def await_value(self, value: Awaitable[Any]) -> Any:
+    async def await_value(self, awaitable: Awaitable[Any]) -> Any:
         """Await what a function of the application returned, and return its result."""
-        return await value
+        return await awaitable
 
     async def run(self, conversation: Conversation[T]) -> T:
         """Run a conversation to its end and return its result.
@@ -183,8 +183,8 @@ class AsyncioShell(ABC):
                 else:
                     step = conversation.send(response)
         except StopIteration as done:
-            result: T = done.value
-            return result
+            conversation_result: T = done.value
+            return conversation_result
 
 
 class Operation(Protocol[P, T_co]):

@@ -71,19 +71,30 @@ def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     its order, so that their number does not change while a broker is unreachable.
     """
     if route.order_topic_config:
-        pairs = [part.partition(":") for part in route.order_topic_config.split(";") if part]
-        return [
-            MessageQueue(topic, broker, queue_id)
-            for broker, _, count in pairs
-            for queue_id in range(int(count))
-        ]
-    masters = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
-    return [
-        MessageQueue(topic, data.broker, queue_id)
-        for data in sorted(route.queues, key=lambda data: data.broker)
-        if data.perm & PERM_WRITE and data.broker in masters
-        for queue_id in range(data.write_queues)
-    ]
+        return _list_ordered_queues(topic, route.order_topic_config)
+    with_master = {
+        broker_data.broker for broker_data in route.brokers if MASTER_ID in broker_data.addresses
+    }
+    queues: list[MessageQueue] = []
+    for queue_data in sorted(route.queues, key=lambda queue_data: queue_data.broker):
+        if queue_data.perm & PERM_WRITE and queue_data.broker in with_master:
+            queues += [
+                MessageQueue(topic, queue_data.broker, queue_id)
+                for queue_id in range(queue_data.write_queues)
+            ]
+    return queues
+
+
+def _list_ordered_queues(topic: str, order_config: str) -> list[MessageQueue]:
+    """Return the queues of an order configuration, such as `broker-a:4;broker-b:4`, in its order.
+
+    The number behind a broker is that of its queues.
+    """
+    queues: list[MessageQueue] = []
+    for entry in filter(None, order_config.split(";")):
+        broker, _, queue_count = entry.partition(":")
+        queues += [MessageQueue(topic, broker, queue_id) for queue_id in range(int(queue_count))]
+    return queues
 
 
 def find_read_addresses(route: TopicRoute) -> dict[str, str]:
@@ -93,7 +104,9 @@ def find_read_addresses(route: TopicRoute) -> dict[str, str]:
     master. Brokers without any address are left out.
     """
     return {
-        data.broker: data.addresses[min(data.addresses)] for data in route.brokers if data.addresses
+        broker_data.broker: broker_data.addresses[min(broker_data.addresses)]
+        for broker_data in route.brokers
+        if broker_data.addresses
     }
 
 
@@ -103,17 +116,15 @@ def predict_created_route(default: TopicRoute) -> TopicRoute:
     `default` is the route of TBW102, the topic that brokers copy. The new topic has at most
     `NEW_TOPIC_QUEUES` queues, which send requests ask for; the Java client predicts the same.
     """
-    return replace(
-        default,
-        queues=tuple(
-            replace(
-                data,
-                read_queues=min(data.read_queues, NEW_TOPIC_QUEUES),
-                write_queues=min(data.write_queues, NEW_TOPIC_QUEUES),
-            )
-            for data in default.queues
-        ),
-    )
+    queues = [
+        replace(
+            queue_data,
+            read_queues=min(queue_data.read_queues, NEW_TOPIC_QUEUES),
+            write_queues=min(queue_data.write_queues, NEW_TOPIC_QUEUES),
+        )
+        for queue_data in default.queues
+    ]
+    return replace(default, queues=tuple(queues))
 
 
 class RouteCache:
@@ -171,9 +182,9 @@ class RouteCache:
         self.routes[topic] = route
         self.write_queues[topic] = list_write_queues(topic, route)
         self.master_addresses[topic] = {
-            data.broker: data.addresses[MASTER_ID]
-            for data in route.brokers
-            if MASTER_ID in data.addresses
+            broker_data.broker: broker_data.addresses[MASTER_ID]
+            for broker_data in route.brokers
+            if MASTER_ID in broker_data.addresses
         }
         self.read_addresses[topic] = find_read_addresses(route)
         self.last_master_addresses.update(self.master_addresses[topic])
@@ -186,11 +197,17 @@ class RouteCache:
         is None, return whether some broker of the route has no master but a slave.
         """
         route = self.routes.get(topic)
-        return route is not None and any(
-            max(data.addresses, default=MASTER_ID) != MASTER_ID  # it has a slave
-            for data in route.brokers
-            if broker == data.broker or (broker is None and MASTER_ID not in data.addresses)
-        )
+        if route is None:
+            return False
+        for broker_data in route.brokers:
+            has_slave = max(broker_data.addresses, default=MASTER_ID) != MASTER_ID
+            if broker is None:
+                is_concerned = MASTER_ID not in broker_data.addresses
+            else:
+                is_concerned = broker_data.broker == broker
+            if is_concerned and has_slave:
+                return True
+        return False
 
     def expire(self, topic: str) -> None:
         """Make the next use of the topic fetch its route again."""
@@ -266,7 +283,7 @@ class Directory:
         error: Exception,
         queue: MessageQueue | None,
         activity: str,
-        text: str,
+        log_text: str,
         *arguments: object,
     ) -> None:
         """Log a failure with `text % arguments`, once for each outage.
@@ -281,7 +298,7 @@ class Directory:
             outage = _NAME_SERVER_OUTAGE
         elif queue is not None and is_outage(error):
             outage = self.last_known_address(queue)
-        self.outages.report_failure(outage, text, *arguments)
+        self.outages.report_failure(outage, log_text, *arguments)
 
     def log_recovery(self, queue: MessageQueue, activity: str = "") -> None:
         """Log that the broker of `queue` responds again and `activity` works again.
@@ -318,17 +335,18 @@ class Directory:
                 response = yield Call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
                 failures.append((address, error))
-            else:
-                if is_broker_response(command, response):
-                    failures.append((address, broker_as_name_server_error(address, response)))
-                    continue
-                if self.outages.current:
-                    self.outages.report_success(_NAME_SERVER_OUTAGE)
-                if is_conclusive(response):
-                    self._next_server = index
-                    return response
-                if first_inconclusive is None:
-                    first_inconclusive = response
+                continue
+            if is_broker_response(command, response):
+                failures.append((address, broker_as_name_server_error(address, response)))
+                continue
+            if self.outages.current:
+                self.outages.report_success(_NAME_SERVER_OUTAGE)
+            if is_conclusive(response):
+                self._next_server = index
+                return response
+            if first_inconclusive is None:
+                first_inconclusive = response
+
         if first_inconclusive is not None:
             return first_inconclusive
         raise _no_name_server_error(failures)
@@ -543,11 +561,9 @@ def route_not_found_error(
             f", and brokers are registered ({', '.join(broker_names)}), but none of them serves "
             "this topic"
         )
-    cause = (
-        "automatic creation is off (no broker has TBW102)"
-        if auto_create_tried
-        else "consumers do not create topics"
-    )
+    cause = "consumers do not create topics"
+    if auto_create_tried:
+        cause = "automatic creation is off (no broker has TBW102)"
     return RouteNotFoundError(
         f"the topic {topic!r} does not exist, and {cause}. {reachable}{registered}.",
         fix="Check the spelling with `sluice topic list`, or create the topic with "

@@ -17,6 +17,7 @@ range, so a task with a queue of its own has one range, however many rows it wri
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from sluicemq.client.core.requests import expect_success, header_fields, int_field, make_request
@@ -64,8 +65,8 @@ def make_commit_request(
     are the topics of their rows. `step` is PREPARE or COMMIT. Without ranges, the request asks
     whether the broker supports epochs.
     """
-    listed = ",".join(sorted(topics))
-    header = CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
+    joined_topics = ",".join(sorted(topics))
+    header = CommitEpochRequest(query=query, epoch=epoch, step=step, topics=joined_topics)
     return make_request(
         RequestCode.SLUICE_COMMIT_EPOCH, header, staging.encode_staged_ranges(ranges)
     )
@@ -135,8 +136,8 @@ class EpochCommitter:
         """
         # The first broker decides. All others must have checked the epoch before.
         deciding_broker, *other_brokers = self._brokers
-        for other in other_brokers:
-            state = self._poll_step(other, epoch, ranges, PREPARE)
+        for other_broker in other_brokers:
+            state = self._poll_step(other_broker, epoch, ranges, PREPARE)
             if state.ranges:  # recorded in an earlier attempt
                 ranges = state.ranges
 
@@ -145,8 +146,8 @@ class EpochCommitter:
         # All brokers begin to publish before one of them is awaited.
         brokers_with_ranges = {staged_range.broker for staged_range in decided_ranges}
         publishing_brokers = sorted(brokers_with_ranges - {deciding_broker})
-        for other in publishing_brokers:
-            self._request_step(other, epoch, decided_ranges, COMMIT)
+        for publishing_broker in publishing_brokers:
+            self._request_step(publishing_broker, epoch, decided_ranges, COMMIT)
         for broker in (deciding_broker, *publishing_brokers):
             self._poll_step(
                 broker, epoch, decided_ranges or ranges, COMMIT, waits_for_publication=True
@@ -217,21 +218,25 @@ class StagedRangeList:
         of the messages, one after the other; they go into the checksum of the range.
         """
         self.message_count += count
-        checksum = 0
-        last_range = self._ranges[-1] if self._ranges else None
-        if last_range is not None:
-            end_offset = last_range.offset + last_range.count
-            end = (last_range.broker, last_range.queue_id, end_offset)
-            if end == (broker, queue_id, offset):
-                # Replace the last range by one that contains both.
-                self._ranges.pop()
-                offset = last_range.offset
-                count += last_range.count
-                checksum = last_range.checksum
-        checksum = zlib.crc32(bodies, checksum)
+        if self._ranges and self._is_end_of(self._ranges[-1], broker, queue_id, offset):
+            last_range = self._ranges.pop()
+            grown_range = replace(
+                last_range,
+                count=last_range.count + count,
+                checksum=zlib.crc32(bodies, last_range.checksum),
+            )
+            self._ranges.append(grown_range)
+            return
+        checksum = zlib.crc32(bodies)
         self._ranges.append(
             StagedRange(broker, queue_id, offset, count, checksum, self._partition, self._attempt)
         )
+
+    @staticmethod
+    def _is_end_of(staged_range: StagedRange, broker: str, queue_id: int, offset: int) -> bool:
+        """Return whether a range ends at `offset` in this queue."""
+        is_same_queue = staged_range.broker == broker and staged_range.queue_id == queue_id
+        return is_same_queue and staged_range.offset + staged_range.count == offset
 
     @property
     def ranges(self) -> tuple[StagedRange, ...]:

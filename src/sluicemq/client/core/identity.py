@@ -67,14 +67,14 @@ class Anchor(NamedTuple):
     stored_ms: int | None
     position: int | None = None
 
-    def is_same_message(self, found: "Anchor") -> bool:
-        """Return whether `found`, the message that is now at the same offset, is this message.
+    def is_same_message(self, present: "Anchor") -> bool:
+        """Return whether `present`, the message that is now at the same offset, is this message.
 
         The store times must be equal, and so must the positions unless one of them is unknown.
         """
-        if self.stored_ms != found.stored_ms:
+        if self.stored_ms != present.stored_ms:
             return False
-        return None in (self.position, found.position) or self.position == found.position
+        return None in (self.position, present.position) or self.position == present.position
 
 
 def make_anchor(record: bytes | memoryview | StoredMessage) -> Anchor:
@@ -118,7 +118,8 @@ def probe_queue(
     response = parse_pull_response((yield Call(address, command)), address)
     bounds = response.offset_min, response.offset_max
     if response.status is PullStatus.OFFSET_ILLEGAL:
-        reset_to = response.next_offset if response.remark == OFFSET_RESET else None
+        is_group_reset = response.remark == OFFSET_RESET
+        reset_to = response.next_offset if is_group_reset else None
         return QueueProbe(None, *bounds, is_refused=True, reset_to=reset_to)
     if response.status is not PullStatus.FOUND:
         return QueueProbe(None, *bounds)
@@ -172,7 +173,7 @@ def compare_with_anchors(
     proves nothing, so that anchor is skipped. Without anchors the verdict is SAME. Raises what
     `probe_queue` raises.
     """
-    is_changed = False
+    has_changed_anchor = False
     offset_min = 0
     for anchor in sorted(anchors, reverse=True):
         probe = yield from probe_queue(directory, group, queue, anchor.offset)
@@ -188,17 +189,17 @@ def compare_with_anchors(
                 probe = yield from probe_queue(directory, group, queue, anchor.offset + 1)
             if not probe.is_refused:
                 return CheckResult(QueueVerdict.UNKNOWN)
-            is_changed = True
+            has_changed_anchor = True
         elif probe.found is None:
             continue  # a hole, such as a broker's compaction leaves
         elif anchor.is_same_message(probe.found):
-            if is_changed:  # a newer anchor is lost
+            if has_changed_anchor:  # a newer anchor is lost
                 return CheckResult(QueueVerdict.CUT, anchor.offset + 1)
             return CheckResult(QueueVerdict.SAME)
         else:
-            is_changed = True
+            has_changed_anchor = True
     recreated = CheckResult(QueueVerdict.RECREATED, offset_min)
-    return recreated if is_changed else CheckResult(QueueVerdict.SAME)
+    return recreated if has_changed_anchor else CheckResult(QueueVerdict.SAME)
 
 
 class QueueIdentity:

@@ -267,20 +267,22 @@ def make_message(
     return to_message(make_draft(topic, body, **options))
 
 
-def expect_one_message(message: object, kind: type[M], call: str) -> M:
-    """Return `message` if it is one message of type `kind`, else raise ConfigurationError.
+def expect_one_message(message: object, message_class: type[M], method_name: str) -> M:
+    """Return `message` if it is one message of type `message_class`, else raise ConfigurationError.
 
-    `call` is the name of the called method, for the text of the error. The fix depends on whether
-    `message` is a sequence, which only `send` accepts.
+    `method_name` is the name of the called method, for the text of the error. The fix depends on
+    whether `message` is a sequence, which only `send` accepts.
     """
-    if isinstance(message, kind):
+    if isinstance(message, message_class):
         return message
+    fix = "Pass a Message."
+    if isinstance(message, Sequence) and not isinstance(message, str | bytes):
+        fix = (
+            "Pass one Message. Only `send` takes several at once (a batch): a broker checks each "
+            "message of a transaction, and responds to each request, separately."
+        )
     raise ConfigurationError(
-        f"{call} takes exactly one message, got {message!r:.60}.",
-        fix="Pass one Message. Only `send` takes several at once (a batch): a broker checks each "
-        "message of a transaction, and responds to each request, separately."
-        if isinstance(message, Sequence) and not isinstance(message, str | bytes)
-        else "Pass a Message.",
+        f"{method_name} takes exactly one message, got {message!r:.60}.", fix=fix
     )
 
 
@@ -312,16 +314,10 @@ def make_draft(
     """
     if not isinstance(topic, str):
         if not isinstance(topic, Message):
-            raise ConfigurationError(
-                f"the topic must be a string, got {topic!r:.60}.",
-                fix="Pass the topic's name, or a Message.",
-            )
+            raise _topic_type_error(topic)
         options = tag, keys, properties, sharding_key, delay_level, delay, deliver_at, flag
         if body is not None or any(options) or not wait_store_ok:
-            raise ConfigurationError(
-                "a Message cannot be combined with a body or options of a message.",
-                fix="Put all of them into the Message: Message(topic, body, tag=…).",
-            )
+            raise _combined_message_error()
         return topic
     return MessageDraft(
         topic,
@@ -335,6 +331,22 @@ def make_draft(
         delay_level,
         None if delay is None else parse_delay_ms(delay),
         None if deliver_at is None else parse_deliver_at_ms(deliver_at),
+    )
+
+
+def _topic_type_error(topic: object) -> ConfigurationError:
+    """Return the error for a topic that is neither a string nor a Message."""
+    return ConfigurationError(
+        f"the topic must be a string, got {topic!r:.60}.",
+        fix="Pass the topic's name, or a Message.",
+    )
+
+
+def _combined_message_error() -> ConfigurationError:
+    """Return the error for a Message that is sent with a body or options in addition."""
+    return ConfigurationError(
+        "a Message cannot be combined with a body or options of a message.",
+        fix="Put all of them into the Message: Message(topic, body, tag=…).",
     )
 
 
@@ -387,19 +399,13 @@ def make_outgoing(
     topic = message.topic
     topic = check_topic_cached(topic) if isinstance(topic, str) else check_topic_to_send(topic)
     body = message.body if isinstance(message.body, bytes) else encode_body(message.body)
-    if not body:
-        raise ConfigurationError(
-            "the body is empty, and RocketMQ brokers reject empty bodies.",
-            fix="Send at least one byte.",
-        )
-    if len(body) > body_bytes_max:
-        raise ConfigurationError(
-            f"the body has {len(body):,} bytes, the limit is {body_bytes_max:,}.",
-            fix="Split the body, or store it elsewhere and send a reference to it.",
-        )
+    if not 0 < len(body) <= body_bytes_max:
+        raise _body_size_error(len(body), body_bytes_max)
     properties = _encode_properties(message, message_id, delay_level_max)
     if message.flag != 0:
         check_number("the flag", message.flag, -(2**31), 2**31 - 1)
+
+    # Compress the body, unless that makes it larger.
     sys_flag = 0
     if compress_from_bytes and len(body) >= compress_from_bytes:
         compressed = zlib.compress(body, _COMPRESS_LEVEL)
@@ -420,14 +426,27 @@ def make_outgoing(
     )
 
 
+def _body_size_error(body_bytes: int, body_bytes_max: int) -> ConfigurationError:
+    """Return the error for a body that is empty or too large."""
+    if not body_bytes:
+        return ConfigurationError(
+            "the body is empty, and RocketMQ brokers reject empty bodies.",
+            fix="Send at least one byte.",
+        )
+    return ConfigurationError(
+        f"the body has {body_bytes:,} bytes, the limit is {body_bytes_max:,}.",
+        fix="Split the body, or store it elsewhere and send a reference to it.",
+    )
+
+
 def make_plain_outgoing(topic: str, body: bytes, message_id: str) -> OutgoingMessage:
     """Return an encoded message that has only a topic and a body. HOT.
 
     The caller has checked the body: it is neither empty nor too large, and is not compressed.
     Raises ConfigurationError for an invalid topic.
     """
-    text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01true\x02"
-    return OutgoingMessage(check_topic_cached(topic), body, text, message_id, 0, 0, True)
+    properties = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01true\x02"
+    return OutgoingMessage(check_topic_cached(topic), body, properties, message_id, 0, 0, True)
 
 
 def _encode_properties(
@@ -439,34 +458,38 @@ def _encode_properties(
     ConfigurationError if a property is invalid, or if all together are too large.
     """
     wait = "true" if message.wait_store_ok else "false"
-    text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
+    encoded = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
     if message.tag is not None:
         tag = message.tag
         tag = check_tag_cached(tag) if isinstance(tag, str) else check_tag(tag)
-        text += f"{TAGS}\x01{tag}\x02"
+        encoded += f"{TAGS}\x01{tag}\x02"
     keys = message.keys
     if keys:
         keys = check_keys(keys if isinstance(keys, tuple) else to_key_tuple(keys))
-        text += f"{KEYS}\x01{' '.join(keys)}\x02"
+        encoded += f"{KEYS}\x01{' '.join(keys)}\x02"
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
-        text += f"{SHARDING_KEY}\x01{message.sharding_key}\x02"
+        encoded += f"{SHARDING_KEY}\x01{message.sharding_key}\x02"
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
         delays = delay_properties(message, delay_level_max)
-        text += "".join([f"{name}\x01{value}\x02" for name, value in delays.items()])
+        encoded += "".join([f"{name}\x01{delay}\x02" for name, delay in delays.items()])
     properties = message.properties
     if properties or properties.__class__ is not dict:  # the check refuses what is not a mapping
         check_properties(properties)
         # Every reader drops an empty value (spec/remoting.md §9), so it is not sent.
-        text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value])
+        encoded += "".join(
+            [f"{name}\x01{value}\x02" for name, value in properties.items() if value]
+        )
+
     # A character has at most 4 bytes in UTF-8, so most texts need not be encoded to be measured.
-    if len(text) * 4 > PROPERTIES_BYTES_MAX and len(text.encode()) > PROPERTIES_BYTES_MAX:
+    may_be_too_large = len(encoded) * 4 > PROPERTIES_BYTES_MAX
+    if may_be_too_large and len(encoded.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
-            f"the properties have {len(text.encode()):,} bytes, the limit is "
+            f"the properties have {len(encoded.encode()):,} bytes, the limit is "
             f"{PROPERTIES_BYTES_MAX:,}.",
             fix=_FIX_LARGE,
         )
-    return text
+    return encoded
 
 
 _FIX_LARGE = "Put large values into the body."
@@ -480,14 +503,16 @@ def add_properties(
     `purpose` says in the text of the error what needs them, such as "a transaction". Raises
     ConfigurationError if the properties become too large.
     """
-    text = outgoing.properties + "".join(f"{name}\x01{value}\x02" for name, value in added.items())
-    if len(text.encode()) > PROPERTIES_BYTES_MAX:
+    all_properties = outgoing.properties + "".join(
+        f"{name}\x01{value}\x02" for name, value in added.items()
+    )
+    if len(all_properties.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
             f"the properties have more than {PROPERTIES_BYTES_MAX:,} bytes, including those for "
             f"{purpose}.",
             fix=_FIX_LARGE,
         )
-    return replace(outgoing, properties=text)
+    return replace(outgoing, properties=all_properties)
 
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -533,10 +558,10 @@ def _find_batch_fault(
     stop.
     """
 
-    def difference_text(field: str, value: object, first_value: object) -> str:
+    def difference_text(field: str, field_value: object, first_value: object) -> str:
         return (
             f"all messages in a batch must have the same {field}, got {first_value!r} (message 0) "
-            f"and {value!r} (message {index})"
+            f"and {field_value!r} (message {index})"
         )
 
     if message.topic != first_message.topic:
@@ -589,17 +614,17 @@ def join_batch(messages: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMe
     body = encode_batch(
         (message.flag, message.body, message.properties.encode()) for message in messages
     )
-    first = messages[0]
-    wait_text = "true" if first.wait_store_ok else "false"
+    first_message = messages[0]
+    wait_text = "true" if first_message.wait_store_ok else "false"
     return OutgoingMessage(
-        first.topic,
+        first_message.topic,
         body,
         f"{WAIT}\x01{wait_text}\x02",
         batch_id,
         sys_flag=0,
         flag=0,
-        wait_store_ok=first.wait_store_ok,
-        sharding_key=first.sharding_key,
+        wait_store_ok=first_message.wait_store_ok,
+        sharding_key=first_message.sharding_key,
     )
 
 

@@ -34,23 +34,23 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def check_number(
-    what: str, value: object, low: float, high: float | None = None, *, whole: bool = True
+    number_name: str, number: object, low: float, high: float | None = None, *, whole: bool = True
 ) -> None:
-    """Raise ConfigurationError unless `value` is a number from `low` to `high`, both included.
+    """Raise ConfigurationError unless `number` is a number from `low` to `high`, both included.
 
-    `what` names the value in the error. `high` None means no upper limit. Unless `whole` is False,
-    the number must be an int; a bool is never a number.
+    `number_name` names the value in the error. `high` None means no upper limit. Unless `whole` is
+    False, the number must be an int; a bool is never a number.
     """
     number_types = int if whole else int | float
-    if isinstance(value, number_types) and not isinstance(value, bool):
-        is_too_high = high is not None and value > high
-        if low <= value and not is_too_high:  # False for NaN
+    if isinstance(number, number_types) and not isinstance(number, bool):
+        is_too_high = high is not None and number > high
+        if low <= number and not is_too_high:  # False for NaN
             return
-    kind = "a whole number" if whole else "a number"
+    number_kind = "a whole number" if whole else "a number"
     range_end = "or more" if high is None else f"to {high:,}"
     raise ConfigurationError(
-        f"{what} cannot be {value!r:.60}.",
-        fix=f"Use {kind}, {low:,} {range_end}.",
+        f"{number_name} cannot be {number!r:.60}.",
+        fix=f"Use {number_kind}, {low:,} {range_end}.",
     )
 
 
@@ -90,27 +90,31 @@ def check_group(name: str) -> str:
     return _check_name("group", name, GROUP_LENGTH_MAX)
 
 
-def _check_name(kind: str, name: str, length_max: int) -> str:
+def _check_name(name_kind: str, name: str, length_max: int) -> str:
     """Return `name` if it is valid, else raise ConfigurationError.
 
-    A valid name is a string of 1 to `length_max` allowed characters. `kind` is "topic" or "group".
+    A valid name is a string of 1 to `length_max` allowed characters. `name_kind` is "topic" or
+    "group".
     """
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"the {kind} must be a string, got {name!r:.60}.", fix=f"Pass the {kind}'s name."
+            f"the {name_kind} must be a string, got {name!r:.60}.",
+            fix=f"Pass the {name_kind}'s name.",
         )
     if not name:
-        raise ConfigurationError(f"the {kind} name is empty.", fix=f"Pass the name of the {kind}.")
+        raise ConfigurationError(
+            f"the {name_kind} name is empty.", fix=f"Pass the name of the {name_kind}."
+        )
     if len(name) > length_max:
         raise ConfigurationError(
-            f"the {kind} name {name!r} has {len(name)} characters, the limit is {length_max}.",
+            f"the {name_kind} name {name!r} has {len(name)} characters, the limit is {length_max}.",
             fix="Choose a shorter name.",
         )
     if not _NAME.fullmatch(name):
         forbidden = next(character for character in name if not _NAME.fullmatch(character))
         shown = "a space" if forbidden == " " else repr(forbidden)
         raise ConfigurationError(
-            f"the {kind} name {name!r} contains {shown}.",
+            f"the {name_kind} name {name!r} contains {shown}.",
             fix="Use only ASCII letters, digits and the characters % | - and _.",
         )
     return name
@@ -181,16 +185,22 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
             f"the properties must be a dict of strings, got {properties!r:.60}.",
             fix="Pass a dict such as {'price': '3'}.",
         )
-    for name, value in properties.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise _property_type_error(name, value)
+    for name, property_value in properties.items():
+        if not isinstance(name, str) or not isinstance(property_value, str):
+            raise _property_type_error(name, property_value)
         if is_refused_property(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
                 fix="Choose another name; to set the tag, the keys or the sharding key, use tag=, "
                 "keys= or sharding_key=.",
             )
-        if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+        if (
+            not name
+            or "\x01" in name
+            or "\x02" in name
+            or "\x01" in property_value
+            or "\x02" in property_value
+        ):
             raise ConfigurationError(
                 f"the property {name!r} has an empty name or contains U+0001 or U+0002, which "
                 "separate properties on the wire.",
@@ -198,16 +208,16 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
             )
 
 
-def _property_type_error(name: object, value: object) -> ConfigurationError:
+def _property_type_error(name: object, property_value: object) -> ConfigurationError:
     """Return the error for a property whose name or value is not a string."""
     wrong_object = name
-    place = "as a name"
+    place_of_object = "as a name"
     if isinstance(name, str):
-        wrong_object = value
-        place = f"for {name!r:.60}"
+        wrong_object = property_value
+        place_of_object = f"for {name!r:.60}"
     return ConfigurationError(
         f"property names and values must be strings, got {wrong_object!r:.60} "
-        f"({type(wrong_object).__name__}) {place}.",
+        f"({type(wrong_object).__name__}) {place_of_object}.",
         fix="Convert it with str().",
     )
 
@@ -226,24 +236,27 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             f"the name servers must be a string or a list of strings, got {text!r:.60}.",
             fix="Pass 'host:port', or a list of such addresses.",
         )
-    parts = re.split(r"[;,\s]+", text) if isinstance(text, str) else text
-    addresses: dict[str, None] = {}  # a dict keeps the order and drops duplicates
-    for part in filter(None, parts):
-        host, port = _split_host_port(part)
-        is_port_valid = not port or natural(port, 65_535)
-        if not host or not is_port_valid:
-            rule = "the port must be from 1 to 65535" if host else "it has no host"
-            raise ConfigurationError(
-                f"{part!r} is not a valid name server address: {rule}.",
-                fix="Write host:port, for example localhost:9876.",
-            )
-        addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
+    listed = re.split(r"[;,\s]+", text) if isinstance(text, str) else text
+    addresses = [_parse_address(address) for address in listed if address]
     if not addresses:
         raise ConfigurationError(
             "the list of name servers is empty.",
             fix="Write host:port, for example localhost:9876.",
         )
-    return tuple(addresses)
+    return tuple(dict.fromkeys(addresses))  # a dict keeps the order and drops duplicates
+
+
+def _parse_address(address: str) -> str:
+    """Return the address of a name server as "host:port". Raises ConfigurationError."""
+    host, port = _split_host_port(address)
+    is_port_valid = not port or natural(port, 65_535)
+    if not host or not is_port_valid:
+        rule = "the port must be from 1 to 65535" if host else "it has no host"
+        raise ConfigurationError(
+            f"{address!r} is not a valid name server address: {rule}.",
+            fix="Write host:port, for example localhost:9876.",
+        )
+    return f"{host}:{port or NAME_SERVER_PORT}"
 
 
 def _split_host_port(address: str) -> tuple[str, str]:
@@ -288,13 +301,13 @@ class Credentials:
         return Credentials(*value)
 
 
-def _credentials_fault(value: object) -> str:
+def _credentials_fault(wrong_credentials: object) -> str:
     """Return what is wrong with a value that is not a pair of keys, without the keys themselves."""
-    if not isinstance(value, tuple | list):
-        return f"got {type(value).__name__}"
-    if len(value) > 2:
-        return f"got {len(value)} values"
-    has_access_key = bool(value and value[0])
+    if not isinstance(wrong_credentials, tuple | list):
+        return f"got {type(wrong_credentials).__name__}"
+    if len(wrong_credentials) > 2:
+        return f"got {len(wrong_credentials)} values"
+    has_access_key = bool(wrong_credentials and wrong_credentials[0])
     missing_key = "secret_key" if has_access_key else "access_key"
     return f"but {missing_key} is missing"
 

@@ -68,16 +68,6 @@ def make_reply_request(
             fix="Reply only to messages that `request` sent: they have the property "
             "CORRELATION_ID.",
         )
-    properties = {
-        UNIQ_KEY: message_id,
-        MSG_TYPE: REPLY,
-        CORRELATION_ID: request_properties[CORRELATION_ID],
-        REPLY_TO_CLIENT: request_properties[REPLY_TO_CLIENT],
-        TTL: request_properties.get(TTL, ""),
-    }
-    encoded_properties = "".join(
-        f"{name}\x01{value}\x02" for name, value in properties.items() if value
-    )
     cluster = request_properties.get(CLUSTER, "DefaultCluster")
     header = SendMessageRequestV2(
         group=REPLIER_GROUP,
@@ -88,7 +78,7 @@ def make_reply_request(
         sys_flag=0,
         born_time_ms=now_ms,
         flag=0,
-        properties=encoded_properties,
+        properties=_encode_reply_properties(request_properties, message_id),
         reconsume_times=0,
         unit_mode=False,
         batch=False,
@@ -96,6 +86,19 @@ def make_reply_request(
     )
     command = make_request(RequestCode.SEND_REPLY_MESSAGE_V2, header, body)
     return MessageQueue(record.topic, record.broker, record.queue_id), command
+
+
+def _encode_reply_properties(request_properties: Mapping[str, str], message_id: str) -> str:
+    """Return the encoded properties of a reply, by which the broker finds the requester."""
+    properties = {
+        UNIQ_KEY: message_id,
+        MSG_TYPE: REPLY,
+        CORRELATION_ID: request_properties[CORRELATION_ID],
+        REPLY_TO_CLIENT: request_properties[REPLY_TO_CLIENT],
+        TTL: request_properties.get(TTL, ""),
+    }
+    # Only properties with a value are sent: a request of another client may lack the TTL.
+    return "".join(f"{name}\x01{text}\x02" for name, text in properties.items() if text)
 
 
 def parse_pushed_reply(command: Command) -> StoredMessage:
@@ -166,21 +169,21 @@ def send_reply(
 
 
 def reply_timeout_error(
-    topic: str, message_id: str, where: str, timeout_s: float
+    topic: str, message_id: str, stored_in: str, timeout_s: float
 ) -> RequestTimeoutError:
     """Return the error for a request whose reply did not come within `timeout_s` seconds.
 
-    `where` names the place where the request is stored; "" means that it was not stored before the
-    time-out.
+    `stored_in` names the place where the request is stored; "" means that it was not stored before
+    the time-out.
     """
-    if not where:
+    if not stored_in:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
             fix="Check sluice cluster list. If you resend it, its handler may receive it twice.",
         )
     return RequestTimeoutError(
-        f"request {message_id} is stored in {where}, but no reply came within {timeout_s:g} s: it "
-        "may still be processed, or its reply came too late.",
+        f"request {message_id} is stored in {stored_in}, but no reply came within {timeout_s:g} s: "
+        "it may still be processed, or its reply came too late.",
         fix=f"Check that a consumer of {topic!r} is online and calls message.reply(). "
         f"`sluice message show {message_id}` shows the request.",
     )

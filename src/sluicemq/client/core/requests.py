@@ -11,7 +11,7 @@ Both shells parse responses here, too. The table `_ERRORS` says which exception 
 code becomes, and what the user can do about it (spec/remoting.md §19).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec
@@ -209,15 +209,17 @@ def send(
     broker to return the id of the first message only.
     """
     flag = FLAG_ONEWAY if oneway else 0
-    odd = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
-    if not odd and outgoing.reconsume_times_max is None:
+    has_special_field = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
+    if not has_special_field and outgoing.reconsume_times_max is None:
         return SendRequest(group, queue, outgoing, born_time_ms, flag)
     fields = make_send_fields(group, queue, outgoing, born_time_ms)
+    code = SEND
     if batch:
+        code = _SEND_BATCH
         fields["m"] = "true"
     if is_brief:
         fields[BRIEF_FIELD] = "true"
-    return Command(_SEND_BATCH if batch else SEND, fields, outgoing.body, flag=flag)
+    return Command(code, fields, outgoing.body, flag=flag)
 
 
 def recall(group: str, handle: RecallHandle) -> Command:
@@ -277,13 +279,15 @@ def pull(
     A RocketMQ broker ignores both. `lite` is only a flag: 4.x brokers would refuse
     LITE_PULL_MESSAGE (361), but not PULL_MESSAGE (11) (spec/traffic, item 18).
     """
-    sys_flag = (
-        (PULL_SUSPEND if suspend_timeout_ms else 0)
-        | (PULL_SUBSCRIPTION if subscription is not None else 0)
-        | (PULL_COMMIT_OFFSET if commit_offset is not None else 0)
-        | (PULL_LITE if lite else 0)
-    )
+    sys_flag = 0
+    if suspend_timeout_ms:
+        sys_flag |= PULL_SUSPEND
+    if commit_offset is not None:
+        sys_flag |= PULL_COMMIT_OFFSET
+    if lite:
+        sys_flag |= PULL_LITE
     if subscription is not None:
+        sys_flag |= PULL_SUBSCRIPTION
         sub_version = subscription.version
         expression_kind = subscription.kind
     fields = {
@@ -413,12 +417,12 @@ def try_filter(
     return make_request(Code.SLUICE_TRY_FILTER, header)
 
 
-def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
-    """Return a heartbeat with the groups and subscriptions of `value`.
+def heartbeat(contents: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
+    """Return a heartbeat with the groups and subscriptions of `contents`.
 
     With `asks_lanes`, the response of a SluiceMQ broker says whether it supports lanes.
     """
-    command = make_request(Code.HEART_BEAT, body=bodies.encode_heartbeat(value))
+    command = make_request(Code.HEART_BEAT, body=bodies.encode_heartbeat(contents))
     command.fields = {"sluiceLanes": "true"} if asks_lanes else None
     return command
 
@@ -460,9 +464,9 @@ def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> C
 
     An attribute whose value is None is removed.
     """
-    changes = [
-        f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
-    ]
+    changes = []  # `+name=value` sets an attribute, `-name` removes it
+    for name, attribute in attributes.items():
+        changes.append(f"-{name}" if attribute is None else f"+{name}={attribute}")
     header = headers.CreateTopicRequest(
         topic=config.name,
         default_topic=DEFAULT_TOPIC,
@@ -485,14 +489,16 @@ def update_group(config: GroupConfig) -> Command:
 
 def update_topics(configs: Iterable[TopicConfig]) -> Command:
     """Return the request to create or change several topics on one broker, without attributes."""
-    values = {"topicConfigList": [tables.topic_object(one) for one in configs]}
-    return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(values))
+    json_body = {"topicConfigList": [tables.topic_object(config) for config in configs]}
+    return make_request(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=fastjson.dumps(json_body))
 
 
 def update_groups(configs: Iterable[GroupConfig]) -> Command:
     """Return the request to create or change several consumer groups on one broker."""
-    values = {"groupConfigList": [tables.group_object(one) for one in configs]}
-    return make_request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(values))
+    json_body = {"groupConfigList": [tables.group_object(config) for config in configs]}
+    return make_request(
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=fastjson.dumps(json_body)
+    )
 
 
 def set_request_mode(mode: tables.RequestMode) -> Command:
@@ -511,13 +517,13 @@ def update_account(account: headers.UpdateAccountRequest) -> Command:
     return make_request(Code.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
 
-def clean_up(what: str) -> Command:
+def clean_up(unused_files: str) -> Command:
     """Return the request to delete what is no longer used on one broker.
 
-    `what` is "queues" (expired files of consume queues), "topics" (consume queues of deleted
-    topics) or "log" (expired files of the commit log). Any other value raises KeyError.
+    `unused_files` is "queues" (expired files of consume queues), "topics" (consume queues of
+    deleted topics) or "log" (expired files of the commit log). Any other value raises KeyError.
     """
-    return make_request(_CLEAN_UP_CODES[what])
+    return make_request(_CLEAN_UP_CODES[unused_files])
 
 
 _CLEAN_UP_CODES: Final = {
@@ -634,12 +640,12 @@ def int_field(response: Command, name: str) -> int:
 
     Raises ProtocolError if the field is missing or is not an integer.
     """
-    text = (response.fields or {}).get(name)
+    field_value = (response.fields or {}).get(name)
     try:
-        return int(text)  # type: ignore[arg-type]
+        return int(field_value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ProtocolError(
-            f"the response's field {name} must be an integer, got {text!r}."
+            f"the response's field {name} must be an integer, got {field_value!r}."
         ) from None
 
 
@@ -710,20 +716,30 @@ def parse_send_response(
     queue_id = int(fields.get("queueId") or queue.queue_id)
     stored_queue = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
     first_offset = int_field(response, "queueOffset")
-    if len(message_ids) == 1:
-        offset_id = joined_offset_ids.partition(",")[0]
-        return [
-            SendResult(status, message_ids[0], offset_id, stored_queue, first_offset, recall_handle)
-        ]
     offset_ids = joined_offset_ids.split(",", len(message_ids))
+    first_result = SendResult(
+        status, message_ids[0], offset_ids[0], stored_queue, first_offset, recall_handle
+    )
+    if len(message_ids) == 1:
+        return [first_result]
+    return _batch_results(first_result, message_ids, offset_ids)
+
+
+def _batch_results(
+    first_result: SendResult, message_ids: Sequence[str], offset_ids: Sequence[str]
+) -> list[SendResult]:
+    """Return the results of a batch, whose messages are stored at consecutive offsets.
+
+    `first_result` is that of the first message. A missing offset message id becomes "".
+    """
     return [
         SendResult(
-            status,
+            first_result.status,
             message_id,
             offset_ids[index] if index < len(offset_ids) else "",
-            stored_queue,
-            first_offset + index,
-            recall_handle,
+            first_result.queue,
+            first_result.queue_offset + index,
+            first_result.recall_handle,
         )
         for index, message_id in enumerate(message_ids)
     ]

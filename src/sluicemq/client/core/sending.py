@@ -86,16 +86,16 @@ def avoidance_s(latency_s: float) -> float:
 class QueueChooser:
     """Selects queues round robin for each topic, skipping brokers that are to be avoided.
 
-    Times are monotonic seconds. `first()` is called for the first message of a topic, and returns
-    the index of its queue. Clients return a random number, as Java's client does: otherwise many
-    short-lived producers would all send to the same queue.
+    Times are monotonic seconds. `choose_first_index()` is called for the first message of a topic,
+    and returns the index of its queue. Clients return a random number, as Java's client does:
+    otherwise many short-lived producers would all send to the same queue.
     """
 
-    __slots__ = ("_avoid_until_s", "_choose_start", "_next_index")
+    __slots__ = ("_avoid_until_s", "_choose_first_index", "_next_index")
 
-    def __init__(self, first: Callable[[], int] = lambda: 1) -> None:
+    def __init__(self, choose_first_index: Callable[[], int] = lambda: 1) -> None:
         self._avoid_until_s: dict[str, float] = {}
-        self._choose_start = first
+        self._choose_first_index = choose_first_index
         self._next_index: dict[str, int] = {}
 
     def choose(
@@ -115,21 +115,21 @@ class QueueChooser:
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
         topic = queues[0].topic
-        start = self._next_index.get(topic, -1)
-        if start < 0:
-            start = self._choose_start()
-        self._next_index[topic] = start + 1
-        count = len(queues)
+        start_index = self._next_index.get(topic, -1)
+        if start_index < 0:
+            start_index = self._choose_first_index()
+        self._next_index[topic] = start_index + 1
+        queue_count = len(queues)
         if not self._avoid_until_s and last_broker is None:
-            return queues[start % count]
+            return queues[start_index % queue_count]
         first_avoided = None
-        for step in range(count):
-            queue = queues[(start + step) % count]
+        for step in range(queue_count):
+            queue = queues[(start_index + step) % queue_count]
             if queue.broker != last_broker:
                 if self._avoid_until_s.get(queue.broker, 0.0) <= now_s:
                     return queue
                 first_avoided = first_avoided or queue
-        return first_avoided or queues[start % count]
+        return first_avoided or queues[start_index % queue_count]
 
     def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
         """Avoid `broker` for a while if its response took long, else stop avoiding it.
@@ -248,7 +248,7 @@ class Sender:
         """Check the options and create the sender.
 
         `next_id()` returns a new message id. `trace` records the sends; None means no tracing.
-        `first_queue` is the `first` of `QueueChooser`. The other options are those of
+        `first_queue` is the `choose_first_index` of `QueueChooser`. The other options are those of
         `ProducerOptions`. Raises ConfigurationError for an invalid option.
         """
         check_number("timeout_ms", timeout_ms, 1)
@@ -461,20 +461,20 @@ class Sender:
         encoded_messages = [
             make_outgoing(message, self.next_id(), compress_from_bytes=0) for message in messages
         ]
-        results: list[SendResult] = []
+        send_results: list[SendResult] = []
         for request_messages in split_batch(encoded_messages):
             joined = join_batch(request_messages, self.next_id())
             ids = tuple(encoded.message_id for encoded in request_messages)
             try:
-                results += yield from self.send_with_retries(
+                send_results += yield from self.send_with_retries(
                     joined, ids, queue, timeout_ms, batch=True
                 )
             except SluiceError as error:
                 error.add_note(
-                    f"{len(results)} of {len(messages)} messages of this batch are stored."
+                    f"{len(send_results)} of {len(messages)} messages of this batch are stored."
                 )
                 raise
-        return results
+        return send_results
 
     def send_with_retries(
         self,
@@ -535,7 +535,7 @@ class Sender:
                     remaining_s = max(0.001, attempts.deadline_s - attempts.started_s)
                     attempts.call = Call(address, command, remaining_s)
                     response = yield attempts.call
-                    results = parse_send_response(response, target, ids, address)
+                    send_results = parse_send_response(response, target, ids, address)
                 except (
                     ConnectionLostError,
                     RequestTimeoutError,
@@ -547,8 +547,8 @@ class Sender:
                         yield Sleep(attempts.pause_s)
                         attempts.started_s = directory.clock.monotonic_s()
                 else:
-                    if self._finish_attempt(attempts, outgoing, results, response, batch):
-                        return results
+                    if self._finish_attempt(attempts, outgoing, send_results, response, batch):
+                        return send_results
         finally:
             self.open_ids.discard(outgoing.message_id)
             if self.is_closed and not self.open_ids:
@@ -558,7 +558,7 @@ class Sender:
         self,
         attempts: SendAttempts,
         outgoing: OutgoingMessage,
-        results: list[SendResult],
+        send_results: list[SendResult],
         response: Command,
         batch: bool,
     ) -> bool:
@@ -573,12 +573,14 @@ class Sender:
         cost_s = now_s - attempts.started_s
         attempts.started_s = now_s  # another attempt would begin now
         self._chooser.record_latency(broker, cost_s, now_s)
-        if self.retry_unsafe and attempts.use_retry_if_unsafe(results[0].status, broker, now_s):
+        if self.retry_unsafe and attempts.use_retry_if_unsafe(
+            send_results[0].status, broker, now_s
+        ):
             return False
         if self.trace is not None:
             address = attempts.call.address if attempts.call is not None else ""
             self.trace.record_send(
-                self.group, outgoing, results, address, response, cost_s, batch=batch
+                self.group, outgoing, send_results, address, response, cost_s, batch=batch
             )
         return True
 
@@ -617,21 +619,17 @@ class Sender:
         use. The next attempt waits for a new master if no other broker can accept the message and
         this one has replicas. Return False after `close`.
         """
-        routes = self.directory.routes
-        topic = outgoing.topic
         call = attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
             self._chooser.record_failure(broker, now_s)
 
         # Decide this with the present route, before it expires.
-        writable_queues = routes.write_queues.get(topic, ())
-        other_brokers = {queue.broker for queue in writable_queues} - {broker}
         has_fixed_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key)
-        needs_this_broker = has_fixed_broker or not other_brokers
-        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
-        waits_for_master = is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
-        routes.expire(topic)
+        waits_for_master = self._can_wait_for_master(
+            outgoing.topic, broker, error, has_fixed_broker=has_fixed_broker
+        )
+        self.directory.routes.expire(outgoing.topic)
 
         may_retry = attempts.record_failure(
             broker or attempts.last_broker or "-",
@@ -641,6 +639,21 @@ class Sender:
             waits_for_master=waits_for_master,
         )
         return may_retry and not self.is_closed
+
+    def _can_wait_for_master(
+        self, topic: str, broker: str | None, error: SluiceError, *, has_fixed_broker: bool
+    ) -> bool:
+        """Return whether it helps to wait for a new master of the broker that failed.
+
+        That is so if the error is temporary, no other broker can accept the message, and the broker
+        has replicas. `has_fixed_broker` says that the message may not go to another broker.
+        """
+        is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
+        routes = self.directory.routes
+        writable_queues = routes.write_queues.get(topic, ())
+        other_brokers = {queue.broker for queue in writable_queues} - {broker}
+        needs_this_broker = has_fixed_broker or not other_brokers
+        return is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
 
     def write_traces(self, tracing: Tracing) -> Conversation[bool]:
         """Send the trace records that `tracing` has collected, until none is left.

@@ -186,7 +186,7 @@ class Tracing:
         self,
         group: str,
         outgoing: OutgoingMessage,
-        results: Sequence[SendResult],
+        send_results: Sequence[SendResult],
         address: str,
         response: Command,
         cost_s: float,
@@ -199,10 +199,11 @@ class Tracing:
         took `cost_s` seconds.
         """
         fields = header_fields(response)
-        if fields.get(TRACE_ON) != "false":
-            ids = [(result.message_id, result.offset_message_id) for result in results]
-            region = fields.get(MSG_REGION) or _DEFAULT_REGION
-            self._add_send_notes(group, outgoing, ids, address, cost_s, region=region, batch=batch)
+        if fields.get(TRACE_ON) == "false":
+            return
+        ids = [(result.message_id, result.offset_message_id) for result in send_results]
+        region = fields.get(MSG_REGION) or _DEFAULT_REGION
+        self._add_send_notes(group, outgoing, ids, address, cost_s, region=region, batch=batch)
 
     def record_failed_send(
         self,
@@ -217,7 +218,8 @@ class Tracing:
 
         `ids` are the message ids in it, several for a batch.
         """
-        self._add_send_notes(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
+        ids_without_offset = [(message_id, "") for message_id in ids]
+        self._add_send_notes(group, outgoing, ids_without_offset, "", cost_s, batch=batch)
 
     def _add_send_notes(
         self,
@@ -237,15 +239,12 @@ class Tracing:
         """
         if outgoing.topic == self.topic:
             return
-        parts = [(outgoing.properties, len(outgoing.body))]
-        if batch:
-            parts = [
-                (str(properties, "utf-8", "replace"), len(body))
-                for _, body, properties, _ in decode_batch(outgoing.body)
-            ]
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
-        for (properties, length), (message_id, offset_message_id) in zip(parts, ids, strict=False):
+        messages = _properties_and_sizes(outgoing, batch=batch)
+        for (properties, body_length), (message_id, offset_message_id) in zip(
+            messages, ids, strict=False
+        ):
             self.add_note(
                 _SendNote(
                     time_ms=time_ms,
@@ -255,7 +254,7 @@ class Tracing:
                     message_id=message_id,
                     properties=properties,
                     address=address,
-                    body_length=length,
+                    body_length=body_length,
                     cost_ms=cost_ms,
                     offset_message_id=offset_message_id,
                     success=bool(address),
@@ -338,24 +337,27 @@ class Tracing:
         The message contains as many records as fit, at least one. None means that there are no
         records.
         """
-        texts: list[str] = []
-        size = characters = 0
-        keys: dict[str, None] = {}
-        while self._notes and len(texts) < RECORDS_MAX:
+        encoded_records: list[str] = []
+        body_bytes = 0
+        key_characters = 0
+        keys: dict[str, None] = {}  # a dict keeps the order
+        while self._notes and len(encoded_records) < RECORDS_MAX:
             record = self._make_record(self._notes[0])
-            text = encode_record(record)
+            encoded_record = encode_record(record)
             new_keys = [key for key in search_keys(record) if key not in keys]
-            size += len(text.encode())
-            characters += sum(len(key) + 1 for key in new_keys)
-            if texts and (size > BYTES_MAX or characters > KEY_CHARACTERS_MAX):
+            body_bytes += len(encoded_record.encode())
+            key_characters += sum(len(key) + 1 for key in new_keys)
+            is_full = body_bytes > BYTES_MAX or key_characters > KEY_CHARACTERS_MAX
+            if encoded_records and is_full:
                 break
             self._notes.popleft()
-            texts.append(text)
+            encoded_records.append(encoded_record)
             keys.update(dict.fromkeys(new_keys))
-        if not texts:
+
+        if not encoded_records:
             return None
-        message = Message(self.topic, "".join(texts).encode(), keys=tuple(keys))
-        return TraceMessage(message, len(texts))
+        body = "".join(encoded_records).encode()
+        return TraceMessage(Message(self.topic, body, keys=tuple(keys)), len(encoded_records))
 
     def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
         """Return the trace record of a note.
@@ -366,14 +368,10 @@ class Tracing:
         if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
-        kind = MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL
-        if TRAN_MSG in properties:
-            kind = MessageKind.HALF
-        elif DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
-            kind = MessageKind.DELAYED
+        message_kind = _kind_of_message(properties)
         tags = properties.get(TAGS)
         keys = properties.get(KEYS)
-        if kind is MessageKind.HALF:
+        if message_kind is MessageKind.HALF:
             self._prepared_labels[note.message_id] = (tags, keys)
             if len(self._prepared_labels) > _PREPARED_MAX:
                 self._prepared_labels.popitem(last=False)
@@ -388,10 +386,34 @@ class Tracing:
             store_host=note.address or None,
             body_length=note.body_length,
             cost_ms=note.cost_ms,
-            kind=kind,
+            kind=message_kind,
             offset_message_id=note.offset_message_id or None,
             success=note.success,
         )
+
+
+def _properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> list[tuple[str, int]]:
+    """Return (encoded properties, size of the body) of each message in a send request.
+
+    With `batch`, the body of `outgoing` contains several messages.
+    """
+    if not batch:
+        return [(outgoing.properties, len(outgoing.body))]
+    return [
+        (str(properties, "utf-8", "replace"), len(body))
+        for _, body, properties, _ in decode_batch(outgoing.body)
+    ]
+
+
+def _kind_of_message(properties: Mapping[str, str]) -> MessageKind:
+    """Return the kind of a message with these properties, as trace records name it."""
+    if TRAN_MSG in properties:
+        return MessageKind.HALF
+    if DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
+        return MessageKind.DELAYED
+    if SHARDING_KEY in properties:
+        return MessageKind.ORDERED
+    return MessageKind.NORMAL
 
 
 class TracedDelivery:

@@ -145,7 +145,9 @@ def make_prepared(
     interval. Raises ConfigurationError for a delayed message, an invalid `check_after_s`, and
     properties that become too large.
     """
-    names = {part.partition("\x01")[0] for part in outgoing.properties.split("\x02")}
+    # Encoded properties are `name U+0001 value U+0002`, repeated.
+    encoded_properties = outgoing.properties.split("\x02")
+    names = {encoded.partition("\x01")[0] for encoded in encoded_properties}
     for name in (DELAY, *TIMER_PROPERTIES):
         if name in names:
             raise ConfigurationError(
@@ -160,25 +162,26 @@ def make_prepared(
     return replace(prepared, sys_flag=outgoing.sys_flag | PREPARED)
 
 
-def locate_prepared(result: SendResult, group: str) -> PreparedMessageLocation:
+def locate_prepared(send_result: SendResult, group: str) -> PreparedMessageLocation:
     """Return where a prepared message is stored, by the result of its send.
 
     The position is the last 16 hexadecimal digits of the offset message id. Raises ProtocolError if
     that id is not valid.
     """
     try:
-        physical_offset = int(result.offset_message_id[-_OFFSET_DIGITS:], 16)
+        physical_offset = int(send_result.offset_message_id[-_OFFSET_DIGITS:], 16)
     except ValueError:
         raise ProtocolError(
-            f"the response's msgId must be an offset message id, got {result.offset_message_id!r}."
+            "the response's msgId must be an offset message id, got "
+            f"{send_result.offset_message_id!r}."
         ) from None
     return PreparedMessageLocation(
         group,
-        result.queue,
-        result.queue_offset,
+        send_result.queue,
+        send_result.queue_offset,
         physical_offset,
-        result.message_id,
-        result.message_id,
+        send_result.message_id,
+        send_result.message_id,
     )
 
 
@@ -296,8 +299,8 @@ class Transactions:
         with self._tables_lock:
             self._running.add(prepared.message_id)
         try:
-            result = yield from send(prepared)
-            return locate_prepared(result, self.group), result
+            send_result = yield from send(prepared)
+            return locate_prepared(send_result, self.group), send_result
         except BaseException:
             self._record_end(prepared.message_id, TransactionState.ROLLBACK, "")
             raise
@@ -388,9 +391,9 @@ class Transactions:
         """
         self.expect_listener()
         assert self.listener is not None
-        location, result = yield from self.send_prepared(outgoing, check_after_s, send)
+        location, send_result = yield from self.send_prepared(outgoing, check_after_s, send)
         state = TransactionState.ROLLBACK
-        if result.status is SendStatus.OK:
+        if send_result.status is SendStatus.OK:
             execute = partial(
                 self.listener.execute_local, message, location.transaction_id, argument
             )
@@ -407,7 +410,7 @@ class Transactions:
                 )
                 raise
         is_acknowledged = yield from self.end(location, state)
-        return TransactionResult(result, location.transaction_id, state, is_acknowledged)
+        return TransactionResult(send_result, location.transaction_id, state, is_acknowledged)
 
     def _call_listener(
         self, function: Callable[[], object], failure: str
@@ -420,13 +423,13 @@ class Transactions:
         errors of the listener to an Exception.
         """
         try:
-            value = function()
+            returned = function()
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # noqa: BLE001 - the listener is application code
             _log.exception(failure)
             return TransactionState.UNKNOWN
-        step = Await(value)
+        step = Await(returned)
         try:
             yield step
             if step.value is None or isinstance(step.value, TransactionState):
@@ -530,15 +533,16 @@ class TransactionBlock:
                 "this transaction was entered before.",
                 fix="Create a new transaction for each message.",
             )
-        self._location, result = yield from self._transactions.send_prepared(
+        self._location, send_result = yield from self._transactions.send_prepared(
             self._outgoing, self._check_after_s, self._send
         )
-        self.send_result = result
-        if result.status is not SendStatus.OK:
+        self.send_result = send_result
+        if send_result.status is not SendStatus.OK:
             yield from self._transactions.end(self._location, TransactionState.ROLLBACK)
             raise SendError(
-                f"the broker stored message {result.message_id} of a transaction with "
-                f"{result.status.name}: it was rolled back before the local transaction began.",
+                f"the broker stored message {send_result.message_id} of a transaction with "
+                f"{send_result.status.name}: it was rolled back before the local transaction "
+                "began.",
                 fix="Try again, and check the broker's disk and its slaves.",
             )
 

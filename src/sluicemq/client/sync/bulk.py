@@ -143,26 +143,30 @@ class BulkReader:
         start = self.position
         response = self._receive(self._send(start, min(_COUNT_MAX, self.end - start)))
         self._check_range(response)
-        stripe = max(1, response.next_offset - start)
+        stripe_length = max(1, response.next_offset - start)
         # If bytes limited the first response, ask for fewer messages, so that later responses
         # are probably whole stripes although their messages may be larger.
         if len(response.data) * 2 >= self._batch_bytes:
-            stripe = max(1, stripe * 15 // 16)
-        sent_to = min(response.next_offset, self.end)
-        pending: deque[tuple[int, int]] = deque()  # (opaque of a pull, offset where it ends)
-        stripe_end = sent_to
+            stripe_length = max(1, stripe_length * 15 // 16)
+
+        # The pulls in flight are those of the offsets from `stripe_end` to `requested_end`.
+        pending: deque[tuple[int, int]] = deque()  # (opaque of a pull, end of its stripe)
+        stripe_end = requested_end = min(response.next_offset, self.end)
         while True:
-            while len(pending) < self._depth and sent_to < self.end:
-                stop = min(self.end, sent_to + stripe)
-                pending.append((self._send(sent_to, stop - sent_to), stop))
-                sent_to = stop
+            # Request further stripes before the caller processes this response.
+            while len(pending) < self._depth and requested_end < self.end:
+                next_end = min(self.end, requested_end + stripe_length)
+                pending.append((self._send(requested_end, next_end - requested_end), next_end))
+                requested_end = next_end
             if response.status is PullStatus.FOUND:
                 yield response.data
             self.position = min(response.next_offset, self.end)
-            missing = stripe_end - self.position
-            if missing > 0:
-                pending.appendleft((self._send(self.position, missing), stripe_end))
-                stripe = max(1, stripe - missing)
+
+            # Complete the stripe if the response was shorter.
+            missing_count = stripe_end - self.position
+            if missing_count > 0:
+                pending.appendleft((self._send(self.position, missing_count), stripe_end))
+                stripe_length = max(1, stripe_length - missing_count)
             if not pending:
                 return
             opaque, stripe_end = pending.popleft()
@@ -258,12 +262,12 @@ class BulkReader:
         self.close()
 
 
-def _cut_at_offset(data: Chunk, end: int) -> Chunk:
+def _cut_at_offset(chunk: Chunk, end: int) -> Chunk:
     """Return the records of a chunk whose queue offset is below `end`, without copying them.
 
     The records are in the order of their offsets.
     """
-    view = memoryview(data)
+    view = memoryview(chunk)
     position = 0
     while position < len(view):
         size, offset = _SIZE_AND_OFFSET.unpack_from(view, position)

@@ -135,8 +135,10 @@ class Producer(Cluster):
         """
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
         next_id = make_unique_ids(clock).make_id
-        topic = parse_trace_option(trace)
-        self.trace: Tracing | None = None if topic is None else Tracing(topic, clock, next_id)
+        self.trace: Tracing | None = None
+        trace_topic = parse_trace_option(trace)
+        if trace_topic is not None:
+            self.trace = Tracing(trace_topic, clock, next_id)
         self._sender = Sender(
             self.directory,
             group,
@@ -347,17 +349,17 @@ class BrokerCallbacks(Transactions):
         )
         reply: Future[StoredMessage] = Future()
         self._pending_replies[correlation_id] = reply
-        where = ""
+        stored_in = ""
         try:
             # A broker can push a reply only if it knows the client before.
             registration.result(self._cluster.timeout_s)
-            result = send(request)
-            where = f"queue {result.queue.queue_id} of {result.queue.broker}"
-            left_s = timeout_s - (self._cluster.clock.monotonic_s() - started_s)
-            return reply.result(max(0.0, left_s))
+            send_result = send(request)
+            stored_in = f"queue {send_result.queue.queue_id} of {send_result.queue.broker}"
+            remaining_s = timeout_s - (self._cluster.clock.monotonic_s() - started_s)
+            return reply.result(max(0.0, remaining_s))
         except TimeoutError as error:
             raise reply_timeout_error(
-                request.topic, request.message_id, where, timeout_s
+                request.topic, request.message_id, stored_in, timeout_s
             ) from error
         finally:
             self._pending_replies.pop(correlation_id, None)
@@ -439,7 +441,7 @@ class Transaction(TransactionBlock):
         self._cluster.run(self.enter())
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, error_class: object, error: BaseException | None, traceback: object) -> None:
         self._cluster.run(self.leave(error))
 
 

@@ -213,9 +213,10 @@ class PushConsumer(_BlockingConsumer[AsyncPushConsumer]):
             return handler(BlockingMessage(message, self._portal))
 
         async def make_consumer(sluice: Sluice) -> AsyncPushConsumer:
+            is_coroutine = inspect.iscoroutinefunction(handler)
             return sluice.consumer(
                 group,
-                handler if inspect.iscoroutinefunction(handler) else handle_blocking,
+                handler if is_coroutine else handle_blocking,
                 concurrency=concurrency,
                 start=start,
                 ordered=ordered,

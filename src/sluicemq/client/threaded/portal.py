@@ -109,11 +109,16 @@ class Portal:
                 "a blocking call on the client's own thread would wait for itself.",
                 fix="Await the asyncio client there, or pass a plain function as the handler.",
             )
-        results: list[T] = []
+        kept_results: list[T] = []  # the result of the coroutine, as soon as it has returned
 
         async def keep_result() -> T:
-            results.append(await coroutine)
-            return results[0]
+            coroutine_result = await coroutine
+            kept_results.append(coroutine_result)
+            return coroutine_result
+
+        def deliver_late() -> None:
+            for kept_result in kept_results:
+                on_undelivered(kept_result)
 
         try:
             future = self.submit(keep_result())
@@ -124,7 +129,7 @@ class Portal:
             return future.result()
         except BaseException:
             future.cancel()
-            self.call_soon(lambda: [on_undelivered(result) for result in results])
+            self.call_soon(deliver_late)
             raise
 
     def run_close(self, close: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -157,8 +162,8 @@ class Portal:
         """
 
         async def call_function() -> Any:
-            result = function(*arguments, **options)
-            return await result if inspect.isawaitable(result) else result
+            returned = function(*arguments, **options)
+            return await returned if inspect.isawaitable(returned) else returned
 
         return self.run(call_function())
 

@@ -132,8 +132,9 @@ class BrokerFacts(ServerFacts):
 
     def percent(self, name: str, default: int) -> float:
         """Return a setting in percent. Brokers accept 75 and 0.75 alike."""
-        value = self.number(name, default)
-        return value if value > 1 else value * 100
+        number = self.number(name, default)
+        is_fraction = number <= 1
+        return number * 100 if is_fraction else number
 
     @property
     def is_writable(self) -> bool:
@@ -244,7 +245,7 @@ class ClusterFacts:
     @property
     def has_route(self) -> bool | None:
         """Whether any name server has a route of the topic, None if none was asked for it."""
-        answers = [one.has_route for one in self.name_servers if one.has_route is not None]
+        answers = [server.has_route for server in self.name_servers if server.has_route is not None]
         return any(answers) if answers else None
 
     @property
@@ -266,24 +267,28 @@ class ClusterFacts:
         return self._has_permission(PERM_WRITE)
 
     def _has_permission(self, permission: int) -> bool:
-        return self.route is None or any(data.perm & permission for data in self.route.queues)
+        """Return whether any queue of the topic has a permission bit; True without a route."""
+        return self.route is None or any(
+            queue_data.perm & permission for queue_data in self.route.queues
+        )
 
     @property
     def ordered_brokers(self) -> set[str]:
         """The brokers that the order configuration of the topic names."""
-        text = (self.route and self.route.order_topic_config) or ""
-        return {part.partition(":")[0] for part in text.split(";") if part}
+        if self.route is None:
+            return set()
+        # The configuration has the form `broker-a:4;broker-b:4`: the number of queues of each.
+        entries = (self.route.order_topic_config or "").split(";")
+        return {entry.partition(":")[0] for entry in entries if entry}
 
     @property
     def findings_of_explain(self) -> list[Finding]:
         """The findings about the group, and about the message where it was not consumed."""
-        explained = () if self.message is None else self.message.explained
-        findings = [
-            finding
-            for item in explained
-            if item.fate is not Fate.CONSUMED
-            for finding in item.findings
-        ]
+        findings: list[Finding] = []
+        if self.message is not None:
+            for explained in self.message.explained:
+                if explained.fate is not Fate.CONSUMED:
+                    findings += explained.findings
         if self.explained_group is not None:
             findings += self.explained_group.findings
         return findings

@@ -46,18 +46,19 @@ def _missing_topic(*, exists: bool, is_created: bool | None = None) -> Condition
     """
 
     def condition(facts: ClusterFacts) -> Iterator[Values]:
-        brokers = sorted({one.label for one in facts.brokers if one.topic is not None})
-        if facts.has_route is not False or not any(one.is_up for one in facts.brokers):
+        if facts.has_route is not False or not any(broker.is_up for broker in facts.brokers):
             return
+        brokers = sorted({broker.label for broker in facts.brokers if broker.topic is not None})
         if bool(brokers) != exists:
             return
-        if is_created is None or _creates_topics(facts) == is_created:
-            hint = did_you_mean(facts.topic or "", facts.known_topics, cutoff=_SIMILARITY)
-            yield {
-                "brokers": ", ".join(brokers),
-                "topic": facts.topic,
-                "hint": f" {hint}" if hint else "",
-            }
+        if is_created is not None and _creates_topics(facts) != is_created:
+            return
+        hint = did_you_mean(facts.topic or "", facts.known_topics, cutoff=_SIMILARITY)
+        yield {
+            "brokers": ", ".join(brokers),
+            "topic": facts.topic,
+            "hint": f" {hint}" if hint else "",
+        }
 
     return condition
 
@@ -69,7 +70,8 @@ def _creates_topics(facts: ClusterFacts) -> bool:
         for broker in facts.masters
         if broker.is_up
     }
-    return any(one.creates_topics for one in facts.name_servers) and settings != {"false"}
+    is_off_everywhere = settings == {"false"}
+    return any(server.creates_topics for server in facts.name_servers) and not is_off_everywhere
 
 
 def _closed_topic(facts: ClusterFacts) -> Iterator[Values]:
@@ -91,7 +93,7 @@ def _unreadable_topic(facts: ClusterFacts) -> Iterator[Values]:
 def _gone_ordered_brokers(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the brokers that the order configuration names, but not the route."""
     if facts.route:
-        routed = {data.broker for data in facts.route.brokers}
+        routed = {broker_data.broker for broker_data in facts.route.brokers}
         for name in sorted(facts.ordered_brokers - routed):
             yield {"broker": name, "topic": facts.topic}
 
@@ -100,9 +102,9 @@ def _wrong_type(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the type of the topic if producers send messages of another type."""
     if not facts.type:
         return
-    topics = [broker.topic for broker in facts.brokers if broker.topic]
-    types = {topic.attributes.get("message.type", "") for topic in topics}
-    for expected in sorted(types - ANY_TYPE):
+    configs = [broker.topic for broker in facts.brokers if broker.topic]
+    accepted_types = {config.attributes.get("message.type", "") for config in configs}
+    for expected in sorted(accepted_types - ANY_TYPE):
         if expected != facts.type.upper():
             yield {"topic": facts.topic, "expected": expected, "sent": facts.type}
 
@@ -259,10 +261,11 @@ def _pops_and_pulls(group: GroupFacts) -> Iterator[Values]:
 def _undecodable_bodies(group: GroupFacts) -> Iterator[Values]:
     """Yield the members that received messages with bodies that they could not decode."""
     for member in group.members:
-        notes = member.info.notes if member.info is not None else {}
-        for name, text in notes.items():
+        if member.info is None:
+            continue
+        for name, note in member.info.notes.items():
             if name.startswith(UNDECODABLE_NOTE):
-                count, _, newest = text.partition("; ")
+                count, _, newest = note.partition("; ")
                 yield {
                     "client_id": member.client_id,
                     "count": count,
@@ -279,24 +282,30 @@ def _poisoned_messages(group: GroupFacts) -> Iterator[Values]:
 
 def _blocked_queues(group: GroupFacts) -> Iterator[Values]:
     """Yield the queues whose first message fails again and again in an ordered consumer."""
-    lags = {item.queue: item for item in group.application_lags if item.lag}
+    lag_by_queue = {lag.queue: lag for lag in group.application_lags if lag.lag}
     for member in group.members:
-        for queue in member.info.queues if member.info else ():
-            item = lags.get(queue)
-            if item is not None and queue.topic in member.failing_topics:
-                yield {"client_id": member.client_id, "queue": queue, "offset": item.committed}
+        if member.info is None:
+            continue
+        for queue in member.info.queues:
+            lag = lag_by_queue.get(queue)
+            if lag is not None and queue.topic in member.failing_topics:
+                yield {"client_id": member.client_id, "queue": queue, "offset": lag.committed}
 
 
 def _lost_messages(group: GroupFacts) -> Iterator[Values]:
-    return each("lag", (item for item in group.application_lags if item.lost))
+    return each("lag", (lag for lag in group.application_lags if lag.lost))
 
 
 def _expiring_messages(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the queues of SluiceMQ brokers whose unread messages are deleted next."""
-    for item in facts.group.application_lags if facts.group else ():
-        if item.messages_at_risk:
-            left_h = (item.loss_time_ms - facts.now_ms) / HOUR_MS if item.loss_time_ms else 0
-            yield {"queue": item.queue, "count": item.messages_at_risk, "left_h": max(left_h, 0)}
+    if facts.group is None:
+        return
+    for lag in facts.group.application_lags:
+        if lag.messages_at_risk:
+            left_h = 0.0
+            if lag.loss_time_ms:
+                left_h = max(0.0, (lag.loss_time_ms - facts.now_ms) / HOUR_MS)
+            yield {"queue": lag.queue, "count": lag.messages_at_risk, "left_h": left_h}
 
 
 def _maybe_expiring_messages(facts: ClusterFacts) -> Iterator[Values]:
@@ -310,18 +319,23 @@ def _maybe_expiring_messages(facts: ClusterFacts) -> Iterator[Values]:
         for broker in facts.masters
         if "sluiceVersion" not in broker.runtime
     }
-    for item in facts.group.progress if facts.group else ():
-        kept_h = reserved_h.get(item.queue.broker, 0)
-        age_h = (facts.now_ms - item.last_time_ms) / HOUR_MS
-        is_old = item.last_time_ms > 0 and kept_h > 0 and age_h > _OLD_SHARE * kept_h
-        if is_old and item.lag:
-            yield {"queue": item.queue, "count": item.lag, "age_h": age_h}
+    if facts.group is None:
+        return
+    for progress in facts.group.progress:
+        kept_h = reserved_h.get(progress.queue.broker, 0)
+        if progress.last_time_ms <= 0 or kept_h <= 0 or not progress.lag:
+            continue
+        age_h = (facts.now_ms - progress.last_time_ms) / HOUR_MS
+        if age_h > _OLD_SHARE * kept_h:
+            yield {"queue": progress.queue, "count": progress.lag, "age_h": age_h}
 
 
 def _mute_members(group: GroupFacts) -> Iterator[Values]:
     """Yield the members that do not answer, while the group has a lag."""
-    if any(item.lag for item in group.application_lags):
-        yield from each("client_id", (one.client_id for one in group.members if one.is_mute))
+    if any(lag.lag for lag in group.application_lags):
+        for member in group.members:
+            if member.is_mute:
+                yield {"client_id": member.client_id}
 
 
 def _unmatched_filters(group: GroupFacts) -> Iterator[Values]:

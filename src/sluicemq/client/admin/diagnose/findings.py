@@ -177,9 +177,9 @@ class Rule(Generic[F_contra]):
     def findings(self, facts: F_contra) -> Iterator[Finding]:
         """Yield one finding for each thing in `facts` for which the rule holds."""
         for values in self.condition(facts):
-            what = self.what.format(**values)
+            what_is_true = self.what.format(**values)
             fix = self.fix.format(**values)
-            yield Finding(self.code, what, fix, self.severity)
+            yield Finding(self.code, what_is_true, fix, self.severity)
 
 
 def judge(rules: Iterable[Rule[F_contra]], facts: F_contra) -> list[Finding]:

@@ -3,7 +3,7 @@
 A fact that could not be learned is None, or empty where the type has no None.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluicemq.client.admin.groups import (
@@ -12,7 +12,7 @@ from sluicemq.client.admin.groups import (
     QueueProgress,
     TopicMatching,
 )
-from sluicemq.client.admin.messages import GroupTrace
+from sluicemq.client.admin.traces import GroupTrace
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
@@ -53,9 +53,10 @@ class MemberFacts:
         """Return the facts about a member that answered with `info`."""
         # A proxy answers for its gRPC clients, each of which reads any queue.
         is_remoting = _NAME_SERVERS in info.properties
+        subscriptions = {subscription.topic: subscription for subscription in info.subscriptions}
         return cls(
             client_id,
-            subscriptions={one.topic: one for one in info.subscriptions},
+            subscriptions=subscriptions,
             queues=info.queues if is_remoting else None,
             info=info,
             clock_ahead_ms=clock_ahead_ms,
@@ -69,12 +70,12 @@ class MemberFacts:
     @property
     def failing_topics(self) -> frozenset[str]:
         """The topics of which the member, consuming in order, only fails on messages."""
-        info = self.info
-        if info is None or info.properties.get("PROP_CONSUMEORDERLY") != "true":
+        running_info = self.info
+        if running_info is None or running_info.properties.get("PROP_CONSUMEORDERLY") != "true":
             return frozenset()
         return frozenset(
             topic
-            for topic, rates in info.rates.items()
+            for topic, rates in running_info.rates.items()
             if rates.failed_per_second > 0 and rates.done_per_second == 0
         )
 
@@ -130,12 +131,14 @@ class GroupFacts:
     @property
     def lag(self) -> int:
         """The number of messages that the group has not consumed."""
-        return sum(item.lag for item in self.progress)
+        return sum(queue_progress.lag for queue_progress in self.progress)
 
     @property
     def topics(self) -> list[str]:
         """The topics that the group subscribes or has offsets for, sorted."""
-        return sorted({*self.subscriptions, *(item.queue.topic for item in self.progress)})
+        return sorted(
+            {*self.subscriptions, *(queue_progress.queue.topic for queue_progress in self.progress)}
+        )
 
     @property
     def popped_topics(self) -> frozenset[str]:
@@ -145,7 +148,10 @@ class GroupFacts:
     @property
     def filter_counts(self) -> list[tuple[str, GroupMatching]]:
         """(broker, counts of one topic) of every topic, retry topics included."""
-        return [(one.broker, topic) for one in self.matching for topic in one.topics]
+        counts_by_broker = []
+        for broker_counts in self.matching:
+            counts_by_broker += [(broker_counts.broker, counts) for counts in broker_counts.topics]
+        return counts_by_broker
 
     @property
     def application_filter_counts(self) -> list[tuple[str, GroupMatching]]:
@@ -159,19 +165,21 @@ class GroupFacts:
     @property
     def matching_lag(self) -> int | None:
         """How many messages of the lag match the group's filters, None if that is unknown."""
-        counts = [
-            queue.matching
-            for _, counts in self.application_filter_counts
-            for queue in counts.queues
-        ]
-        if not counts or None in counts:
+        matching_counts: list[int | None] = []
+        for _, counts in self.application_filter_counts:
+            matching_counts += [queue.matching for queue in counts.queues]
+        if not matching_counts or None in matching_counts:
             return None
-        return sum(count or 0 for count in counts)
+        return sum(count or 0 for count in matching_counts)
 
     @property
     def application_lags(self) -> list[QueueLag]:
         """`lags` without the group's retry topics."""
-        return [item for item in self.lags if not item.queue.topic.startswith(RETRY_PREFIX)]
+        return [
+            queue_lag
+            for queue_lag in self.lags
+            if not queue_lag.queue.topic.startswith(RETRY_PREFIX)
+        ]
 
     def has_lanes(self, topic: str) -> bool:
         """Return whether a broker reports lanes of the group in the topic."""
@@ -197,7 +205,11 @@ class GroupTopicFacts:
     @property
     def progress(self) -> list[QueueProgress]:
         """The group's progress in the queues of the topic."""
-        return [item for item in self.group.progress if item.queue.topic == self.topic]
+        return [
+            queue_progress
+            for queue_progress in self.group.progress
+            if queue_progress.queue.topic == self.topic
+        ]
 
     @property
     def readable_brokers(self) -> frozenset[str] | None:
@@ -226,22 +238,30 @@ class WaitingLaneFacts:
         Brokers report how far a whole group has fetched. How far the members of one lane have
         fetched follows from the messages that they hold.
         """
-        members = [one for one in self.group.members if one.client_id in self.lane.client_ids]
+        members = [
+            member for member in self.group.members if member.client_id in self.lane.client_ids
+        ]
         progress = []
         for counts in self.lane.queues:
             queue = MessageQueue(self.topic, self.broker, counts.queue_id)
-            states = [one.queues[queue] for one in members if one.queues and queue in one.queues]
-            ends = (state.cached_max + 1 for state in states if state.cached_count)
-            progress.append(
-                QueueProgress(
-                    queue,
-                    max(0, counts.committed),
-                    counts.offset_max,
-                    fetched=max(ends, default=None),
-                )
-            )
+            committed = max(0, counts.committed)
+            fetched = _end_of_held_messages(queue, members)
+            progress.append(QueueProgress(queue, committed, counts.offset_max, fetched=fetched))
         name = f"lane {self.lane.lane}"
         return replace(self.group, name=name, members=members, progress=progress)
+
+
+def _end_of_held_messages(queue: MessageQueue, members: Iterable[MemberFacts]) -> int | None:
+    """Return the offset behind the messages of a queue that members hold, None if they hold none.
+
+    Members hold messages that they have fetched and not finished.
+    """
+    ends = []
+    for member in members:
+        state = (member.queues or {}).get(queue)
+        if state is not None and state.cached_count:
+            ends.append(state.cached_max + 1)
+    return max(ends, default=None)
 
 
 # -------------------------------------------------------------------------------- messages
@@ -351,8 +371,10 @@ class DeliveryFacts:
     @property
     def popped(self) -> InFlightMessage | None:
         """The message, or its last copy, if it is popped and not acknowledged."""
-        last = self.last_retry
-        return self.in_flight if last is None else last.in_flight
+        last_retry = self.last_retry
+        if last_retry is None:
+            return self.in_flight
+        return last_retry.in_flight
 
     @property
     def is_known_consumed(self) -> bool:

@@ -98,22 +98,27 @@ MEMBER_IDLE: Final = Rule(
 def _failed_messages(facts: GroupTopicFacts) -> Iterator[Values]:
     """Yield the number of retries that wait, if the topic is the group's retry topic."""
     if facts.topic.startswith(RETRY_PREFIX):
-        waiting = sum(item.lag - item.in_flight for item in facts.progress)
+        waiting = sum(
+            queue_progress.lag - queue_progress.in_flight for queue_progress in facts.progress
+        )
         if waiting:
             yield {"group": facts.group.name, "count": waiting}
 
 
 def _different_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
     """Yield the subscriptions of the members if they differ. A member may have none."""
-    client_ids: dict[str, list[str]] = {}
+    members_by_expression: dict[str, list[str]] = {}
     for member in facts.group.members:
         if member.subscriptions is not None:
             subscription = member.subscriptions.get(facts.topic)
-            text = "nothing" if subscription is None else subscription.expression
-            client_ids.setdefault(text, []).append(member.client_id)
-    if len(client_ids) > 1:
-        parts = "; ".join(f"{', '.join(ids)}: {text}" for text, ids in sorted(client_ids.items()))
-        yield {"topic": facts.topic, "parts": parts}
+            expression = "nothing" if subscription is None else subscription.expression
+            members_by_expression.setdefault(expression, []).append(member.client_id)
+    if len(members_by_expression) > 1:
+        lists = [
+            f"{', '.join(client_ids)}: {expression}"
+            for expression, client_ids in sorted(members_by_expression.items())
+        ]
+        yield {"topic": facts.topic, "expressions": "; ".join(lists)}
 
 
 def _unequal(facts: GroupTopicFacts) -> Iterator[Values]:
@@ -128,13 +133,13 @@ def _unequal_in_lanes(facts: GroupTopicFacts) -> Iterator[Values]:
 
 def _not_subscribed(facts: GroupTopicFacts) -> Iterator[Values]:
     if facts.subscription is None and facts.group.members:
-        others = sorted(
+        subscribed_topics = sorted(
             name for name in facts.group.subscriptions if not name.startswith(RETRY_PREFIX)
         )
         yield {
             "group": facts.group.name,
             "topic": facts.topic,
-            "others": ", ".join(others) or "nothing",
+            "subscribed": ", ".join(subscribed_topics) or "nothing",
         }
 
 
@@ -146,7 +151,7 @@ def _no_route(facts: GroupTopicFacts) -> Iterator[Values]:
 def _missing_in_route(facts: GroupTopicFacts) -> Iterator[Values]:
     """Yield the brokers that have the topic, but that the route does not name as readable."""
     if facts.readable_brokers is not None:
-        brokers = {item.queue.broker for item in facts.progress}
+        brokers = {queue_progress.queue.broker for queue_progress in facts.progress}
         if missing := sorted(brokers - facts.readable_brokers):
             yield {"topic": facts.topic, "brokers": ", ".join(missing)}
 
@@ -161,21 +166,21 @@ RETRIES_PENDING: Final = Rule(
 UNEQUAL: Final = Rule(
     Code.UNEQUAL,
     _unequal,
-    "Members subscribe {topic} differently: {parts}.",
+    "Members subscribe {topic} differently: {expressions}.",
     "A RocketMQ broker uses one subscription for the whole group, so messages get lost. Give each "
     "subscription a group of its own.",
 )
 UNEQUAL_IN_LANES: Final = Rule(
     Code.UNEQUAL,
     _unequal_in_lanes,
-    "Members subscribe {topic} differently: {parts}.",
+    "Members subscribe {topic} differently: {expressions}.",
     "Each subscription is a lane, and a message goes to the oldest lane that matches it. A "
     "consumer that must receive all matching messages needs a group of its own.",
 )
 NOT_SUBSCRIBED: Final = Rule(
     Code.NOT_SUBSCRIBED,
     _not_subscribed,
-    "The members of {group} do not subscribe {topic}, but {others}.",
+    "The members of {group} do not subscribe {topic}, but {subscribed}.",
     "Subscribe to it, or delete the group's offsets of the topic.",
 )
 NO_ROUTE: Final = Rule(
@@ -255,9 +260,10 @@ class GroupQueueFacts:
     @property
     def state(self) -> QueueState | None:
         """What the member that holds the queue reports of it, None if no member does."""
-        queue = self.progress.queue
-        held = (member.queues or {} for member in self.group.members)
-        return next((queues[queue] for queues in held if queue in queues), None)
+        for member in self.group.members:
+            if member.queues is not None and self.progress.queue in member.queues:
+                return member.queues[self.progress.queue]
+        return None
 
     @property
     def has_unacknowledged(self) -> bool:
@@ -266,8 +272,12 @@ class GroupQueueFacts:
         It is False while messages are popped: they are delivered again when their invisible time
         ends.
         """
-        item = self.progress
-        return bool(item.lag) and not item.in_flight and (item.fetched or 0) > item.committed
+        progress = self.progress
+        return (
+            bool(progress.lag)
+            and not progress.in_flight
+            and (progress.fetched or 0) > progress.committed
+        )
 
     @property
     def idle_ms(self) -> int | None:
@@ -280,13 +290,13 @@ class GroupQueueFacts:
 
 
 def _beyond_end(facts: GroupQueueFacts) -> Iterator[Values]:
-    item = facts.progress
-    if item.committed > item.offset_max:
+    progress = facts.progress
+    if progress.committed > progress.offset_max:
         yield {
             "group": facts.group.name,
-            "queue": item.queue,
-            "committed": item.committed,
-            "end": item.offset_max,
+            "queue": progress.queue,
+            "committed": progress.committed,
+            "end": progress.offset_max,
         }
 
 
@@ -441,7 +451,9 @@ FILTER_FAILED: Final = Rule(
 
 
 def _all_in_flight(group: GroupFacts) -> Iterator[Values]:
-    if group.lag and group.lag == sum(item.in_flight for item in group.progress):
+    if group.lag and group.lag == sum(
+        queue_progress.in_flight for queue_progress in group.progress
+    ):
         yield {"lag": group.lag}
 
 
@@ -452,9 +464,10 @@ def _all_filtered(group: GroupFacts) -> Iterator[Values]:
 
 def _behind(group: GroupFacts) -> Iterator[Values]:
     if group.lag:
-        matching = group.matching_lag
-        text = "" if matching is None else f", of which {matching} match the group's filters"
-        yield {"lag": group.lag, "matching": text}
+        matching = ""
+        if group.matching_lag is not None:
+            matching = f", of which {group.matching_lag} match the group's filters"
+        yield {"lag": group.lag, "matching": matching}
 
 
 ALL_IN_FLIGHT: Final = Rule(
@@ -502,15 +515,16 @@ def explain_group(group: GroupFacts) -> GroupExplained:
 
 
 def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
+    """Return the findings about a group that exists, except those of `LAG_RULES`."""
     findings = judge(GROUP_RULES, group)
     for topic in group.topics:
         findings += _findings_in_topic(GroupTopicFacts(group, topic, group.has_lanes(topic)))
 
     if all(member.queues is not None for member in group.members):
         findings += judge([MEMBER_IDLE], group)
-    without_lanes = [item for item in group.progress if not group.has_lanes(item.queue.topic)]
-    for item in without_lanes:
-        findings += stuck_queue(GroupQueueFacts(group, item))
+    for queue_progress in group.progress:
+        if not group.has_lanes(queue_progress.queue.topic):
+            findings += stuck_queue(GroupQueueFacts(group, queue_progress))
 
     for broker, counts in group.application_filter_counts:
         for lane in counts.lanes:
@@ -524,6 +538,7 @@ def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
 
 
 def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
+    """Return the findings about a group in one topic, without those about lanes."""
     if facts.topic.startswith(RETRY_PREFIX):
         return judge([RETRIES_PENDING], facts)
 
@@ -531,19 +546,22 @@ def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
     if facts.subscription is not None:
         findings += judge(FILTER_RULES, facts.subscription)
     findings += judge(ROUTE_RULES, facts)
-    queues = [GroupQueueFacts(facts.group, item) for item in facts.progress]
-    for queue in queues:
-        findings += judge([BEYOND_END], queue)
+    facts_of_queues = [
+        GroupQueueFacts(facts.group, queue_progress) for queue_progress in facts.progress
+    ]
+    for queue_facts in facts_of_queues:
+        findings += judge([BEYOND_END], queue_facts)
 
     # Each lane has readers of its own: `_findings_in_lane` looks for them.
     if facts.group.members and not facts.has_lanes:
-        for queue in queues:
-            if queue.progress.queue.broker in (facts.readable_brokers or ()):
-                findings += judge([QUEUE_IDLE], queue)
+        for queue_facts in facts_of_queues:
+            if queue_facts.progress.queue.broker in (facts.readable_brokers or ()):
+                findings += judge([QUEUE_IDLE], queue_facts)
     return findings
 
 
 def _findings_in_lane(facts: WaitingLaneFacts) -> list[Finding]:
+    """Return the findings about a lane; [] if no messages wait for it."""
     if not facts.matching:
         return []
     findings = judge(LANE_RULES, facts)
@@ -551,12 +569,12 @@ def _findings_in_lane(facts: WaitingLaneFacts) -> list[Finding]:
     lane = facts.as_group
     if not lane.members or any(member.queues is None for member in lane.members):
         return findings  # which queues the members of the lane read is unknown
-    queues = [GroupQueueFacts(lane, item) for item in lane.progress]
-    for queue, counts in zip(queues, facts.lane.queues, strict=True):
+    facts_of_queues = [GroupQueueFacts(lane, queue_progress) for queue_progress in lane.progress]
+    for queue_facts, counts in zip(facts_of_queues, facts.lane.queues, strict=True):
         if counts.matching:
-            findings += judge([QUEUE_IDLE], queue)
-    for queue in queues:
-        findings += stuck_queue(queue)
+            findings += judge([QUEUE_IDLE], queue_facts)
+    for queue_facts in facts_of_queues:
+        findings += stuck_queue(queue_facts)
     return findings
 
 

@@ -95,10 +95,11 @@ def _not_true(verdict: FilterVerdict) -> Iterator[Values]:
     """Yield the conditions that decide why the expression is not true."""
     explanation = verdict.explanation
     if explanation is not None and not explanation.matches:
+        conditions = [describe_condition(condition) for condition in deciding_atoms(explanation)]
         yield {
             "expression": verdict.subscription.expression,
             "outcome": explanation.outcome.value,
-            "conditions": "; ".join(describe_condition(one) for one in deciding_atoms(explanation)),
+            "conditions": "; ".join(conditions),
         }
 
 
@@ -117,18 +118,23 @@ def describe_condition(condition: Explanation) -> str:
 
     For example `price > 30 is false (price is '7', a String)`.
     """
-    operands = []
+    descriptions = []
     for operand in condition.operands:
-        value = operand.value
-        if value is None:
-            operands.append(f"{operand.text} is absent")
-        elif not isinstance(value, str):
-            if operand.text != str(value):
-                operands.append(f"{operand.text} is {value}")
-        elif operand.text != "'" + value.replace("'", "''") + "'":
-            operands.append(f"{operand.text} is '{value}', a String")
-    reason = condition.error.rstrip(".") or ", ".join(operands)
-    return f"{condition.text} is {condition.outcome.value}" + (f" ({reason})" if reason else "")
+        operand_value = operand.value
+        if operand_value is None:
+            descriptions.append(f"{operand.text} is absent")
+        elif not isinstance(operand_value, str):
+            is_literal = operand.text == str(operand_value)
+            if not is_literal:
+                descriptions.append(f"{operand.text} is {operand_value}")
+        else:
+            is_literal = operand.text == "'" + operand_value.replace("'", "''") + "'"
+            if not is_literal:
+                descriptions.append(f"{operand.text} is '{operand_value}', a String")
+
+    description = f"{condition.text} is {condition.outcome.value}"
+    reason = condition.error.rstrip(".") or ", ".join(descriptions)
+    return f"{description} ({reason})" if reason else description
 
 
 TAG_DIFFERS: Final = Rule(
@@ -412,49 +418,60 @@ def _explain(facts: DeliveryFacts) -> MessageExplained:
     )
 
 
+_Verdicts = dict[str, tuple[Explanation | None, Finding | None]]
+"""The results of `verdict_on` by lane."""
+
+
 def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
     """Explain by the lane to which the message belongs: its members, filter and offset."""
-    group = facts.group
     message = facts.message.message
-    unequal = judge([UNEQUAL_IN_LANES], facts.in_topic)
     verdicts = {lane.lane: verdict_on(message, lane.subscription) for lane in facts.lanes}
-    lane = _lane_of(facts, verdicts)
-    choice = LaneChoice(facts, lane)
-
+    lane = _find_lane(facts, verdicts)
     if lane is None:
-        fate, findings = _fate(replace(facts, committed=None), None)
-        if fate in {Fate.WAITING, Fate.OFFLINE}:
-            fate = Fate.FILTERED
-            findings = judge(LANE_CHOICE_RULES, choice)
-            for name, (_, mismatch) in verdicts.items():
-                if mismatch is not None:
-                    findings.append(replace(mismatch, what=f"Lane {name}: {mismatch.what}"))
-        return MessageExplained(group.name, fate, (*findings, *unequal), _times(fate, facts))
+        return _explain_without_lane(facts, verdicts)
 
-    subscriptions = {} if lane.subscription is None else {message.topic: lane.subscription}
-    members = [member for member in group.members if member.client_id in lane.members]
-    in_lane = replace(
-        facts,
-        group=replace(group, members=members, subscriptions=subscriptions),
-        committed=lane.offset,
-        fetched=None,  # brokers report it of the whole group only
-    )
+    in_lane = _limit_to_lane(facts, lane)
     verdict, mismatch = verdicts[lane.lane]
     fate, findings = _fate(in_lane, mismatch)
     if not lane.members and fate is Fate.OFFLINE:
         findings = []  # the group may have members; the finding about the lane says what is missing
-    findings[1:1] = judge(LANE_CHOICE_RULES, choice)
+    findings[1:1] = judge(LANE_CHOICE_RULES, LaneChoice(facts, lane))
     if lane.subscription is not None:
         findings += judge([IGNORED_TEXT], lane.subscription)
-    findings += unequal
+    findings += judge([UNEQUAL_IN_LANES], facts.in_topic)
     return MessageExplained(
-        group.name, fate, tuple(findings), _times(fate, in_lane), verdict, in_lane.owner
+        facts.group.name, fate, tuple(findings), _times(fate, in_lane), verdict, in_lane.owner
     )
 
 
-def _lane_of(
-    facts: DeliveryFacts, verdicts: dict[str, tuple[Explanation | None, Finding | None]]
-) -> LaneFacts | None:
+def _explain_without_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> MessageExplained:
+    """Explain a message that no lane matches. The findings say why each lane does not match."""
+    fate, findings = _fate(replace(facts, committed=None), None)
+    if fate in {Fate.WAITING, Fate.OFFLINE}:
+        fate = Fate.FILTERED
+        findings = judge(LANE_CHOICE_RULES, LaneChoice(facts, None))
+        for name, (_, mismatch) in verdicts.items():
+            if mismatch is not None:
+                findings.append(replace(mismatch, what=f"Lane {name}: {mismatch.what}"))
+    findings += judge([UNEQUAL_IN_LANES], facts.in_topic)
+    return MessageExplained(facts.group.name, fate, tuple(findings), _times(fate, facts))
+
+
+def _limit_to_lane(facts: DeliveryFacts, lane: LaneFacts) -> DeliveryFacts:
+    """Return the facts as if the lane were the group: its members, subscription and offset."""
+    subscriptions = {}
+    if lane.subscription is not None:
+        subscriptions[facts.topic] = lane.subscription
+    members = [member for member in facts.group.members if member.client_id in lane.members]
+    return replace(
+        facts,
+        group=replace(facts.group, members=members, subscriptions=subscriptions),
+        committed=lane.offset,
+        fetched=None,  # brokers report it of the whole group only
+    )
+
+
+def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
     """Return the oldest matching lane that has passed the message, else the oldest matching one.
 
     Return None if no lane matches.
@@ -490,9 +507,10 @@ def _fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Fi
         return Fate.CONSUMED, []
     if mismatch is not None and mismatch.code is not Code.BROKEN_FILTER:
         return Fate.FILTERED, [mismatch]
-    if past := judge([OFFSET_PAST], facts):
-        return Fate.CONSUMED, past
+    if findings := judge([OFFSET_PAST], facts):
+        return Fate.CONSUMED, findings
 
+    # The group has not reached the message: say what prevents it, or how far it is away.
     findings = judge([BEYOND_END], _queue_of(facts))
     if mismatch is not None:
         findings.append(mismatch)

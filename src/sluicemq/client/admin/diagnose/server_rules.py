@@ -20,10 +20,10 @@ Condition = Callable[[ClusterFacts], Iterable[Values]]
 _UNREACHED: Final = (Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESOLVED)
 
 
-def each(name: str, items: Iterable[object]) -> Iterator[Values]:
-    """Yield each item as the only value of a finding's sentences, under `name`."""
-    for item in items:
-        yield {name: item}
+def each(field_name: str, subjects: Iterable[object]) -> Iterator[Values]:
+    """Yield each item as the only value of a finding's sentences, under `field_name`."""
+    for subject in subjects:
+        yield {field_name: subject}
 
 
 # ------------------------------------------------------------ what is found at an address
@@ -31,25 +31,31 @@ def each(name: str, items: Iterable[object]) -> Iterator[Values]:
 
 def _found(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a server."""
-    return lambda facts: each("server", (one for one in facts.servers if one.reach in reaches))
+    return lambda facts: each(
+        "server", (server for server in facts.servers if server.reach in reaches)
+    )
 
 
 def _name_servers_found(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a name server."""
-    return lambda facts: each("server", (one for one in facts.name_servers if one.reach in reaches))
+    return lambda facts: each(
+        "server", (server for server in facts.name_servers if server.reach in reaches)
+    )
 
 
 def _brokers_found(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a broker."""
-    return lambda facts: each("broker", (one for one in facts.brokers if one.reach in reaches))
+    return lambda facts: each(
+        "broker", (broker for broker in facts.brokers if broker.reach in reaches)
+    )
 
 
 def _is_broker(facts: ClusterFacts) -> Iterator[Values]:
-    return each("server", (one for one in facts.name_servers if one.is_other_kind))
+    return each("server", (server for server in facts.name_servers if server.is_other_kind))
 
 
 def _is_name_server(facts: ClusterFacts) -> Iterator[Values]:
-    return each("server", (one for one in facts.brokers if one.is_other_kind))
+    return each("server", (broker for broker in facts.brokers if broker.is_other_kind))
 
 
 ADDRESS_RULES: Final = (
@@ -151,12 +157,16 @@ def _refused(pattern: str) -> Condition:
     def condition(facts: ClusterFacts) -> Iterator[Values]:
         reported = set()
         for address, remark in facts.denied:
-            kind = next(one for one in _REFUSALS if re.search(one, remark, re.IGNORECASE))
-            if kind == pattern and remark not in reported:
+            if _refusal_of(remark) == pattern and remark not in reported:
                 reported.add(remark)
                 yield {"address": address, "remark": remark}
 
     return condition
+
+
+def _refusal_of(remark: str) -> str:
+    """Return the first pattern in `_REFUSALS` that a remark contains."""
+    return next(pattern for pattern in _REFUSALS if re.search(pattern, remark, re.IGNORECASE))
 
 
 ACCESS_RULES: Final = (
@@ -200,12 +210,14 @@ ACCESS_RULES: Final = (
 
 def _registered_elsewhere(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the brokers at addresses of the user that register with none of the name servers."""
-    asked = {server.address for server in facts.name_servers}
-    registered = {broker.address for broker in facts.brokers if broker.name}
+    asked_addresses = {server.address for server in facts.name_servers}
+    registered_addresses = {broker.address for broker in facts.brokers if broker.name}
     for broker in facts.brokers:
+        is_registered = broker.name or broker.address in registered_addresses
+        if is_registered or not broker.is_up:
+            continue
         name_servers = set(broker.config.get("namesrvAddr", "").split(";")) - {""}
-        is_unregistered = not broker.name and broker.address not in registered
-        if is_unregistered and broker.is_up and name_servers and not name_servers & asked:
+        if name_servers and not name_servers & asked_addresses:
             yield {"broker": broker}
 
 
@@ -219,18 +231,19 @@ def _lost_brokers(facts: ClusterFacts, address_kind: str) -> Iterator[BrokerFact
     """Yield the brokers that are not reachable because their address is of `address_kind`."""
     reached_networks = {server.network for server in facts.name_servers if server.is_up}
     for broker in facts.brokers:
-        kind = broker.address_kind if broker.name else ""
-        # An address of a network in which a name server was reached can be reached, too.
-        if kind == "private" and broker.network in reached_networks:
-            kind = ""
+        if not broker.name or broker.address_kind != address_kind:
+            continue
         # On the machine of the name server, a loopback address is right.
-        if kind == "loopback" and not facts.is_remote:
-            kind = ""
-        # A machine that refuses the connection was reached.
-        if kind == "private" and broker.reach is Reachability.REFUSED:
-            kind = ""
-        is_lost = broker.reach in _UNREACHED or broker.is_other_broker or kind == "wildcard"
-        if kind == address_kind and is_lost:
+        if address_kind == "loopback" and not facts.is_remote:
+            continue
+        if address_kind == "private":
+            # An address of a network in which a name server was reached can be reached, too.
+            # A machine that refuses the connection was reached.
+            is_in_reached_network = broker.network in reached_networks
+            if is_in_reached_network or broker.reach is Reachability.REFUSED:
+                continue
+        is_unreached = broker.reach in _UNREACHED or broker.is_other_broker
+        if is_unreached or address_kind == "wildcard":
             yield broker
 
 
@@ -241,8 +254,9 @@ def _lost_at(address_kind: str) -> Condition:
 
 def _down(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the brokers that do not answer, unless their address is wrong."""
-    kinds = ("wildcard", "loopback", "private")
-    wrongly_registered = [broker for kind in kinds for broker in _lost_brokers(facts, kind)]
+    wrongly_registered: list[BrokerFacts] = []
+    for address_kind in ("wildcard", "loopback", "private"):
+        wrongly_registered += _lost_brokers(facts, address_kind)
     for broker in facts.brokers:
         is_down = broker.reach in (Reachability.REFUSED, Reachability.UNREACHABLE)
         if is_down and broker not in wrongly_registered:
@@ -257,11 +271,15 @@ def _other_broker(facts: ClusterFacts) -> Iterator[Values]:
 
 def _without_master(facts: ClusterFacts) -> Iterator[Values]:
     """Yield the names of brokers that have no master in the route, or at the name servers."""
-    routed = facts.route.brokers if facts.route else ()
-    without = {data.broker for data in routed if MASTER_ID not in data.addresses}
-    registered = {broker.name for broker in facts.brokers if broker.name}
-    masters = {broker.name for broker in facts.masters}
-    return each("name", sorted(without | registered - masters))
+    with_master = {broker.name for broker in facts.masters}
+    without_master = {
+        broker.name for broker in facts.brokers if broker.name and broker.name not in with_master
+    }
+    if facts.route is not None:
+        for broker_data in facts.route.brokers:
+            if MASTER_ID not in broker_data.addresses:
+                without_master.add(broker_data.broker)
+    return each("name", sorted(without_master))
 
 
 def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
@@ -270,16 +288,21 @@ def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
     If there are several brokers, and the clocks of all differ from this machine's by the same time,
     the clock of this machine is wrong.
     """
-    ahead = [broker.clock_ahead_ms for broker in facts.brokers if broker.clock_ahead_ms is not None]
-    wrong = [ms for ms in ahead if abs(ms) > SKEW_MS]
-    is_same = len({round(ms / SKEW_MS) for ms in wrong}) == 1
-    if len(ahead) > 1 and len(wrong) == len(ahead) and is_same:
-        yield {"machine": "this machine", "ahead_s": -wrong[0] / 1000}
-        return
+    differences_ms = []
+    skewed = []
     for broker in facts.brokers:
-        ms = broker.clock_ahead_ms
-        if ms is not None and abs(ms) > SKEW_MS:
-            yield {"machine": f"broker {broker.label}", "ahead_s": ms / 1000}
+        if broker.clock_ahead_ms is not None:
+            differences_ms.append(broker.clock_ahead_ms)
+            if abs(broker.clock_ahead_ms) > SKEW_MS:
+                skewed.append((broker, broker.clock_ahead_ms))
+
+    are_all_skewed = len(skewed) == len(differences_ms) > 1
+    is_same_skew = len({round(ahead_ms / SKEW_MS) for _, ahead_ms in skewed}) == 1
+    if are_all_skewed and is_same_skew:
+        yield {"machine": "this machine", "ahead_s": -differences_ms[0] / 1000}
+        return
+    for broker, ahead_ms in skewed:
+        yield {"machine": f"broker {broker.label}", "ahead_s": ahead_ms / 1000}
 
 
 REACHABILITY_RULES: Final = (
@@ -396,7 +419,7 @@ def _disk_between(low: tuple[str, int], high: tuple[str, int] | None) -> Conditi
 
 
 def _read_only(facts: ClusterFacts) -> Iterator[Values]:
-    return each("broker", (one for one in facts.masters if not one.is_writable))
+    return each("broker", (broker for broker in facts.masters if not broker.is_writable))
 
 
 def wiped_brokers(facts: ClusterFacts) -> Iterator[BrokerFacts]:
@@ -404,11 +427,14 @@ def wiped_brokers(facts: ClusterFacts) -> Iterator[BrokerFacts]:
 
     WIPE_WRITE_PERM_OF_BROKER (205) sets this.
     """
-    permissions = {data.broker: data.perm for data in facts.route.queues} if facts.route else {}
+    if facts.route is None:
+        return
+    permissions = {queue_data.broker: queue_data.perm for queue_data in facts.route.queues}
     for broker in facts.masters:
-        own = broker.topic.perm if broker.topic is not None else 0
-        is_open = own & PERM_WRITE and broker.is_writable
-        if is_open and not permissions.get(broker.name, PERM_WRITE) & PERM_WRITE:
+        if broker.topic is None or not broker.topic.perm & PERM_WRITE or not broker.is_writable:
+            continue
+        is_writable_in_route = permissions.get(broker.name, PERM_WRITE) & PERM_WRITE
+        if not is_writable_in_route:
             yield broker
 
 
@@ -444,7 +470,7 @@ def _is_out_of_sync(broker: BrokerFacts) -> bool:
 
 
 def _out_of_sync(facts: ClusterFacts) -> Iterator[Values]:
-    return each("broker", (one for one in facts.brokers if _is_out_of_sync(one)))
+    return each("broker", (broker for broker in facts.brokers if _is_out_of_sync(broker)))
 
 
 def _lagging(facts: ClusterFacts) -> Iterator[Values]:

@@ -60,5 +60,5 @@ def diagnose_cluster(facts: ClusterFacts) -> list[Finding]:
     Findings of the same code keep the order in which their rules yield them. Details are left out.
     """
     findings = judge(CLUSTER_RULES, facts) + facts.findings_of_explain
-    reported = [one for one in findings if one.severity is not Severity.DETAIL]
-    return sorted(dict.fromkeys(reported), key=lambda one: (one.is_note, one.rank))
+    reported = [finding for finding in findings if finding.severity is not Severity.DETAIL]
+    return sorted(dict.fromkeys(reported), key=lambda finding: (finding.is_note, finding.rank))
