@@ -9,7 +9,8 @@ from sluicemq.acl.rules import Account
 from sluicemq.broker.failover.consensus import Consensus
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.forward import FORWARDED_CODES, READ_CODES, Forwarder
-from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, LogEnd, Replica
+from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, Replica
+from sluicemq.broker.failover.role_executor import LogEnd
 from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import Broker

@@ -277,6 +277,27 @@ def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: floa
     return Elect(state_after_election(state, me, candidates))
 
 
+def is_older_state(state: State | None, known_state: State | None) -> bool:
+    """Return whether `state` was the record before `known_state`, or is missing though one exists.
+
+    None as `known_state` means that no state is known: then nothing is older.
+    """
+    if known_state is None:
+        return False
+    return state is None or state.version < known_state.version
+
+
+def has_only_log_grown(published: Member, member: Member) -> bool:
+    """Return whether a replica's record differs from the published one only in its log.
+
+    The result is False if the log has become complete or incomplete.
+    """
+    was_incomplete = published.log_end == INCOMPLETE
+    is_incomplete = member.log_end == INCOMPLETE
+    published_with_new_log = published._replace(log_end=member.log_end, log_term=member.log_term)
+    return published_with_new_log == member and was_incomplete == is_incomplete
+
+
 def find_successor(view: View, master_id: int, only_id: int | None = None) -> Member | None:
     """Return the member that can take over from `master_id` at once, or None if there is none.
 
