@@ -180,11 +180,32 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     if state is None:
         return _next_step_without_record(view, me, waited_s)
 
-    # An incomplete log must not become the log of the cluster, unless an operator wants it.
     if (state.master_id, state.run_id) == (me.id, me.run_id):
+        # An incomplete log must not become the log of the cluster, unless an operator wants it.
         may_lead = me.log_end != INCOMPLETE or state.is_unclean
         return Lead(state) if may_lead else _decline(view, state, me)
 
+    blocked = _check_log_belongs(view, state, me)
+    if blocked is not None:
+        return blocked
+
+    may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
+    if view.master is None and may_be_elected:
+        return _next_step_of_candidate(view, state, me, waited_s)
+    if state.master_id != me.id:
+        return Follow(state)
+    return Wait(
+        GATHER_S,
+        "The record names this replica, but its disk has changed since: a replica of the "
+        f"in-sync set takes over when it is running. If none will ever run: {ELECT_COMMAND}.",
+    )
+
+
+def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
+    """Return Blocked if the replica's log is not of this cluster's history; None if it is.
+
+    The log is of a later term than the record, or no master of this cluster wrote it.
+    """
     if me.log_term > state.term:
         return Blocked(
             f"The log of replica {me.id} was written in term {me.log_term}, but the record says "
@@ -198,18 +219,7 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
             "wrote; as a slave it would lose them. Start it with an empty storePathRootDir or, if "
             f"this log counts, elect it: {ELECT_COMMAND}."
         )
-
-    may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
-    if view.master is not None or not may_be_elected:
-        if state.master_id != me.id:
-            return Follow(state)
-        return Wait(
-            GATHER_S,
-            "The record names this replica, but its disk has changed since: a replica of the "
-            f"in-sync set takes over when it is running. If none will ever run: {ELECT_COMMAND}.",
-        )
-
-    return _next_step_of_candidate(view, state, me, waited_s)
+    return None
 
 
 def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
@@ -265,11 +275,17 @@ def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: floa
         return BecomeCandidate(state)
 
     members = {**view.members, me.id: me}
-    electable = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
-    candidates = [member for member in electable if member.candidate_term == state.term]
+    candidates: list[Member] = []
+    is_candidate_missing = False
+    for member in members.values():
+        may_be_elected = view.is_in_sync(member) and member.log_end != INCOMPLETE
+        if may_be_elected and member.candidate_term == state.term:
+            candidates.append(member)
+        elif may_be_elected:
+            is_candidate_missing = True
 
     delay_s = RANK_DELAY_S * count_ahead(candidates, me)
-    if len(candidates) < len(electable):
+    if is_candidate_missing:
         delay_s += GATHER_S
 
     if waited_s < delay_s:

@@ -190,13 +190,14 @@ class Forwarder:
         """
         handlers = dict(local)
 
+        forwarded_codes: set[int] = set()
         if is_slave:
-            forwarded_codes = set(FORWARDED_CODES)
-            if not serves_reads:
-                forwarded_codes |= READ_CODES
-            for code in forwarded_codes & local.keys():
-                handlers[code] = self._forward
-        else:
+            forwarded_codes |= FORWARDED_CODES
+        if is_slave and not serves_reads:
+            forwarded_codes |= READ_CODES
+        for code in forwarded_codes & local.keys():
+            handlers[code] = self._forward
+        if not is_slave:
             for code in MEMBER_CODES & local.keys():
                 handlers[code] = self._wrap_to_restore_membership(local[code])
 
