@@ -438,7 +438,7 @@ class LogReceiver:
     def _handle_term(self, chunk: LogChunk) -> None:
         """Store the term of `chunk`, before its bytes are written, and its confirmed position.
 
-        Raises ProtocolError if the term is older than the last_term one of this log, or has the same
+        Raises ProtocolError if the term is older than the last one of this log, or has the same
         number and another start; and OSError.
         """
         terms = self._terms
@@ -450,7 +450,7 @@ class LogReceiver:
             term.number == last_term.number and term != last_term
         ):
             raise ProtocolError(
-                f"The master sent bytes of {term}, but the last_term term of this log is {last_term}."
+                f"The master sent bytes of {term}, but the last term of this log is {last_term}."
             )
         terms.append(term)
         if chunk.confirmed is not None:

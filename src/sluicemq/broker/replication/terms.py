@@ -39,25 +39,29 @@ def encode_terms(terms: tuple[LogTerm, ...]) -> str:
     return f"{len(terms)}\n{zlib.crc32(lines.encode()) & CRC_MASK}\n{lines}"
 
 
-def decode_terms(text: str) -> tuple[LogTerm, ...]:
+def decode_terms(file_text: str) -> tuple[LogTerm, ...]:
     """Return the terms in the text of the file.
 
     Raises ValueError if a line is not a term, if the number of terms or the checksum is wrong, or
     if numbers and start positions do not both increase from line to line.
     """
-    count, crc, *lines = text.split("\n")
-    pairs = (line.split("-") for line in lines if line)
-    terms = tuple(LogTerm(int(number), int(start)) for number, start in pairs)
+    count, crc, *lines = file_text.split("\n")
+    terms = []
+    for line in filter(None, lines):
+        number, start = line.split("-")
+        terms.append(LogTerm(int(number), int(start)))
     if int(count) != len(terms):
         raise ValueError(f"the first line says {count} terms, but the file has {len(terms)}")
 
+    # A checksum of 0 means that there is none.
     actual_crc = zlib.crc32("\n".join(lines).encode()) & CRC_MASK
     if int(crc) not in (0, actual_crc):
         raise ValueError(f"the checksum in the file is {crc}, but the terms have {actual_crc}")
 
-    if any(new.number <= old.number or new.start <= old.start for old, new in pairwise(terms)):
-        raise ValueError("the numbers and start positions of the terms do not increase")
-    return terms
+    for term, next_term in pairwise(terms):
+        if next_term.number <= term.number or next_term.start <= term.start:
+            raise ValueError("the numbers and start positions of the terms do not increase")
+    return tuple(terms)
 
 
 class LogTerms:
@@ -75,9 +79,10 @@ class LogTerms:
         """
         self._files = files
         self._path = path
-        text = read_text(files, path if files.exists(path) else path + ".bak")
+        read_path = path if files.exists(path) else path + ".bak"
+        file_text = read_text(files, read_path)
         try:
-            self.entries = () if text is None else decode_terms(text)
+            self.entries = () if file_text is None else decode_terms(file_text)
         except ValueError as error:
             raise StoreDamagedError(
                 f"{path} cannot be read: {error}.",
@@ -98,7 +103,8 @@ class LogTerms:
         the last term. Raises OSError.
         """
         if term.number > self.last.number:
-            self._store((*(old for old in self.entries if old.start < term.start), term))
+            earlier_terms = [earlier for earlier in self.entries if earlier.start < term.start]
+            self._store((*earlier_terms, term))
 
     def start_term(self, number: int, log_start: int, log_end: int) -> None:
         """Add the term `number` in which this replica is master, beginning at `log_end`.
@@ -133,10 +139,12 @@ class LogTerms:
         """
         if not self.entries:
             return NO_TERM, None
-        started = [index for index, term in enumerate(self.entries) if term.start <= position]
-        index = started[-1] if started else 0
-        is_last = index + 1 == len(self.entries)
-        return self.entries[index], None if is_last else self.entries[index + 1].start
+        found_term = self.entries[0]
+        for next_term in self.entries[1:]:
+            if next_term.start > position:
+                return found_term, next_term.start
+            found_term = next_term
+        return found_term, None
 
     def _store(self, entries: tuple[LogTerm, ...]) -> None:
         """Write `entries` to the file if they differ from the present ones. Raises OSError."""
