@@ -413,7 +413,7 @@ TIMERS: Final = (
         "delayed messages that were never delivered",
         "sluicemq.broker.waiting.levels",
         "DelayLevels._rewind_to_undelivered",
-        "while offset > low:",
+        "while offset > first_offset:",
         "while False:",
         "tests/unit/broker/test_schedule.py",
     ),
