@@ -301,9 +301,15 @@ class RequestError(SluiceError):
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
-        where = f" by {address}" if address else ""
-        end = "." if fix and not remark.endswith((".", "!", "?")) else ""
-        super().__init__(f"answered{where} with code {code}: {remark}{end}", fix=fix)
+        """Create the error of a response with this code and remark.
+
+        `address` is that of the server; "" if the server is this process. `fix` says what the user
+        can do.
+        """
+        server = f" by {address}" if address else ""
+        is_sentence = remark.endswith((".", "!", "?"))
+        full_stop = "." if fix and not is_sentence else ""
+        super().__init__(f"answered{server} with code {code}: {remark}{full_stop}", fix=fix)
         self.code = code
         self.remark = remark
         self.address = address

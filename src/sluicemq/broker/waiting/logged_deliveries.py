@@ -183,7 +183,8 @@ class LoggedDeliveries:
     def _iter_unmatched_records(self, queue: QueueKey, offset: int) -> Iterator[tuple[int, Record]]:
         """Yield position and record of each message of a queue, from `offset` on.
 
-        Messages that are matched already, or whose record is missing, are left out. Count all records that are read. End when RECORDS_MAX have been counted.
+        Messages that are matched already, or whose record is missing, are left out. Count all
+        records that are read. End when RECORDS_MAX have been counted.
         """
         while self._records_left > 0:
             units = self._store.committed_units(*queue, offset, _CHUNK_UNITS)
