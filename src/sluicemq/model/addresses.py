@@ -3,7 +3,7 @@
 A broker that listens on every address of its machine must advertise one of them to its name
 servers. `choose_address` chooses it with a reason, and `explain_address` describes the choice for
 the log. A SluiceMQ name server may give another address of the broker to clients that reach the
-name server through another network (`nameserver/routes.py`), unless the user has set brokerIP1.
+name server through another network (`nameserver/reachable.py`), unless the user has set brokerIP1.
 
 For that purpose SluiceMQ's brokers add two extFields to REGISTER_BROKER (103), which RocketMQ's
 name servers ignore.
