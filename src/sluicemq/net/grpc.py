@@ -318,8 +318,9 @@ def _parse_timeout_s(header: str) -> float | None:
     match = _TIMEOUT.fullmatch(header)
     if match is None:
         return None
-    number, unit = match[1], match[2]
-    return int(number) * _UNITS_S[unit]
+    number = int(match[1])
+    unit = match[2]
+    return number * _UNITS_S[unit]
 
 
 class Deadlines:
