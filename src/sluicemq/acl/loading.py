@@ -442,20 +442,28 @@ class _RuleReader:
         """Return the permissions of a list of `name=permission`, by `prefix` and name."""
         permissions: dict[str, Permission] = {}
         for entry in self._read_list(node, "a list of name=permission"):
-            entry_text = self._read_text(entry, "name=permission")
-            parts = entry_text.split("=")
-            if self._is_compatible:
-                parts = [part for part in parts if part]
-            lacks_name = not self._is_compatible and not parts[0].strip()
-            if len(parts) != 2 or lacks_name:
-                raise self._error(
-                    entry,
-                    f"{entry_text!r} is not name=permission",
-                    "Write for instance topicA=PUB|SUB.",
-                )
-            name, permission = parts
+            name, permission = self._split_permission(entry)
             permissions[prefix + name.strip()] = self._parse_permission(entry, permission)
         return permissions
+
+    def _split_permission(self, entry: YamlNode) -> tuple[str, str]:
+        """Return the name and the permission in an entry such as `topicA=PUB`.
+
+        RocketMQ ignores empty parts of the entry, such as that before the first `=` of `=a=PUB`.
+        """
+        entry_text = self._read_text(entry, "name=permission")
+        parts = entry_text.split("=")
+        if self._is_compatible:
+            parts = [part for part in parts if part]
+        lacks_name = not self._is_compatible and not parts[0].strip()
+        if len(parts) != 2 or lacks_name:
+            raise self._error(
+                entry,
+                f"{entry_text!r} is not name=permission",
+                "Write for instance topicA=PUB|SUB.",
+            )
+        name, permission = parts
+        return name, permission
 
     # --- shapes
 

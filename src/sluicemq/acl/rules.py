@@ -180,11 +180,9 @@ def _parse_set(pattern: str) -> tuple[Ranges, ...]:
 
     # A 0 in place of the set makes the text a pattern that `_split_pattern` accepts.
     parts, notation = _split_pattern(before_set + "0")
-    first_numbers = [_parse_number(part, notation, pattern) for part in parts[:-1]]
-    set_numbers = [
-        _parse_number(member, notation, pattern) for member in after_brace[:-1].split(",")
-    ]
-    ranges_of_set = tuple((number, number) for number in set_numbers)
+    first_numbers = _parse_numbers(parts[:-1], notation, pattern)
+    members = _parse_numbers(after_brace[:-1].split(","), notation, pattern)
+    ranges_of_set = tuple((member, member) for member in members)
     return (*map(_only_number, first_numbers), ranges_of_set)
 
 
@@ -231,6 +229,11 @@ def _parse_number(part: str, notation: _Notation, pattern: str) -> int:
             pattern, f"{part!r} is not a number from 0 to {shown_max}", "Write such a number."
         )
     return number
+
+
+def _parse_numbers(parts: list[str], notation: _Notation, pattern: str) -> list[int]:
+    """Return the numbers that several parts of `pattern` are; see `_parse_number`."""
+    return [_parse_number(part, notation, pattern) for part in parts]
 
 
 def _only_number(number: int) -> Ranges:
@@ -352,19 +355,33 @@ def _parse_wild_ipv4_like_rocketmq(pattern: str) -> AddressPattern:
         if index >= len(parts):
             raise pattern_error(pattern, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
         first_range = _parse_range_like_rocketmq(parts[index], _IPV4, pattern)
-        if first_range is None:
-            continue
-        if len(parts) != IPV4_PARTS:
-            raise pattern_error(pattern, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
+        if first_range is not None:
+            break
+    else:
+        return AddressPattern(pattern, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
 
-        numbers = [_parse_number_like_rocketmq(part, _IPV4, pattern) for part in parts[:index]]
-        ranges_before = [_only_number(number) for number in numbers]
-        if parts[:index] != [str(number) for number in numbers]:
-            # Compared as pattern, and no address is written with leading zeros: nothing matches.
-            ranges_before[0] = ()
-        ranges_after: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
-        return AddressPattern(pattern, ((*ranges_before, (first_range,), *ranges_after),))
-    return AddressPattern(pattern, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
+    if len(parts) != IPV4_PARTS:
+        raise pattern_error(pattern, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
+    ranges_before = _parse_parts_before(parts[:index], pattern)
+    ranges_after: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
+    return AddressPattern(pattern, ((*ranges_before, (first_range,), *ranges_after),))
+
+
+def _parse_parts_before(parts: list[str], pattern: str) -> list[Ranges]:
+    """Return the ranges of the parts of an IPv4 pattern before its first star or range.
+
+    Raises ConfigurationError if one of them is not a number.
+    """
+    ranges_of_parts: list[Ranges] = []
+    have_leading_zeros = False
+    for part in parts:
+        number = _parse_number_like_rocketmq(part, _IPV4, pattern)
+        ranges_of_parts.append(_only_number(number))
+        have_leading_zeros = have_leading_zeros or part != str(number)
+    if have_leading_zeros:
+        # Compared as text, and no address is written with leading zeros: nothing matches.
+        ranges_of_parts[0] = ()
+    return ranges_of_parts
 
 
 def _parse_wild_ipv6_like_rocketmq(pattern: str) -> AddressPattern:

@@ -294,20 +294,26 @@ class RouteTable:
         self._brokers[broker] = replace(known, addresses=remaining)
         if not known.acting_master_enable:
             return
-        # The addresses are sorted by id.
-        smallest_id, smallest_address = next(iter(remaining.items()))
-        if smallest_id != min(known.addresses):
-            self.on_smallest_changed(
-                SmallestIdChange(
-                    broker_id=smallest_id,
-                    address=smallest_address,
-                    ha_address=None,
-                    offline_address=address,
-                    notified_addresses=tuple(remaining.values()),
-                )
-            )
+        if min(remaining) != min(known.addresses):
+            self._report_lost_id(remaining, address)
         if MASTER_ID not in remaining:
             yield from self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+
+    def _report_lost_id(self, remaining: dict[int, str], lost_address: str) -> None:
+        """Call `on_smallest_changed`, because the replica with the smallest id has left.
+
+        `remaining` are the addresses of the other replicas by id, in the order of ids.
+        """
+        smallest_id, smallest_address = next(iter(remaining.items()))
+        self.on_smallest_changed(
+            SmallestIdChange(
+                broker_id=smallest_id,
+                address=smallest_address,
+                ha_address=None,
+                offline_address=lost_address,
+                notified_addresses=tuple(remaining.values()),
+            )
+        )
 
     def _remove_broker(self, broker: str) -> Slices[None]:
         """Remove a broker whose last address is gone, and its topics in steps.

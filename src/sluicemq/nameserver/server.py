@@ -83,21 +83,7 @@ class NameServer:
         )
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.from_config(files, clock, config)
-        handlers: dict[int, Handler] = dict.fromkeys(
-            TABLE, lambda command, peer: self.requests.handle(command, peer, self._now_ms())
-        )
-        handlers[RequestCode.SLUICE_ACCESS_STATUS] = lambda _command, _peer: access_status(
-            self.guard
-        )
-        self.dispatcher = Dispatcher(
-            handlers,
-            # With the maximum weight, a connection has one such request at a time: each may contain
-            # a hundred thousand topics.
-            handle_outcome=partial(self._background.run_request, weight=WORK_WEIGHT_MAX),
-            scheduler=self._shares,
-            authorize=None if self.guard is None else self.guard.refuse_command,
-            codes_with_messages=CODES_WITH_MESSAGES,
-        )
+        self.dispatcher = self._make_dispatcher()
         network = with_tls(network, None, config)
         self._pool = ChannelPool(timeout_s=NOTIFY_TIMEOUT_S, clock=clock, connect=network.dial)
         self._notices: set[asyncio.Task[None]] = set()
@@ -112,6 +98,24 @@ class NameServer:
         self._closing = False
         self._jobs = Supervisor(clock, log)
         self._swept_ms = self._now_ms()
+
+    def _make_dispatcher(self) -> Dispatcher:
+        """Return the dispatcher of all requests, with access control if that is configured."""
+        handlers: dict[int, Handler] = dict.fromkeys(
+            TABLE, lambda command, peer: self.requests.handle(command, peer, self._now_ms())
+        )
+        handlers[RequestCode.SLUICE_ACCESS_STATUS] = lambda _command, _peer: access_status(
+            self.guard
+        )
+        return Dispatcher(
+            handlers,
+            # With the maximum weight, a connection has one such request at a time: each may contain
+            # a hundred thousand topics.
+            handle_outcome=partial(self._background.run_request, weight=WORK_WEIGHT_MAX),
+            scheduler=self._shares,
+            authorize=None if self.guard is None else self.guard.refuse_command,
+            codes_with_messages=CODES_WITH_MESSAGES,
+        )
 
     @property
     def port(self) -> int:

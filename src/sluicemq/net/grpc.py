@@ -24,7 +24,7 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, cast
@@ -525,6 +525,19 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
     reader = HeaderDecoder()
     headers = dict[str, str]()
     data = bytearray()
+    for frame_type, flags, stream_id, payload in _iter_frames(connection):
+        if frame_type == h.HEADERS:
+            headers |= reader.decode(payload)
+        elif frame_type == h.DATA:
+            data += payload
+        is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM
+        if stream_id == _STREAM_ID and is_end:
+            return headers, bytes(data)
+    raise ConnectionLostError("The connection closed before the response arrived.")
+
+
+def _iter_frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the type, flags, stream id and payload of each frame, until the connection ends."""
     unread = b""
     while received := connection.recv(1 << 18):
         unread += received
@@ -533,14 +546,5 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
             end = h.FRAME_HEADER_BYTES + (length_and_type >> 8)
             if end > len(unread):
                 break  # the frame is not whole
-            frame_type = length_and_type & 0xFF
-            payload = unread[h.FRAME_HEADER_BYTES : end]
+            yield length_and_type & 0xFF, flags, stream_id, unread[h.FRAME_HEADER_BYTES : end]
             unread = unread[end:]
-            if frame_type == h.HEADERS:
-                headers |= reader.decode(payload)
-            elif frame_type == h.DATA:
-                data += payload
-            is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM
-            if stream_id == _STREAM_ID and is_end:
-                return headers, bytes(data)
-    raise ConnectionLostError("The connection closed before the response arrived.")

@@ -9,7 +9,7 @@ import contextlib
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.errors import ProtocolError, SluiceError
 from sluicemq.model.ids import Host, parse_host
@@ -48,7 +48,14 @@ def probe_connection(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeR
         return ProbeResult(Reachability.UNRESOLVED, detail)
     except ProtocolError as error:
         return ProbeResult(Reachability.UNRESOLVED, str(error))
+    return _connect_to_any(resolved, timeout_s)
 
+
+def _connect_to_any(resolved: list[Any], timeout_s: float) -> ProbeResult:
+    """Connect to one address after the other until one accepts, and close the connection again.
+
+    `resolved` is a result of `socket.getaddrinfo`. `timeout_s` limits each attempt.
+    """
     refusal = ""
     last_error = ""
     for family, socket_type, protocol, _, target in resolved:
@@ -92,15 +99,15 @@ def probe(
 
     if isinstance(cause, ssl.SSLCertVerificationError):
         reachability = _CERTIFICATE_PROBLEMS.get(cause.verify_code, Reachability.UNTRUSTED)
-        return ProbeResult(reachability, detail)
-    if tls is not None:
-        without_tls = probe(address, command, None, timeout_s)
-        if without_tls.reachability is Reachability.RESPONDS:
-            return ProbeResult(Reachability.PLAIN, detail)
-        if "ALERT" in str(cause) or "REQUIRED" in str(cause):
-            return ProbeResult(Reachability.CLIENT_CERTIFICATE, detail)
-        return ProbeResult(Reachability.UNRESPONSIVE, detail)
-    return ProbeResult(_detect_protocol(parse_host(address), timeout_s), detail)
+    elif tls is None:
+        reachability = _detect_protocol(parse_host(address), timeout_s)
+    elif probe(address, command, None, timeout_s).reachability is Reachability.RESPONDS:
+        reachability = Reachability.PLAIN
+    elif "ALERT" in str(cause) or "REQUIRED" in str(cause):
+        reachability = Reachability.CLIENT_CERTIFICATE
+    else:
+        reachability = Reachability.UNRESPONSIVE
+    return ProbeResult(reachability, detail)
 
 
 _CERTIFICATE_PROBLEMS: Final = {

@@ -120,19 +120,8 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | 
     none) and SLUICE_TLS_SERVER_NAME. Raise ConfigurationError if a value is invalid.
     """
     variables = os.environ if environment is None else environment
-    switch = variables.get("SLUICE_TLS", "").lower()
-    if switch not in _YES | _NO:
-        raise ConfigurationError(
-            f"SLUICE_TLS must be true or false, got {switch}.", fix="Set it to true or false."
-        )
-    ca = variables.get("SLUICE_TLS_CA")
-    certificate = variables.get("SLUICE_TLS_CERTIFICATE")
-    if switch in _NO and "SLUICE_TLS" in variables:
+    if not _is_tls_on(variables):
         return None
-    has_file = bool(ca or certificate)
-    if switch not in _YES and not has_file:
-        return None
-
     verify = variables.get("SLUICE_TLS_VERIFY") or "full"
     if verify not in VERIFY_MODES:
         raise ConfigurationError(
@@ -140,13 +129,31 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | 
             fix="Set it to one of these values.",
         )
     return Tls(
-        ca=ca or None,
-        certificate=certificate or None,
+        ca=variables.get("SLUICE_TLS_CA") or None,
+        certificate=variables.get("SLUICE_TLS_CERTIFICATE") or None,
         key=variables.get("SLUICE_TLS_KEY") or None,
         key_password=variables.get("SLUICE_TLS_KEY_PASSWORD") or None,
         verify=VERIFY_MODES[verify],
         server_name=variables.get("SLUICE_TLS_SERVER_NAME") or None,
     )
+
+
+def _is_tls_on(variables: Mapping[str, str]) -> bool:
+    """Return whether the environment variables ask for TLS.
+
+    If SLUICE_TLS is not set, a file of authorities or a certificate means TLS. Raise
+    ConfigurationError if SLUICE_TLS is invalid.
+    """
+    switch = variables.get("SLUICE_TLS", "").lower()
+    if switch not in _YES | _NO:
+        raise ConfigurationError(
+            f"SLUICE_TLS must be true or false, got {switch}.", fix="Set it to true or false."
+        )
+    if switch in _YES:
+        return True
+    if "SLUICE_TLS" in variables:
+        return False
+    return bool(variables.get("SLUICE_TLS_CA") or variables.get("SLUICE_TLS_CERTIFICATE"))
 
 
 def broker_client_tls(config: BrokerConfig) -> Tls | None:

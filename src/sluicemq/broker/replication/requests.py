@@ -248,29 +248,30 @@ def refuse_unsafe_sends(
     returns False then, so that the general handler answers with the error. The handlers of other
     requests are the same objects.
     """
-
-    def check_first(handle: Handler) -> Handler:
-        """Return a handler that raises the refusal, or else calls `handle`."""
-
-        def send(command: Command, peer: Peer) -> Outcome:
-            refusal = in_sync.refusal
-            if refusal is not None:
-                raise refusal
-            return handle(command, peer)
-
-        return send
-
-    def check_first_fast(handle: FastHandler) -> FastHandler:
-        """Return a fast handler that returns False if there is a refusal, else calls `handle`."""
-        return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
-
     checked_handlers = dict(handlers)
     checked_fast_handlers = dict(fast_handlers)
     for code in SEND_CODES:
-        checked_handlers[code] = check_first(handlers[code])
+        checked_handlers[code] = _check_refusal(in_sync, handlers[code])
         if code in fast_handlers:
-            checked_fast_handlers[code] = check_first_fast(fast_handlers[code])
+            checked_fast_handlers[code] = _check_refusal_fast(in_sync, fast_handlers[code])
     return checked_handlers, checked_fast_handlers
+
+
+def _check_refusal(in_sync: InSyncReplicas, handle: Handler) -> Handler:
+    """Return a handler that raises the refusal of `in_sync`, or else calls `handle`."""
+
+    def send(command: Command, peer: Peer) -> Outcome:
+        refusal = in_sync.refusal
+        if refusal is not None:
+            raise refusal
+        return handle(command, peer)
+
+    return send
+
+
+def _check_refusal_fast(in_sync: InSyncReplicas, handle: FastHandler) -> FastHandler:
+    """Return a fast handler that returns False if `in_sync` refuses, or else calls `handle`."""
+    return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
 
 def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:

@@ -292,14 +292,7 @@ class StateApplier:
         Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
         files that were written or removed; files that are the same already are not written.
         """
-        contents: dict[str, bytearray] = {}  # by name: the file in the snapshot
-        for operation in operations:
-            if operation.kind is OperationKind.UNIT:
-                topic, _, queue_id = operation.name.rpartition("/")
-                self._put_unit(topic, int(queue_id), operation.offset, operation.data)
-            else:
-                contents.setdefault(operation.name, bytearray()).extend(operation.data)
-
+        contents = self._put_units(operations)
         changed = set()
         unchanged = set()
         # A list, because the loop removes files.
@@ -319,6 +312,17 @@ class StateApplier:
         self._dirty.clear()
         self._sync()
         return changed
+
+    def _put_units(self, operations: list[Operation]) -> dict[str, bytearray]:
+        """Call `put_unit` for each UNIT of a snapshot. Return the contents of its files by name."""
+        contents: dict[str, bytearray] = {}
+        for operation in operations:
+            if operation.kind is OperationKind.UNIT:
+                topic, _, queue_id = operation.name.rpartition("/")
+                self._put_unit(topic, int(queue_id), operation.offset, operation.data)
+            else:
+                contents.setdefault(operation.name, bytearray()).extend(operation.data)
+        return contents
 
     def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
         """Replace or create the file at `path` atomically, with `content`, synced.

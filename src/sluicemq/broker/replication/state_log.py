@@ -124,15 +124,8 @@ def decode_operations(encoded: bytes) -> list[Operation]:
     position = 0
     try:
         while position < len(encoded):
-            head = _HEAD.unpack_from(encoded, position)
-            number, log_end, kind_number, name_size, offset, data_size = head
-            position += _HEAD.size
-            name = encoded[position : position + name_size].decode()
-            position += name_size
-            data = encoded[position : position + data_size]
-            position += data_size
-            kind = OperationKind(kind_number)
-            operations.append(Operation(number, log_end, kind, name, offset, data))
+            operation, position = _decode_operation(encoded, position)
+            operations.append(operation)
     except (struct.error, ValueError) as error:
         raise ProtocolError(
             f"Operation {len(operations)} of the state log is invalid: {error}"
@@ -142,6 +135,21 @@ def decode_operations(encoded: bytes) -> list[Operation]:
             f"The operations of the state log end {position - len(encoded)} bytes too early."
         )
     return operations
+
+
+def _decode_operation(encoded: bytes, position: int) -> tuple[Operation, int]:
+    """Return the operation at a position of the encoded bytes, and where the next one begins.
+
+    Raises struct.error or ValueError if the operation is invalid. If the bytes end within its name
+    or data, the returned position is behind their end.
+    """
+    number, log_end, kind, name_size, offset, data_size = _HEAD.unpack_from(encoded, position)
+    name_start = position + _HEAD.size
+    data_start = name_start + name_size
+    end = data_start + data_size
+    name = encoded[name_start:data_start].decode()
+    data = encoded[data_start:end]
+    return Operation(number, log_end, OperationKind(kind), name, offset, data), end
 
 
 class ReplicatedPaths:

@@ -93,7 +93,6 @@ class TimerListing:
         """
         precision_ms = self._placing.precision_ms
         read_ms = self._timers.read_ms
-        wheel = self._timers.files.wheel
         start_ms = max(slot_ms, read_ms)
         is_inside_slot = slot_ms == start_ms and unit != NEWEST_UNIT
         if is_inside_slot:
@@ -105,13 +104,18 @@ class TimerListing:
         end_ms = read_ms + SLOTS // 2 * precision_ms
         for step_start_ms in range(start_ms, end_ms, step_ms):
             next_step_ms = step_start_ms + step_ms
-            for occupied_ms in wheel.iter_occupied_ms(step_start_ms, min(next_step_ms, end_ms)):
-                slot = wheel.get(occupied_ms)
-                if slot is not None:
-                    recalled = set()
-                    self._recalled_keys = {occupied_ms: recalled}
-                    yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
+            yield from self._iter_slots(step_start_ms, min(next_step_ms, end_ms), indexed_end)
             yield WaitingEntry(None, 0, f"T:{next_step_ms}:{NEWEST_UNIT}:{indexed_end}")
+
+    def _iter_slots(self, start_ms: int, end_ms: int, indexed_end: int) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message in the slots from `start_ms` to before `end_ms`."""
+        wheel = self._timers.files.wheel
+        for occupied_ms in wheel.iter_occupied_ms(start_ms, end_ms):
+            slot = wheel.get(occupied_ms)
+            if slot is not None:
+                recalled: set[bytes] = set()
+                self._recalled_keys = {occupied_ms: recalled}
+                yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
 
     def _iter_slot(
         self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]

@@ -295,21 +295,24 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
 
     Raises RequestError if the cursor is invalid.
     """
-    kind, *number_texts = cursor.split(":")
-    numbers: list[int] = []
-    for number_text in number_texts:
-        number = natural(number_text.removeprefix("-"))
-        if number is not None:
-            numbers.append(-number if number_text.startswith("-") else number)
+    kind, *fields = cursor.split(":")
+    numbers = list(map(_parse_signed, fields))
+    match kind, numbers:
+        case "L", [int(first), int(second)]:
+            return kind, first, second, 0
+        case "Q" | "T", [int(first), int(second), int(indexed_end)]:
+            return kind, first, second, indexed_end
+        case _:
+            remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
 
-    expected_count = 2 if kind == "L" else 3
-    has_right_numbers = len(numbers) == len(number_texts) == expected_count
-    if kind not in ("L", "Q", "T") or not has_right_numbers:
-        remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
-        raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
-    first, second = numbers[:2]
-    indexed_end = 0 if kind == "L" else numbers[2]
-    return kind, first, second, indexed_end
+
+def _parse_signed(digits: str) -> int | None:
+    """Return the number that `digits` writes, with or without a minus; None if it is not one."""
+    magnitude = natural(digits.removeprefix("-"))
+    if magnitude is not None and digits.startswith("-"):
+        return -magnitude
+    return magnitude
 
 
 def _encode_level_handle(queue_id: int, offset: int, unique_id: str) -> str:

@@ -136,13 +136,7 @@ class DelayRewriter:
                 "(timerCongestNumEachSlot). The message was not stored.",
             )
 
-        unique_id = draft.properties.get(UNIQ_KEY)
-        if unique_id and not draft.topic.startswith(RETRY_PREFIX):
-            # One ms later: the recall marker is placed in the same slot (spec/delivery.md §2).
-            broker = self._settings.broker.broker_name
-            handle = RecallHandle(draft.topic, broker, slot_ms + 1, unique_id)
-            draft.answer_fields["recallHandle"] = handle.encode()
-
+        self._add_recall_handle(draft, slot_ms)
         draft.properties |= {
             TIMER_OUT: str(slot_ms),
             REAL_TOPIC: draft.topic,
@@ -150,6 +144,18 @@ class DelayRewriter:
         }
         draft.topic = TIMER_TOPIC
         draft.queue_id = 0
+
+    def _add_recall_handle(self, draft: MessageToStore, slot_ms: int) -> None:
+        """Add the recall handle of a timed message in a slot to the fields of the answer.
+
+        Do nothing if the message has no message id, or is a retry.
+        """
+        unique_id = draft.properties.get(UNIQ_KEY)
+        if unique_id and not draft.topic.startswith(RETRY_PREFIX):
+            # One ms later: the recall marker is placed in the same slot (spec/delivery.md §2).
+            broker = self._settings.broker.broker_name
+            handle = RecallHandle(draft.topic, broker, slot_ms + 1, unique_id)
+            draft.answer_fields["recallHandle"] = handle.encode()
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
         """Return the slot of the time in the properties, in ms since 1970; None if it has come.

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Final
 
 from sluicemq.broker.produce.intake import Record, decode_topic_name, iter_queue
@@ -83,6 +83,13 @@ def build_rolled_properties(record: Record, placing: SlotRules, lead_ms: int) ->
     properties["TIMER_ROLL_TIMES"] = str(roll_count + 1)
     properties["TIMER_ENQUEUE_MS"] = str(placing.slot_start(record.store_time_ms))
     return properties
+
+
+def find_recall_markers(magics: Sequence[int]) -> list[int]:
+    """Return the indexes of the recall markers among the magics that `read_slot_units` returned."""
+    if not any(magics):
+        return []
+    return [index for index, magic in enumerate(magics) if magic == MAGIC_DELETE]
 
 
 class LateSlots:

@@ -46,6 +46,7 @@ from sluicemq.broker.waiting.timed_records import (
     RecalledKeys,
     build_rolled_properties,
     find_newest_store_ms,
+    find_recall_markers,
     read_slot_units,
     target_topic,
 )
@@ -478,18 +479,17 @@ class Timers:
         needs_records = self._needs_records(slot_ms)
         if not needs_records:
             self._inexact_until_ms = max(self._inexact_until_ms, slot_ms + self._precision_ms)
-        marker_indexes = []
-        if any(magics):
-            marker_indexes = [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE]
+        markers = find_recall_markers(magics)
         # The units are in the order of the newest first, the messages are added the oldest first.
-        for number, index in enumerate(chain(marker_indexes, reversed(range(len(positions))))):
+        oldest_first = reversed(range(len(positions)))
+        for count, index in enumerate(chain(markers, oldest_first)):
             position = positions[index]
             record = None
-            if number < len(marker_indexes) or needs_records:
+            if count < len(markers) or needs_records:
                 record = read_record(self._store.committed_record_at(position))
             is_old = position < self.files.log_end_at_start
             self._add_to_table(slot_ms, position, magics[index], record, is_old=is_old)
-            if number % _CHUNK == 0:
+            if count % _CHUNK == 0:
                 yield
 
     def _needs_records(self, slot_ms: int) -> bool:
