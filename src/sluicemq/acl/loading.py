@@ -273,9 +273,15 @@ class _YamlBuilder:
             return YamlNode(event.value, line, is_plain=has_no_quotes)
         if isinstance(event, yaml.SequenceStartEvent):
             return YamlNode(list(self._build_items(events, yaml.SequenceEndEvent, depth)), line)
+        return YamlNode(self._build_mapping(event, events, depth), line)
 
+    def _build_mapping(self, event: Any, events: Iterator[Any], depth: int) -> dict[str, YamlNode]:
+        """Return the nodes of a mapping that begins with `event`, by key.
+
+        A `<<: *alias` adds the nodes of other mappings, unless the mapping has the keys itself.
+        """
         own_nodes: dict[str, YamlNode] = {}
-        merged_nodes: dict[str, YamlNode] = {}  # of `<<: *alias`; the mapping's own keys come first
+        merged_nodes: dict[str, YamlNode] = {}
         for key in self._build_items(events, yaml.MappingEndEvent, depth):
             child = self._build_node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
@@ -285,7 +291,7 @@ class _YamlBuilder:
                 merged_nodes = {**self._merge_mappings(event, child), **merged_nodes}
             else:
                 own_nodes[key.value] = child
-        return YamlNode({**merged_nodes, **own_nodes}, line)
+        return {**merged_nodes, **own_nodes}
 
     def _merge_mappings(self, event: Any, node: YamlNode) -> dict[str, YamlNode]:
         """Return the nodes of the mapping, or the list of mappings, that follows a `<<`.

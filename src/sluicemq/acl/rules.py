@@ -627,12 +627,7 @@ def lint(
     findings: list[LintFinding] = []
     first_origins: dict[str, str] = {}  # by access key: file and line of its first account
     for rules in rules_of_files:
-        for pattern in rules.white_addresses:
-            if pattern.matches_all:
-                fact = f"{pattern.text!r} allows every client to do everything"
-                fix = "List only the addresses of your servers, or none."
-                findings.append(LintFinding("globalWhiteRemoteAddresses", fact, fix))
-
+        findings += _lint_white_addresses(rules)
         for account in rules.accounts.values():
             first_origin = first_origins.setdefault(account.access_key, account.origin)
             if first_origin != account.origin:
@@ -641,6 +636,17 @@ def lint(
                 continue
             for fact, fix in _lint_account(account, secret_length_min, topics, groups):
                 findings.append(LintFinding(account.origin, fact, fix))
+    return findings
+
+
+def _lint_white_addresses(rules: Rules) -> list[LintFinding]:
+    """Return a finding for each pattern of the global white list that matches every address."""
+    findings = []
+    for pattern in rules.white_addresses:
+        if pattern.matches_all:
+            fact = f"{pattern.text!r} allows every client to do everything"
+            fix = "List only the addresses of your servers, or none."
+            findings.append(LintFinding("globalWhiteRemoteAddresses", fact, fix))
     return findings
 
 

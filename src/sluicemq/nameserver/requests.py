@@ -356,14 +356,6 @@ class NameServerRequests:
         topics: dict[str, TopicConfig],
     ) -> Registration:
         """Return the registration of a request with this header and these topics."""
-        fields = call.command.fields or {}
-        interfaces = [part.strip() for part in fields.get(INTERFACES_FIELD, "").split(",")]
-        origin = Origin(
-            source_address=call.peer.remote.address,
-            local_address=call.peer.local.address,
-            is_fixed=fields.get(FIXED_FIELD, "") == "true",
-            interfaces=tuple(filter(None, interfaces)),
-        )
         timeout_ms = header.heartbeat_timeout_ms
         return Registration(
             cluster=header.cluster,
@@ -377,7 +369,7 @@ class NameServerRequests:
             topics=topics,
             is_complete=self.config.delete_topic_with_registration,
             version=body.table.data_version,
-            origin=origin,
+            origin=_make_origin(call.command, call.peer),
             connection=call.peer,
         )
 
@@ -708,6 +700,18 @@ class NameServerRequests:
         if config.acl_enable:
             source = RuleSource.from_config(self._files, config)
             source.load(source.read_files())
+
+
+def _make_origin(command: Command, peer: Peer) -> Origin:
+    """Return where a registration came from, and what its fields say about the address."""
+    fields = command.fields or {}
+    interfaces = [address.strip() for address in fields.get(INTERFACES_FIELD, "").split(",")]
+    return Origin(
+        source_address=peer.remote.address,
+        local_address=peer.local.address,
+        is_fixed=fields.get(FIXED_FIELD, "") == "true",
+        interfaces=tuple(filter(None, interfaces)),
+    )
 
 
 class Row(NamedTuple):

@@ -254,11 +254,6 @@ class NameServer:
             )
         )
 
-        async def send(address: str) -> None:
-            with contextlib.suppress(SluiceError):
-                command = Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)
-                (await self._pool.get(address)).send_oneway(command)
-
         log.info(
             "id %d at %s is the smallest now; notifying %s",
             change.broker_id,
@@ -266,9 +261,15 @@ class NameServer:
             ", ".join(change.notified_addresses),
         )
         for address in change.notified_addresses:
-            notice = asyncio.get_running_loop().create_task(send(address))
+            notice = asyncio.get_running_loop().create_task(self._send_notice(address, fields))
             self._notices.add(notice)
             notice.add_done_callback(self._notices.discard)
+
+    async def _send_notice(self, address: str, fields: dict[str, str]) -> None:
+        """Send NOTIFY_MIN_BROKER_ID_CHANGE with these fields to a replica; ignore errors."""
+        with contextlib.suppress(SluiceError):
+            channel = await self._pool.get(address)
+            channel.send_oneway(Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields))
 
     async def _reload_changed_rules(self) -> None:
         """Apply the access rules of files that were edited, as a whole and between two requests.

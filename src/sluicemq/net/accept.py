@@ -353,8 +353,12 @@ class Server:
         They stay open when this server closes. Connections that clients open meanwhile wait for
         the next server that starts with them as `inherited_sockets`.
         """
-        sockets = [sock.dup() for listener in self._listeners for sock in listener.sockets]
-        return {sock.getsockname()[1]: sock for sock in sockets}
+        duplicates: dict[int, socket.socket] = {}
+        for listener in self._listeners:
+            for sock in listener.sockets:
+                port = sock.getsockname()[1]
+                duplicates[port] = sock.dup()
+        return duplicates
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Listen on every port in `ports`; afterwards `self.ports` has their numbers.

@@ -412,7 +412,7 @@ TIMERS: Final = (
         "an older file of the levels is believed",
         "delayed messages that were never delivered",
         "sluicemq.broker.waiting.levels",
-        "DelayLevels._rewind_to_undelivered",
+        "DelayLevels._find_first_due_after_log_end",
         "while offset > first_offset:",
         "while False:",
         "tests/unit/broker/test_schedule.py",

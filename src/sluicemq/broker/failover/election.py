@@ -46,6 +46,14 @@ RANK_DELAY_S: Final = 1.0
 
 ELECT_COMMAND: Final = "sluice cluster elect ID --unclean"
 
+ROLLED_BACK: Final = (
+    "The consensus service has an older record than before: its data was lost, or restored from an "
+    "old copy while this replica was running. No replica is elected, and the in-sync set stays as "
+    "it is. Restore its newest data, or restart the replicas, the last master first; they then "
+    f"report what to do. If no replica becomes master: {ELECT_COMMAND}."
+)
+"""Why no replica is elected if the consensus service has lost changes of the state record."""
+
 
 class State(NamedTuple):
     """The state record of a broker name: its term, its master and its in-sync set."""
@@ -314,6 +322,11 @@ def has_only_log_grown(published: Member, member: Member) -> bool:
     return published_with_new_log == member and was_incomplete == is_incomplete
 
 
+def describe_master(state: State) -> str:
+    """Return the reason for which another master is deposed."""
+    return f"term {state.term} has replica {state.master_id} as its master"
+
+
 def find_successor(view: View, master_id: int, only_id: int | None = None) -> Member | None:
     """Return the member that can take over from `master_id` at once, or None if there is none.
 
@@ -364,6 +377,13 @@ def state_after_election(
 def state_after_switch(state: State, successor: Member) -> State:
     """Return the state of the next term, with `successor` as master and the same in-sync set."""
     return _new_state(successor, state.term + 1, state.in_sync, state.version)
+
+
+def state_without_member(state: State, member_id: int) -> State:
+    """Return the state without a member in its in-sync set."""
+    remaining = dict(state.in_sync)
+    remaining.pop(member_id, None)
+    return state._replace(in_sync=remaining)
 
 
 def state_after_unclean_election(view: View, member_id: int) -> State:

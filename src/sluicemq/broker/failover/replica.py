@@ -69,15 +69,13 @@ from its connections are in the log."""
 HAND_OVER_TIMEOUT_S: Final = 3.0
 """A switch is cancelled if the slaves do not have the whole log after this time."""
 
+_DECLINED: Final = (
+    "replica %d declines to be master: it has truncated its log and does not have all of a "
+    "master's state yet; replica %d becomes master instead"
+)
+
 NO_TERM: Final = State(0, 0, "", "", "", {})
 """The state of a replica that is neither master nor slave."""
-
-ROLLED_BACK: Final = (
-    "The consensus service has an older record than before: its data was lost, or restored from an "
-    "old copy while this replica was running. No replica is elected, and the in-sync set stays as "
-    "it is. Restore its newest data, or restart the replicas, the last master first; they then "
-    f"report what to do. If no replica becomes master: {election.ELECT_COMMAND}."
-)
 
 
 class BrokerClosedError(SluiceError):
@@ -164,7 +162,7 @@ class Replica:
         """The task that changes the record of this master's own term; None if there is none."""
         self._is_handing_over = False
         self._is_rolled_back = False
-        """Whether the last read returned an older state than the view had; see ROLLED_BACK."""
+        """Whether the last read returned an older state than the view had (ROLLED_BACK)."""
         self._logged_error = ""
         """The text of the error that ended the last step; "" if it succeeded."""
 
@@ -272,7 +270,7 @@ class Replica:
         state = view.state
         if self.is_master and state is not None:
             if not self._is_named_master(state):
-                self._role_executor.depose(_describe_master(state))
+                self._role_executor.depose(election.describe_master(state))
             elif self._side_task is None:
                 self._update_term(state)
 
@@ -312,7 +310,7 @@ class Replica:
             is_rolled_back = False
         if is_rolled_back != self._is_rolled_back:
             self._is_rolled_back = is_rolled_back
-            self.reason = ROLLED_BACK if is_rolled_back else ""
+            self.reason = election.ROLLED_BACK if is_rolled_back else ""
 
     @property
     def member(self) -> Member:
@@ -481,12 +479,7 @@ class Replica:
                 await self._swap_until_answered(state)
                 return 0.0
             case Decline(state):
-                log.warning(
-                    "replica %d declines to be master: it has truncated its log and does not have "
-                    "all of a master's state yet; replica %d becomes master instead",
-                    self._id,
-                    state.master_id,
-                )
+                log.warning(_DECLINED, self._id, state.master_id)
                 await self._swap_until_answered(state)
                 return 0.0
             case Blocked(reason):
@@ -518,11 +511,15 @@ class Replica:
         if state_with_old_set == self._term:
             return
 
+        await self._change_role(state)
+
+    async def _change_role(self, state: State) -> None:
+        """Make the broker the master of `state`, or a slave of its master; see `_take_role`."""
         # NO_TERM until the broker has its role: it has none if the change fails.
         previous_term = self._term
         self._term = NO_TERM
         if previous_term.master_id == self._id:
-            self._role_executor.depose(_describe_master(state))
+            self._role_executor.depose(election.describe_master(state))
         if self._forwarder is not None:
             self._forwarder.master = "" if state.master_id == self._id else state.address
 
@@ -652,9 +649,7 @@ class Replica:
             self._step_down(f"it hands over to replica {successor.id}")
             next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
-                remaining = dict(next_state.in_sync)
-                remaining.pop(self._id, None)
-                next_state = next_state._replace(in_sync=remaining)
+                next_state = election.state_without_member(next_state, self._id)
             await self._swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
@@ -787,11 +782,6 @@ class Replica:
 def _now_s() -> float:
     """Return the time of the running loop's monotonic clock, in seconds."""
     return asyncio.get_running_loop().time()
-
-
-def _describe_master(state: State) -> str:
-    """Return the reason for which another master is deposed."""
-    return f"term {state.term} has replica {state.master_id} as its master"
 
 
 def _term_of(state: State) -> Term:

@@ -272,11 +272,7 @@ class MasterSide:
                 fix="Check `sluice cluster status`, and send the request again.",
             ) from None
 
-        # This calls immediately: with an error if this broker is not the master any more.
-        confirmed: list[int | BaseException] = []
-        in_sync.wait(0, confirmed.append)
-        if isinstance(confirmed[0], BaseException):
-            raise confirmed[0]
+        _check_still_master(in_sync)
 
     def record_edits(self) -> None:
         """Record changes of access rules that were made outside of this process.
@@ -494,3 +490,12 @@ class SlaveSide:
             return
         self.log_receiver.report_synced()
         self.sync_if_due()
+
+
+def _check_still_master(in_sync: InSyncReplicas) -> None:
+    """Raise StoreUncertainError if this broker is not the master any more."""
+    # This calls immediately, because nothing has to be confirmed: with an error after `depose`.
+    confirmed: list[int | BaseException] = []
+    in_sync.wait(0, confirmed.append)
+    if isinstance(confirmed[0], BaseException):
+        raise confirmed[0]

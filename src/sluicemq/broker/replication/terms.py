@@ -46,10 +46,7 @@ def decode_terms(file_text: str) -> tuple[LogTerm, ...]:
     if numbers and start positions do not both increase from line to line.
     """
     count, crc, *lines = file_text.split("\n")
-    terms = []
-    for line in filter(None, lines):
-        number, start = line.split("-")
-        terms.append(LogTerm(int(number), int(start)))
+    terms = [_parse_term(line) for line in lines if line]
     if int(count) != len(terms):
         raise ValueError(f"the first line says {count} terms, but the file has {len(terms)}")
 
@@ -62,6 +59,12 @@ def decode_terms(file_text: str) -> tuple[LogTerm, ...]:
         if next_term.number <= term.number or next_term.start <= term.start:
             raise ValueError("the numbers and start positions of the terms do not increase")
     return tuple(terms)
+
+
+def _parse_term(line: str) -> LogTerm:
+    """Return the term in a line of the file. Raises ValueError if the line is not a term."""
+    number, start = line.split("-")
+    return LogTerm(int(number), int(start))
 
 
 class LogTerms:

@@ -264,18 +264,7 @@ class DelayLevels:
         """
         if self.document.verdict is FileVerdict.SEALED:
             return
-        first_offset, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
-        offset = level.next_offset
-        while offset > first_offset:
-            # The unit, the 20-byte entry of the consume queue, of the message before `offset`.
-            unit = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
-            if not len(unit):
-                break
-            due_ms = self._find_due_ms(level, *UNIT.unpack_from(unit))
-            if due_ms <= log_end_ms:
-                break
-            offset -= 1
+        offset = self._find_first_due_after_log_end(level)
         if offset < level.next_offset:
             log.warning(
                 "%s says that the messages from %d on of delay level %d are delivered, but the log"
@@ -289,6 +278,25 @@ class DelayLevels:
             level.saved_offset = offset
             self.document.changed = True
             self._update_due_ms(level)
+
+    def _find_first_due_after_log_end(self, level: DelayLevel) -> int:
+        """Return the offset of the first message before `next_offset` that was due after the log.
+
+        That is, after the last record of the log was stored. Return `next_offset` if there is none.
+        """
+        first_offset, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        offset = level.next_offset
+        while offset > first_offset:
+            # The unit, the 20-byte entry of the consume queue, of the message before `offset`.
+            unit = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            if not len(unit):
+                break
+            due_ms = self._find_due_ms(level, *UNIT.unpack_from(unit))
+            if due_ms <= log_end_ms:
+                break
+            offset -= 1
+        return offset
 
     def _raise_clock(self, level: DelayLevel) -> None:
         """Set the steady clock to the store time of the level's newest message, if it is behind.

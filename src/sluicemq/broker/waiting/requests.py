@@ -155,10 +155,19 @@ class DelayHandlers:
         if recall_handle is not None:
             return self._store_recall_marker(recall_handle, command, peer)
 
-        level_handle = _parse_level_handle(header.handle)
+        unique_id = self._cancel_level_message(header.handle)
+        fields = encode_header(SendMessageResponse(message_id=unique_id))
+        return Announced(Command(ResponseCode.SUCCESS, fields))
+
+    def _cancel_level_message(self, handle: str) -> str:
+        """Cancel the message of a delay level that a handle names, and return its message id.
+
+        Raises RequestError and OSError as `cancel` does.
+        """
+        level_handle = _parse_level_handle(handle)
         if level_handle is None:
             raise _illegal(
-                f"{header.handle!r} is not a valid handle. Use one that `sluice delay list` shows."
+                f"{handle!r} is not a valid handle. Use one that `sluice delay list` shows."
             )
         queue_id, offset, unique_id = level_handle
         waiting = self.delayed.levels.find_waiting(queue_id, offset)
@@ -169,8 +178,7 @@ class DelayHandlers:
         if waiting.record is None or waiting.record.get_text(UNIQ_KEY) != unique_id:
             raise _illegal("The handle is for another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
-        fields = encode_header(SendMessageResponse(message_id=unique_id))
-        return Announced(Command(ResponseCode.SUCCESS, fields))
+        return unique_id
 
     # --- lists
 
