@@ -695,22 +695,20 @@ def _lint_permissions(
     First the entries that repeat the default of the account, then those whose topic or group does
     not exist. None as `topics` or `groups` skips the second check for them.
     """
-    missing_names = []
     for resource, permission in account.permissions.items():
-        name = resource.removeprefix(GROUP_PREFIX)
-        if resource.startswith(GROUP_PREFIX):
-            kind = "group"
-            default = account.group_default
-            existing_names = groups
-        else:
-            kind = "topic"
-            default = account.topic_default
-            existing_names = topics
-        entry = f"{kind} {name} of {account.access_key}"
-
+        is_group = resource.startswith(GROUP_PREFIX)
+        default = account.group_default if is_group else account.topic_default
         if permission == default and not account.is_admin:
-            yield f"{entry} repeats the default", "Remove it."
-        if existing_names is not None and name not in existing_names:
-            finding = f"{entry} does not exist", "Correct the name, or create it."
-            missing_names.append(finding)
-    yield from missing_names
+            yield f"{_describe_entry(account, resource)} repeats the default", "Remove it."
+
+    for resource in account.permissions:
+        existing_names = groups if resource.startswith(GROUP_PREFIX) else topics
+        if existing_names is not None and resource.removeprefix(GROUP_PREFIX) not in existing_names:
+            fact = f"{_describe_entry(account, resource)} does not exist"
+            yield fact, "Correct the name, or create it."
+
+
+def _describe_entry(account: Account, resource: str) -> str:
+    """Return the name of an entry of topicPerms or groupPerms, for a finding about it."""
+    kind = "group" if resource.startswith(GROUP_PREFIX) else "topic"
+    return f"{kind} {resource.removeprefix(GROUP_PREFIX)} of {account.access_key}"

@@ -450,15 +450,18 @@ class RouteTable:
         read-only. The topics of SYNC_MEMBER_TOPIC_PREFIX get no acting master.
         """
         queues_by_broker = self._topics.get(topic, {})
-        names = sorted(name for name in queues_by_broker if name in self._brokers)
-        if not names:
-            return None
-
-        brokers = [self._brokers[name] for name in names]
-        queues = [queues_by_broker[name] for name in names]
-        if acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX):
-            brokers = list(map(_with_acting_master, brokers, queues))
-        return TopicRoute(tuple(brokers), tuple(queues))
+        may_act = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
+        brokers = []
+        queues = []
+        for name in sorted(queues_by_broker):
+            broker = self._brokers.get(name)
+            if broker is None:
+                continue
+            if may_act:
+                broker = _with_acting_master(broker, queues_by_broker[name])
+            brokers.append(broker)
+            queues.append(queues_by_broker[name])
+        return TopicRoute(tuple(brokers), tuple(queues)) if brokers else None
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics."""

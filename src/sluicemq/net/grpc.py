@@ -189,23 +189,9 @@ class Call(Stream):
         buffer += data
         self.connection.buffered_bytes += len(data)
         while len(buffer) >= _PREFIX.size and not self.is_response_complete:
-            is_compressed, size = _PREFIX.unpack_from(buffer)
-            end = _PREFIX.size + size
-            if is_compressed:
-                self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not supported.")
+            message = self._take_message(buffer)
+            if message is None:
                 break
-            if size > MESSAGE_BYTES_MAX:
-                self.end(
-                    StatusCode.RESOURCE_EXHAUSTED,
-                    f"A message of {size} bytes is above the limit of {MESSAGE_BYTES_MAX}.",
-                )
-                break
-            if end > len(buffer):
-                return  # the message is not whole
-
-            message = bytes(memoryview(buffer)[_PREFIX.size : end])
-            del buffer[:end]
-            self.connection.buffered_bytes -= end
             self._handle_message(message)
             has_more = len(buffer) >= _PREFIX.size and not self.is_response_complete
             if has_more and self.connection.has_to_pause():
@@ -214,6 +200,29 @@ class Call(Stream):
                 return
         if not buffer or self.is_response_complete:
             self._drop_buffer()
+
+    def _take_message(self, buffer: bytearray) -> bytes | None:
+        """Remove the first message from the buffer, and return it; None if it is not whole.
+
+        Also return None, and end the call, if the message is compressed or too large.
+        """
+        is_compressed, size = _PREFIX.unpack_from(buffer)
+        end = _PREFIX.size + size
+        if is_compressed:
+            self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not supported.")
+            return None
+        if size > MESSAGE_BYTES_MAX:
+            self.end(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"A message of {size} bytes is above the limit of {MESSAGE_BYTES_MAX}.",
+            )
+            return None
+        if end > len(buffer):
+            return None
+        message = bytes(memoryview(buffer)[_PREFIX.size : end])
+        del buffer[:end]
+        self.connection.buffered_bytes -= end
+        return message
 
     def _handle_message(self, message: bytes) -> None:
         """Call the method with a message. Its result or exception ends the call, unless None."""

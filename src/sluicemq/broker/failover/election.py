@@ -358,6 +358,11 @@ def count_ahead(members: Iterable[Member], me: Member) -> int:
 # --------------------------------------------------------------------------------- the next record
 
 
+def _term_and_version(state: State | None) -> tuple[int, int]:
+    """Return the term and the version of the present record; 0 and 0 if there is none."""
+    return (0, 0) if state is None else (state.term, state.version)
+
+
 def state_after_election(
     state: State | None, master: Member, candidates: Iterable[Member]
 ) -> State:
@@ -369,7 +374,7 @@ def state_after_election(
     master. Other replicas rejoin the set when they have caught up.
     """
     in_sync = {member.id: member.incarnation for member in (master, *candidates)}
-    present_term, version = (state.term, state.version) if state else (0, 0)
+    present_term, version = _term_and_version(state)
     term = 1 + max(present_term, master.log_term)
     return _new_state(master, term, in_sync, version)
 
@@ -396,7 +401,7 @@ def state_after_unclean_election(view: View, member_id: int) -> State:
     Raises KeyError if the view has no such member.
     """
     master = view.members[member_id]
-    present_term, version = (view.state.term, view.state.version) if view.state else (0, 0)
+    present_term, version = _term_and_version(view.state)
     log_terms = [member.log_term for member in view.members.values()]
     term = 1 + max(present_term, *log_terms)
     in_sync = {master.id: master.incarnation}

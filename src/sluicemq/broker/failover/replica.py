@@ -611,13 +611,11 @@ class Replica:
             return
 
         connected_ids = {link.replica_id for link in gate.slaves}
-        published = {
-            member_id: member.incarnation for member_id, member in self.view.members.items()
-        }
         live_ids = set()
         for member_id, incarnation in self._term.in_sync.items():
-            is_connected = member_id == self._id or member_id in connected_ids
-            if is_connected or published.get(member_id) == incarnation:
+            record = self.view.members.get(member_id)
+            is_published = record is not None and record.incarnation == incarnation
+            if is_published or member_id in connected_ids or member_id == self._id:
                 live_ids.add(member_id)
         if live_ids != self._term.in_sync.keys():
             self.propose(frozenset(live_ids))

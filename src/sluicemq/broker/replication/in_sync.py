@@ -376,14 +376,12 @@ class InSyncReplicas:
         incarnation = self.term.in_sync.get(member)
         if report is None or (incarnation is not None and report.incarnation != incarnation):
             return -1
-        return max(
-            (
-                slave.acked_end
-                for link, slave in self.slaves.items()
-                if link.replica_id == member and slave.run_id == report.run_id
-            ),
-            default=-1,
-        )
+        acked_ends = [
+            slave.acked_end
+            for link, slave in self.slaves.items()
+            if link.replica_id == member and slave.run_id == report.run_id
+        ]
+        return max(acked_ends, default=-1)
 
     # -------------------------------------------------------------------------- the in-sync set
 

@@ -352,6 +352,24 @@ class SlaveSide:
         self._mark_path = f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 
+        self.state_receiver = self._make_state_receiver(
+            files, identity, in_executor=in_executor, sign=sign
+        )
+
+    def _make_state_receiver(
+        self,
+        files: Files,
+        identity: ReplicaIdentity,
+        *,
+        in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        sign: Callable[[Any], Any],
+    ) -> StateReceiver:
+        """Return the receiver of the master's state, which reloads the tables that have changed.
+
+        The parameters are those of the constructor.
+        """
+        core = self._core
+
         def reload_changed(names: set[str]) -> None:
             reload_tables(core.topics, core.groups, core.offsets, names)
 
@@ -362,10 +380,10 @@ class SlaveSide:
             on_changed=reload_changed,
             sign=sign,
         )
-        self.state_receiver = StateReceiver(
+        return StateReceiver(
             self.applier,
             identity,
-            log_end=lambda: log_follower.end,
+            log_end=lambda: self._log_follower.end,
             sync=core.store.sync,
             in_executor=in_executor,
             sign=sign,

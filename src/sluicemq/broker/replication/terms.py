@@ -67,6 +67,25 @@ def _parse_term(line: str) -> LogTerm:
     return LogTerm(int(number), int(start))
 
 
+def _load_terms(files: Files, path: str) -> tuple[LogTerm, ...]:
+    """Return the terms in the file at `path`, or in its backup if it does not exist; else ().
+
+    Raises StoreDamagedError if the file is invalid, and OSError.
+    """
+    read_path = path if files.exists(path) else path + ".bak"
+    file_text = read_text(files, read_path)
+    if file_text is None:
+        return ()
+    try:
+        return decode_terms(file_text)
+    except ValueError as error:
+        raise StoreDamagedError(
+            f"{path} cannot be read: {error}.",
+            fix="Restore a good copy of the file, or empty the store of this replica, so that "
+            "it copies everything from its master.",
+        ) from error
+
+
 class LogTerms:
     """The terms of one commit log, in memory and on disk.
 
@@ -82,16 +101,7 @@ class LogTerms:
         """
         self._files = files
         self._path = path
-        read_path = path if files.exists(path) else path + ".bak"
-        file_text = read_text(files, read_path)
-        try:
-            self.entries = () if file_text is None else decode_terms(file_text)
-        except ValueError as error:
-            raise StoreDamagedError(
-                f"{path} cannot be read: {error}.",
-                fix="Restore a good copy of the file, or empty the store of this replica, so that "
-                "it copies everything from its master.",
-            ) from error
+        self.entries = _load_terms(files, path)
         self._store(tuple(term for term in self.entries if term.start <= log_end))
 
     @property

@@ -136,12 +136,13 @@ class DelayedDelivery:
         self._timer_s = 0.0
         """The monotonic time of the next call of `run_slice` by the timer."""
 
-        def handle_level_messages(queue_id: int) -> None:
-            self.levels.note_new_messages(queue_id)
-            self.schedule_run()
-
-        group_commit.topic_listeners[SCHEDULE_TOPIC] = handle_level_messages
+        group_commit.topic_listeners[SCHEDULE_TOPIC] = self._on_level_messages
         group_commit.topic_listeners[TIMER_TOPIC] = lambda queue_id: self._worker.schedule()
+
+    def _on_level_messages(self, queue_id: int) -> None:
+        """Schedule the delivery of new messages of a delay level, which are visible now."""
+        self.levels.note_new_messages(queue_id)
+        self.schedule_run()
 
     def load(self) -> None:
         """Load the saved clock, the delay levels, the timer metrics and the timers. Blocking.
