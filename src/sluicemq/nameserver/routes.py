@@ -164,18 +164,20 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- brokers
 
-    def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
+    def register(self, registration: Registration, now_ms: int) -> RegisterBrokerResponse:
         """Apply a registration at once; see `register_in_slices`."""
-        return run_all_slices(self.register_in_slices(new, now_ms))
+        return run_all_slices(self.register_in_slices(registration, now_ms))
 
-    def register_in_slices(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
+    def register_in_slices(
+        self, registration: Registration, now_ms: int
+    ) -> Slices[RegisterBrokerResponse]:
         """Apply a registration in steps, and return the answer to the broker.
 
         `now_ms` is the time at which the registration is renewed. The first step records the
-        replica, so that routes contain it. The following steps apply the topics in `new.topics`,
-        and empty this dict. Only the topics of a master, or of the slave with the smallest id of a
-        broker without a master, are applied. At the end, `on_smallest_changed` is called if the
-        replica has a smaller id than all others had before.
+        replica, so that routes contain it. The following steps apply the topics of the
+        registration, and empty its dict of topics. Only the topics of a master, or of the slave
+        with the smallest id of a broker without a master, are applied. At the end,
+        `on_smallest_changed` is called if the replica has a smaller id than all others had before.
 
         A registration is dropped if another address has the same id and has registered a later
         state version. The answer names the master and its HA address if a slave registers and the
@@ -184,85 +186,88 @@ class RouteTable:
         Raises ProtocolError, before anything is changed, if there would be too many brokers or
         topics.
         """
-        self._check_room(new)
-        known = self._brokers.get(new.broker)
-        addresses = _addresses_beside(new, known)
+        self._check_room(registration)
+        known = self._brokers.get(registration.broker)
+        addresses = _addresses_beside(registration, known)
         # The address that has had this id until now: that of an earlier registration, or of
         # another process that uses the same id.
-        holder = addresses.get(new.broker_id)
-        is_late = self._is_late(new, holder)
+        holder = addresses.get(registration.broker_id)
+        is_late = self._is_late(registration, holder)
         if not is_late:
-            addresses[new.broker_id] = new.address
-        self._put_broker(new, known, addresses)
+            addresses[registration.broker_id] = registration.address
+        self._put_broker(registration, known, addresses)
         if is_late:
-            self._drop_live(new.cluster, new.address)
+            self._drop_live(registration.cluster, registration.address)
             return RegisterBrokerResponse()
 
         is_prime_slave = (
-            new.acting_master_enable is not None
-            and new.broker_id != MASTER_ID
-            and new.broker_id == min(addresses)
+            registration.acting_master_enable is not None
+            and registration.broker_id != MASTER_ID
+            and registration.broker_id == min(addresses)
         )
-        if new.broker_id == MASTER_ID and holder is None:
+        if registration.broker_id == MASTER_ID and holder is None:
             # The master has been absent, so the operator's wipe has ended (module docstring).
-            self._write_wiped.discard(new.broker)
-        is_changed = holder is None or self.version_of(new.cluster, new.address) != new.version
-        self._put_live(new, now_ms)
-        if new.broker_id == MASTER_ID or is_prime_slave:
+            self._write_wiped.discard(registration.broker)
+        registered_version = self.version_of(registration.cluster, registration.address)
+        is_changed = holder is None or registered_version != registration.version
+        self._put_live(registration, now_ms)
+        if registration.broker_id == MASTER_ID or is_prime_slave:
             yield from self._apply_topics_in_turn(
-                new, is_changed=is_changed, is_read_only=is_prime_slave
+                registration, is_changed=is_changed, is_read_only=is_prime_slave
             )
 
-        if known is not None and known.addresses and new.broker_id < min(known.addresses):
-            self._report_smaller_id(new, addresses)
-        return self._make_answer(new, addresses)
+        if known is not None and known.addresses and registration.broker_id < min(known.addresses):
+            self._report_smaller_id(registration, addresses)
+        return self._make_answer(registration, addresses)
 
-    def _is_late(self, new: Registration, holder: str | None) -> bool:
+    def _is_late(self, registration: Registration, holder: str | None) -> bool:
         """Return whether a registration comes from an old process and must be dropped.
 
         `holder` is the address that has its id now; None if the id is free. The registration is
         late if that is another address, which has registered a later state version.
         """
-        if holder == new.address:
+        if holder == registration.address:
             return False
-        held, _ = self._live.get((new.cluster, holder or ""), (new, 0))
-        return held.version.state_version > new.version.state_version
+        held, _ = self._live.get((registration.cluster, holder or ""), (registration, 0))
+        return held.version.state_version > registration.version.state_version
 
     def _put_broker(
-        self, new: Registration, known: BrokerData | None, addresses: dict[int, str]
+        self, registration: Registration, known: BrokerData | None, addresses: dict[int, str]
     ) -> None:
         """Record the broker of a registration, with these addresses by id, in its cluster.
 
         `known` is what was known about the broker before; None if it is new.
         """
-        self._clusters.setdefault(new.cluster, set()).add(new.broker)
-        self._clusters_of.setdefault(new.broker, set()).add(new.cluster)
-        self._brokers[new.broker] = BrokerData(
-            new.broker,
-            known.cluster if known else new.cluster,
+        self._clusters.setdefault(registration.cluster, set()).add(registration.broker)
+        self._clusters_of.setdefault(registration.broker, set()).add(registration.cluster)
+        self._brokers[registration.broker] = BrokerData(
+            registration.broker,
+            known.cluster if known else registration.cluster,
             dict(sorted(addresses.items())),
-            bool(new.acting_master_enable),
-            new.zone,
+            bool(registration.acting_master_enable),
+            registration.zone,
         )
 
-    def _report_smaller_id(self, new: Registration, addresses: dict[int, str]) -> None:
+    def _report_smaller_id(self, registration: Registration, addresses: dict[int, str]) -> None:
         """Call `on_smallest_changed` for a registration with the smallest id of its broker."""
-        others = tuple(address for address in addresses.values() if address != new.address)
+        others = tuple(address for address in addresses.values() if address != registration.address)
         self.on_smallest_changed(
             SmallestIdChange(
-                broker_id=new.broker_id,
-                address=new.address,
-                ha_address=new.ha_address,
+                broker_id=registration.broker_id,
+                address=registration.address,
+                ha_address=registration.ha_address,
                 offline_address=None,
-                notified_addresses=others or (new.address,),
+                notified_addresses=others or (registration.address,),
             )
         )
 
-    def _make_answer(self, new: Registration, addresses: dict[int, str]) -> RegisterBrokerResponse:
+    def _make_answer(
+        self, registration: Registration, addresses: dict[int, str]
+    ) -> RegisterBrokerResponse:
         """Return the answer to a registration, which tells a slave the addresses of its master."""
         master_address = addresses.get(MASTER_ID, "")
-        master, _ = self._live.get((new.cluster, master_address), (None, 0))
-        if new.broker_id == MASTER_ID or master is None:
+        master, _ = self._live.get((registration.cluster, master_address), (None, 0))
+        if registration.broker_id == MASTER_ID or master is None:
             return RegisterBrokerResponse()
         return RegisterBrokerResponse(ha_address=master.ha_address, master_address=master_address)
 
@@ -508,31 +513,33 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- inside
 
-    def _check_room(self, new: Registration) -> None:
+    def _check_room(self, registration: Registration) -> None:
         """Raise ProtocolError if a registration would exceed the limit of addresses or topics.
 
         An address that is registered already may register again. The topics of the broker's
         earlier registration do not count, because the new ones replace them.
         """
-        if (new.cluster, new.address) not in self._live and len(self._live) >= BROKERS_MAX:
+        is_known = (registration.cluster, registration.address) in self._live
+        if not is_known and len(self._live) >= BROKERS_MAX:
             raise ProtocolError(f"Too many brokers are registered (limit {BROKERS_MAX}).")
-        other_count = self.entry_count - len(self._served.get(new.broker, ()))
-        if other_count + len(new.topics) > self._entries_max:
+        other_count = self.entry_count - len(self._served.get(registration.broker, ()))
+        new_count = len(registration.topics)
+        if other_count + new_count > self._entries_max:
             raise ProtocolError(
-                f"The other brokers have {other_count} topics and this one has {len(new.topics)}; "
+                f"The other brokers have {other_count} topics and this one has {new_count}; "
                 f"the limit for all together is {self._entries_max}.",
                 fix="Increase sluiceRegisteredTopicsMax of the name server.",
             )
 
-    def _put_live(self, new: Registration, now_ms: int) -> None:
+    def _put_live(self, registration: Registration, now_ms: int) -> None:
         """Record a registration as the latest of its address, renewed at the time `now_ms`.
 
         Its connection is recorded too. Its topics are not stored here.
         """
-        self._drop_live(new.cluster, new.address)
-        key = (new.cluster, new.address)
-        self._live[key] = replace(new, topics={}), now_ms
-        self._connections.setdefault(new.connection, {})[key] = None
+        self._drop_live(registration.cluster, registration.address)
+        key = (registration.cluster, registration.address)
+        self._live[key] = replace(registration, topics={}), now_ms
+        self._connections.setdefault(registration.connection, {})[key] = None
 
     def _drop_live(self, cluster: str, address: str) -> None:
         """Remove the latest registration of an address, also from its connection.
@@ -550,32 +557,34 @@ class RouteTable:
             del self._connections[registration.connection]
 
     def _apply_topics_in_turn(
-        self, new: Registration, *, is_changed: bool, is_read_only: bool
+        self, registration: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
         """Apply the topics of a registration in steps, in the order of registrations.
 
         If an earlier registration of the broker is not finished, its remaining steps are done
         first. The parameters and effects are those of `_apply_topics`.
         """
-        earlier_steps = self._unfinished.get(new.broker)
+        earlier_steps = self._unfinished.get(registration.broker)
 
         def all_steps() -> Slices[None]:
             if earlier_steps is not None:
                 yield from earlier_steps
-            yield from self._apply_topics(new, is_changed=is_changed, is_read_only=is_read_only)
+            yield from self._apply_topics(
+                registration, is_changed=is_changed, is_read_only=is_read_only
+            )
 
-        self._unfinished[new.broker] = steps = all_steps()
+        self._unfinished[registration.broker] = steps = all_steps()
         try:
             yield from steps
         finally:
             # A later registration may have taken the place of this one.
-            if self._unfinished.get(new.broker) is steps:
-                del self._unfinished[new.broker]
+            if self._unfinished.get(registration.broker) is steps:
+                del self._unfinished[registration.broker]
 
     def _apply_topics(
-        self, new: Registration, *, is_changed: bool, is_read_only: bool
+        self, registration: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
-        """Apply the topics of a registration in steps, and remove them from `new.topics`.
+        """Apply the topics of a registration in steps, and remove them from `registration.topics`.
 
         If the registration is complete, the broker's other topics are removed first.
         `is_changed` False means that the broker has registered these topics before, so only topics
@@ -583,18 +592,20 @@ class RouteTable:
         missing master, so the topics get no write permission. Stops if the broker is removed
         between two steps.
         """
-        is_write_removed = is_read_only and bool(new.acting_master_enable)
-        if new.is_complete:
-            yield from self._drop_other_topics(new)
+        is_write_removed = is_read_only and bool(registration.acting_master_enable)
+        if registration.is_complete:
+            yield from self._drop_other_topics(registration)
 
-        topics = new.topics
+        topics = registration.topics
         while topics:
             topic, config = topics.popitem()
-            is_known = new.broker in self._topics.get(topic, {})
+            is_known = registration.broker in self._topics.get(topic, {})
             if is_changed or not is_known:
-                mask = ~PERM_WRITE if is_write_removed else self._permission_mask(new.broker)
+                mask = (
+                    ~PERM_WRITE if is_write_removed else self._permission_mask(registration.broker)
+                )
                 queue = QueueData(
-                    new.broker,
+                    registration.broker,
                     config.read_queues,
                     config.write_queues,
                     config.perm & mask,
@@ -603,15 +614,15 @@ class RouteTable:
                 self._put_queues(topic, queue)
             if topics and len(topics) % SLICE_TOPICS == 0:
                 yield
-                if new.broker not in self._brokers:
+                if registration.broker not in self._brokers:
                     return
 
-    def _drop_other_topics(self, new: Registration) -> Slices[None]:
+    def _drop_other_topics(self, registration: Registration) -> Slices[None]:
         """Remove the topics of a registration's broker that it does not contain, in steps."""
-        served_topics = list(self._served.get(new.broker, ()))
+        served_topics = list(self._served.get(registration.broker, ()))
         for count, topic in enumerate(served_topics, 1):
-            if topic not in new.topics:
-                self._drop_queues(topic, new.broker)
+            if topic not in registration.topics:
+                self._drop_queues(topic, registration.broker)
             if count % SLICE_TOPICS == 0:
                 yield
 
@@ -674,7 +685,7 @@ def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
     return replace(route, brokers=tuple(kept_brokers), queues=tuple(kept_queues))
 
 
-def _addresses_beside(new: Registration, known: BrokerData | None) -> dict[int, str]:
+def _addresses_beside(registration: Registration, known: BrokerData | None) -> dict[int, str]:
     """Return the known addresses of a registration's broker by id, without an old id of its own.
 
     A slave that became master (or the other way) keeps its address under one id only. `known` is
@@ -685,7 +696,7 @@ def _addresses_beside(new: Registration, known: BrokerData | None) -> dict[int, 
     return {
         broker_id: address
         for broker_id, address in known.addresses.items()
-        if address != new.address or broker_id == new.broker_id
+        if address != registration.address or broker_id == registration.broker_id
     }
 
 
