@@ -516,6 +516,7 @@ class UndecodableBodyError(ClientError):
         reason: str,
         fix: str,
     ) -> None:
+        """Create the error of one message. `reason` says why its body cannot be decoded."""
         super().__init__(
             f"The body of message {message_id} cannot be decoded (topic {topic!r}, "
             f"queue {queue_id} of {broker or '-'}, offset {queue_offset}): {reason}.",

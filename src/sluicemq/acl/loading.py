@@ -329,6 +329,7 @@ class _RuleReader:
     """
 
     def __init__(self, name: str, warnings: list[str], *, is_compatible: bool) -> None:
+        """Create a reader for the file `name`, which adds its warnings to `warnings`."""
         self._name = name
         self._warnings = warnings
         self._is_compatible = is_compatible
@@ -584,7 +585,7 @@ class RuleSource:
                 f"{self.directory} holds {len(paths)} files, the limit is {DIRECTORY_FILES_MAX}.",
                 fix="Merge some of them.",
             )
-        return RuleFiles(tuple((path, self._read(path)) for path in paths))
+        return RuleFiles(tuple((path, self._read_content(path)) for path in paths))
 
     def load(self, rule_files: RuleFiles) -> LoadedRules:
         """Return the rules of the files, with a warning for each file that other users can read.
@@ -615,7 +616,8 @@ class RuleSource:
                 paths += self._find_paths_below(path, depth + 1)
         return paths
 
-    def _read(self, path: str) -> bytes:
+    def _read_content(self, path: str) -> bytes:
+        """Return the content of a file. Raises OSError."""
         file = self._files.open(path)
         try:
             return file.pread(file.size(), 0)

@@ -156,10 +156,13 @@ class UniqueIds:
     __slots__ = ("_begin", "_clock", "_month_ms", "_numbers", "_prefix")
 
     def __init__(self, clock: Clock, address: bytes, process_id: int, salt: int) -> None:
+        """Create a generator.
+
+        `address` is the packed IP address of this process, 4 bytes for IPv4. `salt` is any number.
+        """
         self._clock = clock
-        self._prefix = (
-            (address + struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)).hex().upper()
-        )
+        process_part = struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)
+        self._prefix = (address + process_part).hex().upper()
         self._numbers = count(1)
         self._month_ms = range(0)
         self._begin = -1, ""

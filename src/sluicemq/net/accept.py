@@ -122,6 +122,7 @@ class AcceptedConnection(UpgradableConnection):
     )
 
     def __init__(self, server: "Server") -> None:
+        """Create the connection; `connection_made` gives it a transport and a peer."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._scheduler = server.scheduler

@@ -128,6 +128,10 @@ class Call(Stream):
         stream_id: int,
         headers: dict[str, str],
     ) -> None:
+        """Create the call that begins with `headers`; `methods` has its handler.
+
+        `deadlines` are those of the server. The other arguments are those of `Stream`.
+        """
         super().__init__(connection, stream_id, headers)
         self._methods = methods
         self.on_message: Handler
@@ -148,6 +152,7 @@ class Call(Stream):
     # ------------------------------------------------------------------------------ requests
 
     def headers_received(self) -> None:
+        """Find the method of the call, or end the call if it cannot be handled."""
         headers = self.headers
         connection = self.connection
         handler = self._methods.get(headers.get(":path", ""))
@@ -420,13 +425,14 @@ class GrpcServer(Http2Server):
     @property
     def open_calls(self) -> list[Call]:
         """The calls of all connections whose response is not complete."""
-        return [
-            cast(Call, call)
-            for connection in self.connections
-            for call in cast(Http2Connection, connection).streams
-        ]
+        calls: list[Call] = []
+        for connection in self.connections:
+            streams = cast(Http2Connection, connection).streams
+            calls += [cast(Call, stream) for stream in streams]
+        return calls
 
     def _expire_calls(self) -> None:
+        """End the calls whose deadline has passed, and schedule the next call of this method."""
         for call in self._deadlines.pop_expired():
             call.expire()
         loop = asyncio.get_running_loop()

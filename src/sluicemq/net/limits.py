@@ -304,15 +304,20 @@ class LogRateLimit(logging.Filter):
     """
 
     def __init__(self, count_max: int = 50, period_s: float = 60.0) -> None:
+        """Create a filter that lets `count_max` records of each kind pass in each period."""
         super().__init__()
         self._count_max = count_max
         self._period_s = period_s
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+        """By logger and text: when the period began, and the number of records in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        key = (record.name, str(record.msg)[:200])
-        begin_s, count = self._kinds.get(key, (record.created, 0))
-        if not 0 <= record.created - begin_s < self._period_s:
+        """Return whether the record may be logged, and count it."""
+        kind_of_record = (record.name, str(record.msg)[:200])
+        begin_s, count = self._kinds.get(kind_of_record, (record.created, 0))
+        # Below 0 if the wall clock was set back.
+        is_in_period = 0 <= record.created - begin_s < self._period_s
+        if not is_in_period:
             suppressed = count - self._count_max
             if suppressed > 0:
                 record.msg = f"{record.msg} ({suppressed} more like this were suppressed)"
@@ -320,7 +325,7 @@ class LogRateLimit(logging.Filter):
             count = 0
         if count == 0 and len(self._kinds) >= LOG_KINDS_MAX:
             self._kinds.clear()
-        self._kinds[key] = (begin_s, count + 1)
+        self._kinds[kind_of_record] = (begin_s, count + 1)
         return count < self._count_max
 
 

@@ -98,6 +98,7 @@ def _states_of(files: tuple[str, ...]) -> tuple[FileState, ...]:
 
 
 def _state_of(name: str) -> FileState:
+    """Return a value that differs when a file was written or replaced; None if it is missing."""
     try:
         stat = Path(name).stat()
     except OSError:
@@ -119,6 +120,8 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 @functools.lru_cache(CONTEXTS_MAX)
 def _reloading_client_context(tls: Tls) -> ReloadingContext:
+    """Return the context of clients with these settings, which follows changes of their files."""
+
     def make_context() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -726,6 +729,7 @@ class TlsAcceptor:
             self._loop.call_soon(self._run_steps)
 
     def _run_steps(self) -> None:
+        """Do the next step of some handshakes, and of the others in later iterations."""
         for stream in tuple(self._ready_for_step)[:HANDSHAKES_PER_ITERATION]:
             self._ready_for_step.pop(stream, None)
             stream.step()
@@ -734,6 +738,7 @@ class TlsAcceptor:
             self._loop.call_soon(self._run_steps)
 
     def _check_files(self) -> None:
+        """Load the certificate again if its files have changed, and schedule the next check."""
         if self._reloading is not None:
             self._reloading.reload_if_changed()
         self._file_check_timer = self._loop.call_later(FILE_CHECK_PERIOD_S, self._check_files)

@@ -24,6 +24,7 @@ class RefusingDispatcher(Dispatcher):
         super().__init__({}, frame_bytes_max=1 << 20)
 
     def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
+        """Refuse a request. Raise ProtocolError for a response, since no request was sent."""
         if command.is_response:
             raise ProtocolError("A response was received, but no request was sent.")
         peer.count_refusal()
@@ -48,9 +49,12 @@ class Connection(AcceptedConnection):
     def unfinished_bytes(self) -> int:
         return len(self._frame_buffer)
 
-    # Called for every chunk: if it consists of frames that the compiled engine handles, it is done
-    # here, without the general path.
+    # Called for every chunk: keep it cheap.
     def _handle_data(self, data: bytes) -> None:
+        """Handle a chunk: first the frames that the compiled engine knows, then `_handle_frames`.
+
+        The engine is not used for a refused connection, or while bytes of a frame are kept.
+        """
         run_engine = self._dispatcher.run_engine
         if run_engine is None or self.is_refused or self._counted_bytes or len(self._frame_buffer):
             self._handle_frames(self._frame_buffer.join(data))

@@ -82,6 +82,7 @@ class _AcceptedStream(AcceptedConnection):
             self._protocol.connection_lost()
 
     def _handle_data(self, data: bytes) -> None:
+        """Pass `data` to the stream's protocol, which the first bytes create."""
         try:
             if self._protocol is None:
                 self._protocol = self._accept(self.peer)

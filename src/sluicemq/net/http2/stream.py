@@ -33,6 +33,7 @@ class Stream:
     def __init__(
         self, connection: "Http2Connection", stream_id: int, headers: dict[str, str]
     ) -> None:
+        """Create the stream that a request with `headers` has opened on a connection."""
         self.connection = connection
         self.stream_id = stream_id
         self.headers = headers

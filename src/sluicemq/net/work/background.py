@@ -91,13 +91,14 @@ def offload_to_executor(executor: Executor, *, computes: bool = False) -> Offloa
         if computes:
             stack.enter_context(fast_thread_switching())
 
-        def finished(future: asyncio.Future[Any]) -> None:
+        def report_outcome(future: asyncio.Future[Any]) -> None:
             stack.close()
             if not future.cancelled():
                 error = future.exception()
                 on_done(error if error is not None else future.result())
 
-        asyncio.get_running_loop().run_in_executor(executor, job).add_done_callback(finished)
+        future = asyncio.get_running_loop().run_in_executor(executor, job)
+        future.add_done_callback(report_outcome)
 
     return offload
 
