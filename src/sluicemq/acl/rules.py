@@ -438,7 +438,7 @@ def _find_first_range(parts: list[str], pattern: str) -> tuple[int, int] | None:
 def _expand_gap(parts: list[str], count: int) -> list[str]:
     """Return the parts of the beginning of an IPv6 address with zeros for a `::`.
 
-    There are `count` zeros and parts if there is a `::` and not too many parts.
+    With a `::` the result has `count` parts, unless more of them are written.
     """
     left, gap, right = ":".join(parts).partition("::")
     expanded = left.split(":")

@@ -366,11 +366,10 @@ def identify_call(
     scheme, parameters = _parse_authorization(authorization)
     access_key = parameters.get("Credential", "").partition("/")[0] or None
 
+    signature = parameters.get("Signature", "")
+
     def is_signed(secret_key: str) -> bool:
-        expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
-        signature = parameters.get("Signature", "").lower().encode("utf-8", "replace")
-        is_right = hmac.compare_digest(expected.hexdigest().encode(), signature)
-        return scheme == CALL_SCHEME and is_right
+        return scheme == CALL_SCHEME and _is_date_signed(date_time, signature, secret_key)
 
     verdict = _identify(rules, host, access_key, is_signed)
     # Without an account the address alone has decided, or the call is refused already.
@@ -398,6 +397,13 @@ def _parse_authorization(authorization: str) -> tuple[str, dict[str, str]]:
         name, _, content = parameter.strip().partition("=")
         parameters[name] = content
     return scheme, parameters
+
+
+def _is_date_signed(date_time: str, signature: str, secret_key: str) -> bool:
+    """Return whether `signature` is the HMAC of the date with the secret key, in hexadecimal."""
+    expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
+    sent = signature.lower().encode("utf-8", "replace")
+    return hmac.compare_digest(expected.hexdigest().encode(), sent)
 
 
 def _find_date_problem(date_time: str, now_ms: int, age_s_max: int) -> str:
