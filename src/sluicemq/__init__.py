@@ -166,9 +166,9 @@ def _load_export(name: str) -> Any:
     if name not in __all__:
         raise _error_for_unknown(name)
     module = importlib.import_module(_MODULE_OF_EXPORT.get(name, "sluicemq.errors"))
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    exported = getattr(module, name)
+    globals()[name] = exported
+    return exported
 
 
 def _error_for_unknown(name: str) -> Exception:
@@ -183,15 +183,19 @@ def _error_for_unknown(name: str) -> Exception:
 
     from sluicemq.hints import intended_name  # noqa: PLC0415 - needed for wrong names only
 
-    text = f"module 'sluicemq' has no attribute {name!r}."
+    fact = f"module 'sluicemq' has no attribute {name!r}."
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and find_spec(f"{__name__}.{name}") is not None:
-        return AttributeError(text)
+        return AttributeError(fact)
+
     intended = intended_name(name, __all__, _SYNONYMS)
-    if is_import and intended:
-        text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {intended!r}?"
-        return ImportError(text, name=name)
-    return AttributeError(f"{text} Did you mean {intended!r}?" if intended else text)
+    if not intended:
+        return AttributeError(fact)
+    if is_import:
+        return ImportError(
+            f"cannot import name {name!r} from 'sluicemq'. Did you mean {intended!r}?", name=name
+        )
+    return AttributeError(f"{fact} Did you mean {intended!r}?")
 
 
 if not TYPE_CHECKING:  # With `__getattr__`, type checkers would accept every name.

@@ -85,6 +85,11 @@ class SteadyClock:
             self._peak_ms += -(-behind_ms // STEP_MS) * STEP_MS
 
     def _lead_ms(self, wall_ms: int) -> int:
+        """Return how far this clock is ahead of the wall clock when that shows `wall_ms`.
+
+        The wall clock was set back if it has advanced less than the monotonic clock since their
+        difference was at its peak.
+        """
         difference_ms = wall_ms - round(self._clock.monotonic_s() * 1000)
         self._peak_ms = max(self._peak_ms, difference_ms)
         lead_ms = self._peak_ms - difference_ms + _ROUNDING_MS

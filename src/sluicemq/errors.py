@@ -301,9 +301,15 @@ class RequestError(SluiceError):
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
-        where = f" by {address}" if address else ""
-        end = "." if fix and not remark.endswith((".", "!", "?")) else ""
-        super().__init__(f"answered{where} with code {code}: {remark}{end}", fix=fix)
+        """Create the error of a response with this code and remark.
+
+        `address` is that of the server; "" if the server is this process. `fix` says what the user
+        can do.
+        """
+        server = f" by {address}" if address else ""
+        is_sentence = remark.endswith((".", "!", "?"))
+        full_stop = "." if fix and not is_sentence else ""
+        super().__init__(f"answered{server} with code {code}: {remark}{full_stop}", fix=fix)
         self.code = code
         self.remark = remark
         self.address = address
@@ -510,6 +516,7 @@ class UndecodableBodyError(ClientError):
         reason: str,
         fix: str,
     ) -> None:
+        """Create the error of one message. `reason` says why its body cannot be decoded."""
         super().__init__(
             f"The body of message {message_id} cannot be decoded (topic {topic!r}, "
             f"queue {queue_id} of {broker or '-'}, offset {queue_offset}): {reason}.",

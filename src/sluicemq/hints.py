@@ -99,7 +99,7 @@ _ATTRIBUTE_SYNONYMS: Final[Mapping[str, str]] = {
 """For each method or attribute of SluiceMQ: the words for it in other libraries."""
 
 
-def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar.
 
     The comparison ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal).
@@ -108,23 +108,23 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     import difflib  # noqa: PLC0415 - most programs never mistype a name
 
     # Reversed, so that the first of two known names that differ only in case is returned.
-    known_by_lower_case = {known_name.lower(): known_name for known_name in reversed(list(known))}
-    matches = difflib.get_close_matches(name.lower(), known_by_lower_case, n=1, cutoff=cutoff)
-    return known_by_lower_case[matches[0]] if matches else None
+    names_by_lower_case = {known.lower(): known for known in reversed(list(known_names))}
+    matches = difflib.get_close_matches(name.lower(), names_by_lower_case, n=1, cutoff=cutoff)
+    return names_by_lower_case[matches[0]] if matches else None
 
 
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return "Did you mean 'topic'?" with the known name that is nearest, or "" if none is near."""
-    suggestion = nearest_name(name, known, cutoff=cutoff)
+    suggestion = nearest_name(name, known_names, cutoff=cutoff)
     return "" if suggestion is None else f"Did you mean {suggestion!r}?"
 
 
-def suggest(name: str, known: Iterable[str], *, shown_max: int = 20) -> str:
+def suggest(name: str, known_names: Iterable[str], *, shown_max: int = 20) -> str:
     """Return "Did you mean …?" if a known name is near, else a sentence that lists known names.
 
     The list has at most `shown_max` names: "There are: a, b and 7 more." or "There are: none."
     """
-    known_names = list(known)
+    known_names = list(known_names)
     hint = did_you_mean(name, known_names)
     if hint:
         return hint
@@ -136,14 +136,14 @@ def suggest(name: str, known: Iterable[str], *, shown_max: int = 20) -> str:
 
 
 def intended_name(
-    name: str, known: Iterable[str], synonyms: Mapping[str, str] = _OPTION_SYNONYMS
+    name: str, known_names: Iterable[str], synonyms: Mapping[str, str] = _OPTION_SYNONYMS
 ) -> str | None:
     """Return the known name that `name` probably means, or None.
 
     `synonyms` maps a known name to the words that other libraries use for it, separated by spaces.
     A synonym is preferred to a name that is only spelt similarly.
     """
-    known_names = list(known)
+    known_names = list(known_names)
     for known_name in known_names:
         if name in synonyms.get(known_name, "").split():
             return known_name
@@ -185,8 +185,12 @@ def unexpected_keyword_text(
         form_hint = "" if form is None else f" ({form})"
         return f"{fact} Did you mean {intended_option!r}{form_hint}?"
 
-    keyword_only = [option for option, is_keyword_only in options.items() if is_keyword_only]
-    return f"{fact} It takes {', '.join(keyword_only)}."
+    return f"{fact} It takes {', '.join(_keyword_only_names(options))}."
+
+
+def _keyword_only_names(options: Mapping[str, bool]) -> list[str]:
+    """Return the keyword-only names in a result of `keyword_options`."""
+    return [option for option, is_keyword_only in options.items() if is_keyword_only]
 
 
 def improve_type_error(
@@ -209,12 +213,13 @@ def improve_type_error(
             return
 
     # "send() takes 3 positional arguments but 4 were given": name the keyword-only options.
-    keyword_only = [f"{option}=" for option, is_keyword_only in options.items() if is_keyword_only]
     has_too_many_positional = re.search("(was|were) given$", str(error)) is not None
+    keyword_only = _keyword_only_names(options)
     if has_too_many_positional and keyword_only:
         fact = str(error).partition("()")[2]  # without the function's name as Python shows it
+        shown_options = ", ".join(f"{option}=" for option in keyword_only)
         error.args = (
-            f"{_shown_name(function)}{fact}. Options are given by name: {', '.join(keyword_only)}.",
+            f"{_shown_name(function)}{fact}. Options are given by name: {shown_options}.",
         )
 
 
@@ -254,54 +259,58 @@ def with_call_hints(function: Callable[P, T]) -> Callable[P, T]:
 class _ForeignAttribute:
     """A descriptor that raises AttributeError with the name of the attribute that was meant."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, error_text: str) -> None:
+        """Create the descriptor; `error_text` is the text of the AttributeError."""
+        self._error_text = error_text
 
     def __get__(self, instance: object, owner: type) -> Any:
-        raise AttributeError(self._text)
+        raise AttributeError(self._error_text)
 
 
-def with_hints(kind: C) -> C:
+def with_hints(cls: C) -> C:
     """Decorate a class: give hints at its public methods, and at the verbs of other libraries.
 
     A method that another function already wraps (`functools.wraps`) improves its errors itself, so
     it only gets its own name here, under which errors show it.
     """
-    for name, function in list(vars(kind).items()):
+    for name, function in list(vars(cls).items()):
         is_private = name.startswith("_") and name != "__init__"
         if is_private or not inspect.isfunction(function):
             continue
         if hasattr(function, "__wrapped__"):
             function.__name__ = name
-            function.__qualname__ = f"{kind.__qualname__}.{name}"
+            function.__qualname__ = f"{cls.__qualname__}.{name}"
             continue
         has_optional_parameters = function.__defaults__ or function.__kwdefaults__
         passes_options_on = get_args(_keywords_annotation(function))
         if has_optional_parameters or passes_options_on:
-            setattr(kind, name, with_call_hints(function))
-    _add_foreign_attributes(kind)
-    return kind
+            setattr(cls, name, with_call_hints(function))
+    _add_foreign_attributes(cls)
+    return cls
 
 
-def _add_foreign_attributes(kind: type) -> None:
+def _add_foreign_attributes(cls: type) -> None:
     """Add an attribute that raises AttributeError for each foreign verb that the class lacks."""
     foreign_verbs = set()
     for own_name, synonyms in _ATTRIBUTE_SYNONYMS.items():
-        if not hasattr(kind, own_name):
+        if not hasattr(cls, own_name):
             continue
         for verb in synonyms.split():
             # `hasattr` is False for a verb that was added before, because it raises AttributeError.
-            if not hasattr(kind, verb) and verb not in foreign_verbs:
-                text = f"{kind.__name__!r} has no attribute {verb!r}. Did you mean {own_name!r}?"
-                setattr(kind, verb, _ForeignAttribute(text))
+            if not hasattr(cls, verb) and verb not in foreign_verbs:
+                fact = f"{cls.__name__!r} has no attribute {verb!r}."
+                error_text = f"{fact} Did you mean {own_name!r}?"
+                setattr(cls, verb, _ForeignAttribute(error_text))
                 foreign_verbs.add(verb)
-    if not foreign_verbs:
-        return
+    if foreign_verbs:
+        _hide_from_dir(cls, foreign_verbs)
 
-    # Hide the verbs from `dir`.
-    list_names: Any = kind.__dir__
+
+def _hide_from_dir(cls: type, hidden_names: set[str]) -> None:
+    """Let `dir` of the instances of a class not list some of its attributes."""
+    list_names: Any = cls.__dir__
 
     def list_own_names(self: object) -> list[str]:
-        return [name for name in list_names(self) if name not in foreign_verbs]
+        return [name for name in list_names(self) if name not in hidden_names]
 
-    setattr(kind, "__dir__", list_own_names)  # noqa: B010 - mypy refuses to assign a method
+    setattr(cls, "__dir__", list_own_names)  # noqa: B010 - mypy refuses to assign a method

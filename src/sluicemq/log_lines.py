@@ -28,11 +28,12 @@ def escape(text: str) -> str:
 
     A line break becomes `\n`, an escape character `\x1b`.
     """
-    return _UNSAFE.sub(_escaped, text)
+    return _UNSAFE.sub(_escape_match, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _escape_match(match: re.Match[str]) -> str:
+    """Return the backslash sequence for an unsafe character."""
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 class TextLines(logging.Formatter):
@@ -51,15 +52,16 @@ class TextLines(logging.Formatter):
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - logging's name
         """Return the lines of a traceback, escaped and indented."""
-        return _indented(super().formatException(ei))  # type: ignore[arg-type]
+        return _escape_and_indent(super().formatException(ei))  # type: ignore[arg-type]
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
         """Return the lines of a stack, escaped and indented."""
-        return _indented(super().formatStack(stack_info))
+        return _escape_and_indent(super().formatStack(stack_info))
 
 
-def _indented(text: str) -> str:
-    return _BREAK.join(f"  {escape(line)}" for line in text.split(_BREAK))
+def _escape_and_indent(lines: str) -> str:
+    """Return several lines of text, each escaped and indented."""
+    return _BREAK.join(f"  {escape(line)}" for line in lines.split(_BREAK))
 
 
 class JsonLines(logging.Formatter):
@@ -79,10 +81,16 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
-        whole = {key: text.encode("utf-8", "backslashreplace") for key, text in fields.items()}
-        line = orjson.dumps({key: text.decode() for key, text in whole.items()}).decode()
-        return _UNSAFE.sub(_escaped_for_json, line)
+        safe_fields = {key: _escape_surrogates(content) for key, content in fields.items()}
+        line = orjson.dumps(safe_fields).decode()
+        return _UNSAFE.sub(_escape_match_for_json, line)
 
 
-def _escaped_for_json(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escape_surrogates(text: str) -> str:
+    """Return the text with a backslash sequence for each lone surrogate."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _escape_match_for_json(match: re.Match[str]) -> str:
+    """Return the escape sequence of JSON for an unsafe character."""
+    return f"\\u{ord(match[0]):04x}"

@@ -26,14 +26,14 @@ _DURATION: Final = re.compile(r"([0-9]{1,64}(?:\.[0-9]{1,64})?) *(ms|s|m|h|d)")
 _UNITS_SHOWN: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
-def natural(text: str | bytes, maximum: int = LONG_MAX) -> int | None:
-    """Return the number from 0 to `maximum` that the text writes in ASCII digits, or None.
+def natural(digits: str | bytes, maximum: int = LONG_MAX) -> int | None:
+    """Return the number from 0 to `maximum` that `digits` writes in ASCII digits, or None.
 
     A text with a sign, a space, an underscore or more than 64 digits gives None.
     """
-    if len(text) > _DIGITS_MAX or not text.isascii() or not text.isdigit():
+    if len(digits) > _DIGITS_MAX or not digits.isascii() or not digits.isdigit():
         return None
-    number = int(text)
+    number = int(digits)
     return number if number <= maximum else None
 
 
@@ -43,24 +43,26 @@ def other_unit(number: int) -> tuple[str, int] | None:
     `number` counts from 1970. The unit is "seconds", "microseconds" or "nanoseconds". Return None
     if the number may be in milliseconds already.
     """
-    for unit, numbers, factor, divisor in _TIME_UNITS:
-        if number in numbers:
+    for unit, numbers_since_2001, factor, divisor in _TIME_UNITS:
+        if number in numbers_since_2001:
             return unit, number * factor // divisor
     return None
 
 
-def parse_duration_ms(text: str) -> int | float | None:
+def parse_duration_ms(duration: str) -> int | float | None:
     """Return the milliseconds that a text such as "500ms", "90s", "1.5h" or "7d" means, or None.
 
     The text is a number without a sign, then ms, s, m (minutes), h or d, with or without spaces
     between them. The result is an int if the number is whole. A duration above `LONG_MAX` gives
     None.
     """
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(duration)
+    if match is None:
         return None
-    number = float(found[1]) if "." in found[1] else int(found[1])
-    duration_ms = number * _UNITS_MS[found[2]]
+    digits = match[1]
+    number = float(digits) if "." in digits else int(digits)
+    unit = match[2]
+    duration_ms = number * _UNITS_MS[unit]
     return duration_ms if duration_ms <= LONG_MAX else None
 
 
@@ -69,12 +71,12 @@ def format_duration(duration_ms: float) -> str:
 
     Smaller units are cut off, not rounded. A negative duration is shown in milliseconds.
     """
-    rest = int(duration_ms)
-    parts = []
+    remaining_ms = int(duration_ms)
+    amounts = []
     for unit_ms, unit in _UNITS_SHOWN:
-        if rest >= unit_ms:
-            parts.append(f"{rest // unit_ms} {unit}")
-            rest %= unit_ms
-    if parts:
-        return " ".join(parts[:2])
-    return f"{rest} ms" if rest else "0 s"
+        if remaining_ms >= unit_ms:
+            amounts.append(f"{remaining_ms // unit_ms} {unit}")
+            remaining_ms %= unit_ms
+    if amounts:
+        return " ".join(amounts[:2])
+    return f"{remaining_ms} ms" if remaining_ms else "0 s"

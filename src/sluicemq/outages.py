@@ -91,8 +91,8 @@ class Outages:
         `FLAP_S`. Every other failure is logged at DEBUG.
         """
         if self._count_failure(name, kind):
-            text = f"{text} [until it works again, failures of %s are logged at DEBUG]"
-            self._logger.warning(text, *arguments, name)
+            warning = f"{text} [until it works again, failures of %s are logged at DEBUG]"
+            self._logger.warning(warning, *arguments, name)
         else:
             self._logger.debug(text, *arguments)
 
@@ -103,6 +103,7 @@ class Outages:
             outage = self.current.get(name)
             if outage is None:
                 outage = self.current[name] = _Outage(now_s, is_logged=False)
+
             is_new_kind = kind not in outage.kinds and len(outage.kinds) < KINDS_MAX
             if is_new_kind:
                 outage.kinds.add(kind)
@@ -115,7 +116,11 @@ class Outages:
             return False
 
     def _is_flap(self, name: str, kind: object, now_s: float) -> bool:
-        ended_s, kinds = self._ended.get(name, (float("-inf"), set()))
+        """Return whether an outage of `name` with a failure of this kind ended a moment ago."""
+        ended = self._ended.get(name)
+        if ended is None:
+            return False
+        ended_s, kinds = ended
         return now_s - ended_s <= FLAP_S and kind in kinds
 
     def report_success(self, name: str) -> None:

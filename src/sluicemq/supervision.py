@@ -116,8 +116,9 @@ class Supervisor:
         job = self._jobs.setdefault(name, _Job())
         task = asyncio.current_task()
         try:
-            if (awaited := work()) is not None:
-                await awaited
+            awaitable = work()
+            if awaitable is not None:
+                await awaitable
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
@@ -130,24 +131,29 @@ class Supervisor:
         return True
 
     def _failed(self, name: str, job: _Job, error: BaseException, *, is_last: bool = False) -> None:
+        """Count a failure of a job, lengthen its pause, and log the error if it is a new one.
+
+        `is_last` is that of `run_async`.
+        """
         self.failures[name] += 1
         job.failures_in_a_row += 1
         job.resume_s = self._clock.monotonic_s() + job.pause_s
         job.pause_s = min(2 * job.pause_s, PAUSE_MAX_S)
-        complaint = f"{type(error).__name__}: {error}"
-        if complaint == job.logged_failure:
+        failure = f"{type(error).__name__}: {error}"
+        if failure == job.logged_failure:
             return
-        job.logged_failure = complaint
-        is_ours = isinstance(error, SluiceError)
-        self._log.error(
-            "Background job %r failed%s: %s",
-            name,
-            "" if is_last else "; it is retried after a pause",
-            error if is_ours else complaint,
-            exc_info=None if is_ours else error,
-        )
+
+        job.logged_failure = failure
+        promise = "" if is_last else "; it is retried after a pause"
+        if isinstance(error, SluiceError):
+            self._log.error("Background job %r failed%s: %s", name, promise, error)
+        else:
+            self._log.error(
+                "Background job %r failed%s: %s", name, promise, failure, exc_info=error
+            )
 
     def _succeeded(self, name: str, job: _Job) -> None:
+        """Log that a job works again, and reset its pause, if it had failed."""
         if job.failures_in_a_row:
             self._log.info(
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row

@@ -21,7 +21,8 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.nameserver.routes import Origin, Registration
+from sluicemq.nameserver.reachable import Origin
+from sluicemq.nameserver.routes import Registration
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import decode_kv_table, decode_topic_route

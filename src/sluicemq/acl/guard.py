@@ -253,22 +253,7 @@ class Guard:
 
         self.load_count += 1
         self.loaded_ms = 0 if self._clock is None else self._clock.now_ms()
-        for warning in loaded.warnings:
-            log.warning("%s", warning)
-        log.info(
-            "Loaded access rules: %d accounts from %d files.",
-            len(loaded.rules.accounts),
-            len(rule_files.contents),
-        )
-        open_patterns = [
-            pattern.text for pattern in loaded.rules.white_addresses if pattern.matches_all
-        ]
-        if open_patterns:
-            log.warning(
-                "globalWhiteRemoteAddresses has %r: every client may do everything. Replace it by "
-                "the addresses of your servers.",
-                open_patterns[0],
-            )
+        _log_loaded(rule_files, loaded)
 
     # --- requests
 
@@ -372,16 +357,26 @@ class Guard:
         if account is None or not _can_learn_sends(account, topic):
             return False
 
-        verifiers_by_topic = self._verifiers.setdefault(access_key, {})
-        if topic not in verifiers_by_topic:
+        verifier = self._get_or_add_verifier(account, topic)
+        if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
+            get_signed_values = itemgetter(*signed_names(tuple(fields)))
+            verifier.signed_values[len(fields)] = get_signed_values
+        return False
+
+    def _get_or_add_verifier(self, account: Account, topic: str) -> _SendVerifier:
+        """Return the verifier of an account's sends to a topic.
+
+        If there is none, add one. Remove the account's other verifiers if there are TOPICS_MAX.
+        """
+        verifiers_by_topic = self._verifiers.setdefault(account.access_key, {})
+        verifier = verifiers_by_topic.get(topic)
+        if verifier is None:
             if len(verifiers_by_topic) >= TOPICS_MAX:
                 verifiers_by_topic.clear()
             key = SigningKey(account.secret_key)
-            verifiers_by_topic[topic] = _SendVerifier(key.copy_inner, key.copy_outer, {})
-        if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
-            get_signed_values = itemgetter(*signed_names(tuple(fields)))
-            verifiers_by_topic[topic].signed_values[len(fields)] = get_signed_values
-        return False
+            verifier = _SendVerifier(key.copy_inner, key.copy_outer, {})
+            verifiers_by_topic[topic] = verifier
+        return verifier
 
     def refuse_command(self, command: Command, peer: Caller) -> bytes | None:
         """Return the encoded answer to a request that is refused; None if it may be handled.
@@ -424,8 +419,8 @@ class Guard:
         if is_white is None:
             if len(self._white_addresses) >= ADDRESSES_CACHED_MAX:
                 self._white_addresses.clear()
-            numbers = address_numbers(host)
-            is_white = any(pattern.matches(numbers) for pattern in self.rules.white_addresses)
+            address = address_numbers(host)
+            is_white = any(pattern.matches(address) for pattern in self.rules.white_addresses)
             self._white_addresses[host] = is_white
         return is_white
 
@@ -434,6 +429,25 @@ class Guard:
         if access_key and access_key not in self.rules.accounts:
             access_key = "?"  # a client that invents keys must not fill memory and metrics
         self.refusal_counts[access_key] = self.refusal_counts.get(access_key, 0) + 1
+
+
+def _log_loaded(rule_files: RuleFiles, loaded: LoadedRules) -> None:
+    """Log the warnings of loaded rules, their number, and an address that admits every client."""
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    log.info(
+        "Loaded access rules: %d accounts from %d files.",
+        len(loaded.rules.accounts),
+        len(rule_files.contents),
+    )
+    for pattern in loaded.rules.white_addresses:
+        if pattern.matches_all:
+            log.warning(
+                "globalWhiteRemoteAddresses has %r: every client may do everything. Replace it by "
+                "the addresses of your servers.",
+                pattern.text,
+            )
+            return
 
 
 def _can_learn_sends(account: Account, topic: str) -> bool:
@@ -488,8 +502,8 @@ class Access:
         if not verdict.is_allowed:
             raise RequestError(ResponseCode.SYSTEM_ERROR, refusal_remark(verdict))
 
-    def require_record(self, data: bytes, need: Permission) -> None:
-        """Raise RequestError unless the request may use the topic of the stored record `data`.
+    def require_record(self, record: bytes, need: Permission) -> None:
+        """Raise RequestError unless the request may use the topic of a stored `record`.
 
         If the record is in a system topic, its topic of destination is checked too. Also raised if
         the record cannot be parsed.
@@ -497,12 +511,12 @@ class Access:
         if self.is_open:
             return
         try:
-            head = parse_head(data)
+            head = parse_head(record)
         except ProtocolError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        topic = bytes(data[head.topic]).decode("utf-8", "replace")
+        topic = bytes(record[head.topic]).decode("utf-8", "replace")
         self.require(topic, need)
-        destination = find_property(bytes(data[head.properties]), REAL_TOPIC.encode())
+        destination = find_property(bytes(record[head.properties]), REAL_TOPIC.encode())
         # In other topics any producer can write this property, so it proves nothing there.
         if destination and stores_other_topics_messages(topic):
             self.require(destination.decode("utf-8", "replace"), need)

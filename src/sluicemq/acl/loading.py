@@ -83,171 +83,245 @@ class LoadedRules(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def load_rules(text: str, name: str, *, is_compatible: bool = False) -> LoadedRules:
-    """Parse the text of one file.
+def load_rules(yaml_text: str, name: str, *, is_compatible: bool = False) -> LoadedRules:
+    """Return the rules in the text of one file.
 
     `name` is the file name for messages. `is_compatible` reads the text as RocketMQ does. Raises
     ConfigurationError with line and fix if the text is invalid.
     """
-    if len(text) > TEXT_BYTES_MAX:
+    if len(yaml_text) > TEXT_BYTES_MAX:
         raise ConfigurationError(
-            f"{name} has {len(text)} characters, the limit is {TEXT_BYTES_MAX}.",
+            f"{name} has {len(yaml_text)} characters, the limit is {TEXT_BYTES_MAX}.",
             fix="Split it into several files below conf/acl.",
         )
     warnings: list[str] = []
-    text = _replace_tabs(text, name, warnings)
+    yaml_text = _replace_tabs(yaml_text, name, warnings)
     if warnings and is_compatible:
         raise ConfigurationError(warnings[0], fix="Or set sluiceAclCompatible = false.")
-    root = _YamlBuilder(name, with_aliases=is_compatible).build(text)
+    root = _YamlBuilder(name, with_aliases=is_compatible).build(yaml_text)
     if root is None:
         return LoadedRules(Rules(), tuple(warnings))
-    rules = _RuleReader(name, warnings, is_compatible=is_compatible).rules(root)
+    rules = _RuleReader(name, warnings, is_compatible=is_compatible).read_rules(root)
     return LoadedRules(rules, tuple(warnings))
 
 
 def _error_at(name: str, line: int, why: str, fix: str) -> ConfigurationError:
+    """Return the error for a line of the file `name`. `why` says what is wrong with it."""
     return ConfigurationError(f"{name}:{line}: {why}.", fix=fix)
 
 
-def load_credentials(text: str, name: str) -> tuple[str, str] | None:
+def load_credentials(yaml_text: str, name: str) -> tuple[str, str] | None:
     """Return access key and secret key of a `tools.yml`; None if it has neither.
 
     `name` is the file name for messages. Raises ConfigurationError if only one is given or the text
     is not YAML; the message shows neither key.
     """
-    root = _YamlBuilder(name).build(_replace_tabs(text, name, []))
-    found = {} if root is None else _plain_value(root)
-    pair = [found.get(key) for key in ("accessKey", "secretKey")] if isinstance(found, dict) else []
-    if not any(pair):
+    root = _YamlBuilder(name).build(_replace_tabs(yaml_text, name, []))
+    credentials = None if root is None else _plain_value(root)
+    if not isinstance(credentials, dict):
         return None
-    if not all(isinstance(one, str) and one for one in pair):
+
+    access_key = credentials.get("accessKey")
+    secret_key = credentials.get("secretKey")
+    if not access_key and not secret_key:
+        return None
+    if not _is_filled(access_key) or not _is_filled(secret_key):
         raise ConfigurationError(
             f"{name} has only one of accessKey and secretKey.", fix="Write both."
         )
-    return str(pair[0]), str(pair[1])
+    return str(access_key), str(secret_key)
+
+
+def _is_filled(key: Any) -> bool:
+    """Return whether a key of a `tools.yml` is a string that is not empty."""
+    return isinstance(key, str) and key != ""
 
 
 def _plain_value(node: YamlNode) -> Any:
+    """Return the value of a node without lines: dictionaries, lists, strings and None."""
     if isinstance(node.value, dict):
-        return {key: _plain_value(value) for key, value in node.value.items()}
+        return {key: _plain_value(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [_plain_value(value) for value in node.value]
+        return [_plain_value(child) for child in node.value]
     return None if node.is_empty else node.value
 
 
-def _replace_tabs(text: str, name: str, warnings: list[str]) -> str:
-    if "\t" not in text:
-        return text
+def _replace_tabs(yaml_text: str, name: str, warnings: list[str]) -> str:
+    """Return the text with spaces for the tabs where YAML forbids them.
+
+    If there are any, add a warning with their lines to `warnings`.
+    """
+    if "\t" not in yaml_text:
+        return yaml_text
     lines: list[int] = []
 
-    def blanks(found: re.Match[str]) -> str:
-        lines.append(text.count("\n", 0, found.start()) + 1)
-        return found[0].replace("\t", "    " if found[0].strip(" ") else "  ")
+    def replace_tabs_of_match(match: re.Match[str]) -> str:
+        lines.append(yaml_text.count("\n", 0, match.start()) + 1)
+        return match[0].replace("\t", "    ")
 
-    changed = _TABS.sub(blanks, text)
+    text_without_tabs = _TABS.sub(replace_tabs_of_match, yaml_text)
     if lines:
-        where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
+        shown_lines = ", ".join(map(str, lines[:5]))
+        if len(lines) > 5:
+            shown_lines += " …"
         warnings.append(
-            f"{name} has tabs in line {where}: they are read as spaces; RocketMQ refuses the file."
-            " Replace them by spaces."
+            f"{name} has tabs in line {shown_lines}: they are read as spaces; RocketMQ refuses the "
+            "file. Replace them by spaces."
         )
-    return changed
+    return text_without_tabs
 
 
 class _YamlBuilder:
     """Builds nodes from the events of a YAML parser, within limits of size and depth."""
 
     def __init__(self, name: str, *, with_aliases: bool = False) -> None:
+        """Create a builder for one text of the file `name`.
+
+        `with_aliases` allows anchors (`&name`) and aliases (`*name`) of YAML, as RocketMQ does.
+        """
         self._name = name
         self._anchors: dict[str, YamlNode] | None = {} if with_aliases else None
-        self._sizes: dict[str, int] = {}
+        """The nodes that have an anchor, by its name; None if aliases are not allowed."""
+        self._node_counts: dict[str, int] = {}
+        """The number of nodes of each of `_anchors`."""
         self._count = 0
+        """The number of nodes, in which the nodes of an alias count each time."""
 
-    def build(self, text: str) -> YamlNode | None:
+    def build(self, yaml_text: str) -> YamlNode | None:
         """Return the root node of the document; None if it is empty.
 
         Raises ConfigurationError with the line if the text is not YAML, has several documents, or
         uses what is not allowed.
         """
         try:
-            events = iter(yaml.parse(text, Loader=_LOADER))
-            root = None
-            documents = 0
-            for event in events:
-                if isinstance(event, yaml.DocumentStartEvent):
-                    documents += 1
-                    if documents > 1:
-                        raise self._error(event, "a second document begins", "Write one document.")
-                    root = self._node(next(events), events, 0)
+            root = self._build_only_document(iter(yaml.parse(yaml_text, Loader=_LOADER)))
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f":{mark.line + 1}" if mark is not None else ""
-            why = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-            raise ConfigurationError(
-                f"{self._name}{line} is not valid YAML: {why}.",
-                fix='Check the indentation there (spaces, no tabs), and put "*" and text with ": "'
-                " or # in quotes.",
-            ) from None
+            raise self._syntax_error(error) from None
         return None if root is None or root.is_empty else root
 
-    def _node(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
-        line = event.start_mark.line + 1
+    def _build_only_document(self, events: Iterator[Any]) -> YamlNode | None:
+        """Return the root node of the document; None if there is none.
+
+        Raises ConfigurationError if there are several, and the errors of the parser.
+        """
+        root = None
+        has_document = False
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if has_document:
+                    raise self._error(event, "a second document begins", "Write one document.")
+                has_document = True
+                root = self._build_node(next(events), events, 0)
+        return root
+
+    def _syntax_error(self, error: yaml.YAMLError) -> ConfigurationError:
+        """Return the error for a text that is not YAML, with the line if the parser names it."""
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        return ConfigurationError(
+            f"{self._name}{line} is not valid YAML: {problem}.",
+            fix='Check the indentation there (spaces, no tabs), and put "*" and text with ": "'
+            " or # in quotes.",
+        )
+
+    def _build_node(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
+        """Return the node that begins with `event`, and take its further events from `events`.
+
+        `depth` is the number of nodes around it. If the node has an anchor, it is kept for aliases.
+
+        Raises ConfigurationError for an alias that is unknown or not allowed, a tag, or a node that
+        is nested too deeply.
+        """
         self._count += 1
         if isinstance(event, yaml.AliasEvent):
-            if self._anchors is not None and event.anchor in self._anchors:
-                self._count += self._sizes[event.anchor]
-                if self._count > NODES_MAX:
-                    raise self._error(event, "there are too many aliases", "Write the values out.")
-                return self._anchors[event.anchor]
-            raise self._error(
-                event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
-            )
+            return self._resolve_alias(event)
         if event.tag is not None and event.tag != "!":
             raise self._error(event, f"the tag {event.tag} is not allowed", "Remove it.")
         if depth > DEPTH_MAX:
             raise self._error(
                 event, f"it is nested deeper than {DEPTH_MAX}", "Accounts need three levels."
             )
-        before = self._count
-        node = self._content(event, events, depth, line)
+
+        count_before = self._count
+        node = self._build_content(event, events, depth)
         if event.anchor is not None and self._anchors is not None:
             self._anchors[event.anchor] = node
-            self._sizes[event.anchor] = self._count - before
+            self._node_counts[event.anchor] = self._count - count_before
         return node
 
-    def _content(self, event: Any, events: Iterator[Any], depth: int, line: int) -> YamlNode:
+    def _resolve_alias(self, event: Any) -> YamlNode:
+        """Return the node that an alias stands for. Its nodes are counted again.
+
+        Raises ConfigurationError if there is no such anchor, or if there are too many nodes.
+        """
+        if self._anchors is None or event.anchor not in self._anchors:
+            raise self._error(
+                event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
+            )
+        # A few lines of nested aliases may stand for millions of nodes.
+        self._count += self._node_counts[event.anchor]
+        if self._count > NODES_MAX:
+            raise self._error(event, "there are too many aliases", "Write the values out.")
+        return self._anchors[event.anchor]
+
+    def _build_content(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
+        """Return the node of a string, list or mapping that begins with `event`."""
+        line = event.start_mark.line + 1
         if isinstance(event, yaml.ScalarEvent):
-            return YamlNode(event.value, line, event.style in (None, ""))
+            has_no_quotes = event.style in (None, "")
+            return YamlNode(event.value, line, is_plain=has_no_quotes)
         if isinstance(event, yaml.SequenceStartEvent):
-            return YamlNode(list(self._items(events, yaml.SequenceEndEvent, depth)), line)
-        mapping: dict[str, YamlNode] = {}
-        merged: dict[str, YamlNode] = {}
-        for key in self._items(events, yaml.MappingEndEvent, depth):
-            value = self._node(next(events), events, depth + 1)
+            return YamlNode(list(self._build_items(events, yaml.SequenceEndEvent, depth)), line)
+        return YamlNode(self._build_mapping(event, events, depth), line)
+
+    def _build_mapping(self, event: Any, events: Iterator[Any], depth: int) -> dict[str, YamlNode]:
+        """Return the nodes of a mapping that begins with `event`, by key.
+
+        A `<<: *alias` adds the nodes of other mappings, unless the mapping has the keys itself.
+        """
+        own_nodes: dict[str, YamlNode] = {}
+        merged_nodes: dict[str, YamlNode] = {}
+        for key in self._build_items(events, yaml.MappingEndEvent, depth):
+            child = self._build_node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
                 raise self._error(event, "a key must be a string", "Put it in quotes.")
-            if key.value == "<<" and key.is_plain and self._anchors is not None:
-                several = value.value if isinstance(value.value, list) else [value]
-                for one in several:  # the first of several mappings has precedence
-                    if not isinstance(one.value, dict):
-                        raise self._error(event, "<< must name a mapping", "Write the keys out.")
-                    merged = {**one.value, **merged}
+            is_merge_key = key.value == "<<" and key.is_plain and self._anchors is not None
+            if is_merge_key:
+                merged_nodes = {**self._merge_mappings(event, child), **merged_nodes}
             else:
-                mapping[key.value] = value
-        return YamlNode({**merged, **mapping}, line)
+                own_nodes[key.value] = child
+        return {**merged_nodes, **own_nodes}
 
-    def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[YamlNode]:
+    def _merge_mappings(self, event: Any, node: YamlNode) -> dict[str, YamlNode]:
+        """Return the nodes of the mapping, or the list of mappings, that follows a `<<`.
+
+        The first of several mappings has precedence. `event` is that of the mapping with the `<<`.
+        """
+        mappings = node.value if isinstance(node.value, list) else [node]
+        merged_nodes: dict[str, YamlNode] = {}
+        for mapping in mappings:
+            if not isinstance(mapping.value, dict):
+                raise self._error(event, "<< must name a mapping", "Write the keys out.")
+            merged_nodes = {**mapping.value, **merged_nodes}
+        return merged_nodes
+
+    def _build_items(
+        self, events: Iterator[Any], end_type: type[Any], depth: int
+    ) -> Iterator[YamlNode]:
+        """Yield the nodes inside a node at `depth`, up to an event of the type `end_type`."""
         for event in events:
-            if isinstance(event, end):
+            if isinstance(event, end_type):
                 return
-            yield self._node(event, events, depth + 1)
+            yield self._build_node(event, events, depth + 1)
 
     def _error(self, event: Any, why: str, fix: str) -> ConfigurationError:
+        """Return an error for the line where `event` begins."""
         return _error_at(self._name, event.start_mark.line + 1, why, fix)
 
 
 class _RuleReader:
-    """Makes rules from the nodes of one file.
+    """Makes rules from the nodes of one file, and adds to `warnings` what is allowed but doubtful.
 
     With `is_compatible` (`sluiceAclCompatible`, spec/acl) it reads them as RocketMQ 5 does: a word
     that is not a permission, including ANY, means DENY; empty parts of `=a=PUB` are ignored; and an
@@ -255,133 +329,198 @@ class _RuleReader:
     """
 
     def __init__(self, name: str, warnings: list[str], *, is_compatible: bool) -> None:
+        """Create a reader for the file `name`, which adds its warnings to `warnings`."""
         self._name = name
         self._warnings = warnings
         self._is_compatible = is_compatible
 
-    def rules(self, root: YamlNode) -> Rules:
+    def read_rules(self, root: YamlNode) -> Rules:
         """Return the rules of a document. Raises ConfigurationError with the line of an error."""
-        fields = self._mapping(root, "the file", (WHITE, ACCOUNTS), (DATA_VERSION,))
-        entries = self._list(fields.get(WHITE), "a list of addresses")
-        white = [
-            pattern for node in entries if (pattern := self._address_pattern(node)) is not None
-        ]
-        accounts: dict[str, Account] = {}
-        for node in self._list(fields.get(ACCOUNTS), "a list of accounts"):
-            account = self._account(node)
-            accounts.setdefault(account.access_key, account)
-        versions = fields.get(DATA_VERSION) if self._is_compatible else None
-        for entry in self._list(versions, "a list of versions"):
-            for key, node in self._mapping(entry, DATA_VERSION, ("timestamp", "counter")).items():
-                if not re.fullmatch(r"[-+]?\d+", self._text(node, key), re.ASCII):
-                    raise self._error(node, f"{key} is not a number", "Write a whole number.")
-        return Rules(accounts, tuple(white))
+        fields = self._read_mapping(root, "the file", (WHITE, ACCOUNTS), (DATA_VERSION,))
+        white_addresses: list[AddressPattern] = []
+        for node in self._read_list(fields.get(WHITE), "a list of addresses"):
+            pattern = self._read_address_pattern(node)
+            if pattern is not None:
+                white_addresses.append(pattern)
 
-    def _account(self, node: YamlNode) -> Account:
-        fields = self._mapping(
-            node,
-            "an account",
-            ACCOUNT_FIELDS,
-        )
-        is_admin = False
-        if (admin := fields.get("admin")) is not None:
-            word = self._text(admin, "admin").lower()
-            if word not in (*_YES, *_NO):
-                raise self._error(admin, f"admin is {word!r}", "Write true or false.")
-            is_admin = word in _YES
+        accounts: dict[str, Account] = {}
+        for node in self._read_list(fields.get(ACCOUNTS), "a list of accounts"):
+            account = self._read_account(node)
+            # The first account with an access key has precedence.
+            accounts.setdefault(account.access_key, account)
+
+        if self._is_compatible:
+            self._check_versions(fields.get(DATA_VERSION))
+        return Rules(accounts, tuple(white_addresses))
+
+    def _check_versions(self, node: YamlNode | None) -> None:
+        """Raise ConfigurationError if a dataVersion is invalid. None means that there is none."""
+        for version in self._read_list(node, "a list of versions"):
+            fields = self._read_mapping(version, DATA_VERSION, ("timestamp", "counter"))
+            for key, number in fields.items():
+                if not re.fullmatch(r"[-+]?\d+", self._read_text(number, key), re.ASCII):
+                    raise self._error(number, f"{key} is not a number", "Write a whole number.")
+
+    def _read_account(self, node: YamlNode) -> Account:
+        """Return the account in a node. Raises ConfigurationError with the line of an error."""
+        fields = self._read_mapping(node, "an account", ACCOUNT_FIELDS)
+        is_admin = self._read_admin(fields.get("admin"))
+        access_key = self._read_key(fields, "accessKey", node)
+        secret_key = self._read_key(fields, "secretKey", node)
+        white_addresses = self._read_address_pattern(fields.get("whiteRemoteAddress"))
+        topic_default = self._read_default_permission(fields.get("defaultTopicPerm"))
+        group_default = self._read_default_permission(fields.get("defaultGroupPerm"))
+        permissions = {
+            **self._read_permissions(fields.get("groupPerms"), GROUP_PREFIX),
+            **self._read_permissions(fields.get("topicPerms"), ""),
+        }
         return Account(
-            self._key(fields, "accessKey", node),
-            self._key(fields, "secretKey", node),
-            self._address_pattern(fields.get("whiteRemoteAddress")),
+            access_key,
+            secret_key,
+            white_addresses,
             is_admin,
-            self._default_permission(fields.get("defaultTopicPerm")),
-            self._default_permission(fields.get("defaultGroupPerm")),
-            {
-                **self._permissions(fields.get("groupPerms"), GROUP_PREFIX),
-                **self._permissions(fields.get("topicPerms"), ""),
-            },
+            topic_default,
+            group_default,
+            permissions,
             f"{self._name}:{node.line}",
         )
 
-    def _key(self, fields: Mapping[str, YamlNode], name: str, account: YamlNode) -> str:
-        node = fields.get(name)
-        text = "" if node is None or node.is_empty else self._text(node, name)
-        units = len(text.encode("utf-16-le", "surrogatepass")) // 2
-        if units < KEY_LENGTH_MIN:
-            line = account.line if node is None else node.line
-            why = f"{name} has {units} characters"
-            raise _error_at(self._name, line, why, f"Write at least {KEY_LENGTH_MIN}.")
-        return text
+    def _read_admin(self, node: YamlNode | None) -> bool:
+        """Return whether `admin` is true or yes, in any case; False if it is missing."""
+        if node is None:
+            return False
+        answer = self._read_text(node, "admin").lower()
+        if answer not in (*_YES, *_NO):
+            raise self._error(node, f"admin is {answer!r}", "Write true or false.")
+        return answer in _YES
 
-    def _address_pattern(self, node: YamlNode | None) -> AddressPattern | None:
+    def _read_key(self, fields: Mapping[str, YamlNode], name: str, account: YamlNode) -> str:
+        """Return the access key or secret key of an account, the field `name` of `fields`.
+
+        Raises ConfigurationError if it is missing or too short.
+        """
+        node = fields.get(name)
+        key = "" if node is None or node.is_empty else self._read_text(node, name)
+        # Java counts UTF-16 code units, of 2 bytes each, as characters.
+        character_count = len(key.encode("utf-16-le", "surrogatepass")) // 2
+        if character_count < KEY_LENGTH_MIN:
+            line = account.line if node is None else node.line
+            why = f"{name} has {character_count} characters"
+            raise _error_at(self._name, line, why, f"Write at least {KEY_LENGTH_MIN}.")
+        return key
+
+    def _read_address_pattern(self, node: YamlNode | None) -> AddressPattern | None:
+        """Return the pattern in an entry of a white list; None if it is missing or empty.
+
+        In compatible mode, the result is also None for an entry that RocketMQ ignores.
+        """
         if node is None or node.is_empty:
             return None
-        text = self._text(node, "an address")
-        parse = parse_pattern_like_rocketmq if self._is_compatible else parse_pattern
-        return self._parse_at(node, parse, text) if text.strip() else None
+        address = self._read_text(node, "an address")
+        if not address.strip():
+            return None
+        if self._is_compatible:
+            return self._parse_at(node, parse_pattern_like_rocketmq, address)
+        return self._parse_at(node, parse_pattern, address)
 
-    def _default_permission(self, node: YamlNode | None) -> Permission:
+    def _read_default_permission(self, node: YamlNode | None) -> Permission:
+        """Return the permission for topics or groups without an entry; NOTHING if it is missing."""
         if node is None or node.is_empty:
             return Permission.NOTHING
-        return self._permission(node, self._text(node, "a permission"))
+        return self._parse_permission(node, self._read_text(node, "a permission"))
 
-    def _permission(self, node: YamlNode, word: str) -> Permission:
+    def _parse_permission(self, node: YamlNode, permission: str) -> Permission:
+        """Return the permission that the text of `node` names, such as `PUB|SUB`.
+
+        Add a warning for ANY, which RocketMQ reads as DENY. In compatible mode, every text that
+        RocketMQ does not know is NOTHING.
+        """
         if self._is_compatible:
-            is_word = word.strip() in (*PERMISSION_WORDS.values(), "SUB|PUB")
-            return parse_permission(word) if is_word else Permission.NOTHING
-        if word.strip() == "ANY":
+            is_known = permission.strip() in (*PERMISSION_WORDS.values(), "SUB|PUB")
+            return parse_permission(permission) if is_known else Permission.NOTHING
+        if permission.strip() == "ANY":
             self._warnings.append(
                 f"{self._name}:{node.line}: ANY is read as PUB|SUB, as RocketMQ's articles say; "
                 "its code reads DENY. Write which of them you mean."
             )
-        return self._parse_at(node, parse_permission, word)
+        return self._parse_at(node, parse_permission, permission)
 
-    def _permissions(self, node: YamlNode | None, prefix: str) -> dict[str, Permission]:
-        found: dict[str, Permission] = {}
-        for item in self._list(node, "a list of name=permission"):
-            text = self._text(item, "name=permission")
-            parts = [part for part in text.split("=") if part or not self._is_compatible]
-            if len(parts) != 2 or not (self._is_compatible or parts[0].strip()):
-                raise self._error(
-                    item, f"{text!r} is not name=permission", "Write for instance topicA=PUB|SUB."
-                )
-            found[prefix + parts[0].strip()] = self._permission(item, parts[1])
-        return found
+    def _read_permissions(self, node: YamlNode | None, prefix: str) -> dict[str, Permission]:
+        """Return the permissions of a list of `name=permission`, by `prefix` and name."""
+        permissions: dict[str, Permission] = {}
+        for entry in self._read_list(node, "a list of name=permission"):
+            name, permission = self._split_permission(entry)
+            permissions[prefix + name.strip()] = self._parse_permission(entry, permission)
+        return permissions
+
+    def _split_permission(self, entry: YamlNode) -> tuple[str, str]:
+        """Return the name and the permission in an entry such as `topicA=PUB`.
+
+        RocketMQ ignores empty parts of the entry, such as that before the first `=` of `=a=PUB`.
+        """
+        entry_text = self._read_text(entry, "name=permission")
+        parts = entry_text.split("=")
+        if self._is_compatible:
+            parts = [part for part in parts if part]
+        lacks_name = not self._is_compatible and not parts[0].strip()
+        if len(parts) != 2 or lacks_name:
+            raise self._error(
+                entry,
+                f"{entry_text!r} is not name=permission",
+                "Write for instance topicA=PUB|SUB.",
+            )
+        name, permission = parts
+        return name, permission
 
     # --- shapes
 
-    def _mapping(
-        self, node: YamlNode, what: str, known: tuple[str, ...], ignored: tuple[str, ...] = ()
+    def _read_mapping(
+        self,
+        node: YamlNode,
+        owner: str,
+        keys: tuple[str, ...],
+        ignored_keys: tuple[str, ...] = (),
     ) -> dict[str, YamlNode]:
+        """Return the nodes of a mapping by key.
+
+        `owner` names the mapping in messages, such as "an account". Raises ConfigurationError if
+        the node is not a mapping, or has a key that is neither in `keys` nor in `ignored_keys`.
+        """
         if not isinstance(node.value, dict):
-            raise self._error(node, f"{what} must be `key: value` lines", "Indent them.")
-        for key, value in node.value.items():
-            if key not in known and key not in ignored:
-                shown = key.partition(":")[0]  # secretKey:… without a space is one long key
+            raise self._error(node, f"{owner} must be `key: value` lines", "Indent them.")
+        for key, child in node.value.items():
+            if key not in keys and key not in ignored_keys:
+                shown_key = key.partition(":")[0]  # secretKey:… without a space is one long key
                 raise self._error(
-                    value, f"{shown!r} is not a key of {what}", f"The keys are {', '.join(known)}."
+                    child,
+                    f"{shown_key!r} is not a key of {owner}",
+                    f"The keys are {', '.join(keys)}.",
                 )
         return dict(node.value)
 
-    def _list(self, node: YamlNode | None, what: str) -> list[YamlNode]:
+    def _read_list(self, node: YamlNode | None, expected: str) -> list[YamlNode]:
+        """Return the nodes of a list; [] if it is missing. `expected` describes it in messages."""
         if node is None or node.is_empty:
             return []
         if not isinstance(node.value, list):
-            raise self._error(node, f"there must be {what}", "Begin each line with a dash.")
+            raise self._error(node, f"there must be {expected}", "Begin each line with a dash.")
         return list(node.value)
 
-    def _text(self, node: YamlNode, what: str) -> str:
+    def _read_text(self, node: YamlNode, owner: str) -> str:
+        """Return the string of a node. `owner` names it in messages, such as "an address"."""
         if not isinstance(node.value, str):
-            raise self._error(node, f"{what} must be text", "Write a single value.")
+            raise self._error(node, f"{owner} must be text", "Write a single value.")
         return node.value
 
-    def _parse_at(self, node: YamlNode, parse: Callable[[str], T], text: str) -> T:
+    def _parse_at(self, node: YamlNode, parse: Callable[[str], T], node_text: str) -> T:
+        """Return `parse(node_text)`. A ConfigurationError of it gets the line of `node`."""
         try:
-            return parse(text)
+            return parse(node_text)
         except ConfigurationError as error:
             raise self._error(node, str(error.fact), error.fix) from None
 
     def _error(self, node: YamlNode, why: str, fix: str) -> ConfigurationError:
+        """Return an error for the line where `node` begins."""
         return _error_at(self._name, node.line, why, fix)
 
 
@@ -440,36 +579,45 @@ class RuleSource:
                 fix="Write it (`accounts:` with accessKey and secretKey), configure another file"
                 " with plainAclFile, or set aclEnable=false.",
             )
-        paths = [*self._paths_below(self.directory, 0), self.path]
+        paths = [*self._find_paths_below(self.directory, 0), self.path]
         if len(paths) > DIRECTORY_FILES_MAX:
             raise ConfigurationError(
                 f"{self.directory} holds {len(paths)} files, the limit is {DIRECTORY_FILES_MAX}.",
                 fix="Merge some of them.",
             )
-        return RuleFiles(tuple((path, self._read(path)) for path in paths))
+        return RuleFiles(tuple((path, self._read_content(path)) for path in paths))
 
-    def load(self, texts: RuleFiles) -> LoadedRules:
+    def load(self, rule_files: RuleFiles) -> LoadedRules:
         """Return the rules of the files, with a warning for each file that other users can read.
 
         Raises ConfigurationError as `load_rule_files` does.
         """
-        read = load_rule_files(texts, is_compatible=self._is_compatible)
-        exposed = [exposure_warning(self._files, path) for path, _ in texts.contents]
-        return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
+        loaded = load_rule_files(rule_files, is_compatible=self._is_compatible)
+        warnings = list(loaded.warnings)
+        for path, _content in rule_files.contents:
+            warning = exposure_warning(self._files, path)
+            if warning:
+                warnings.append(warning)
+        return loaded._replace(warnings=tuple(warnings))
 
-    def _paths_below(self, directory: str, depth: int) -> list[str]:
+    def _find_paths_below(self, directory: str, depth: int) -> list[str]:
+        """Return the paths of the YAML files in a directory and its directories, in order of names.
+
+        `depth` is the number of directories above it; below DEPTH_MAX none is read.
+        """
         if depth > DEPTH_MAX or not self._files.exists(directory):
             return []
-        found = []
+        paths = []
         for name in sorted(self._files.names(directory)):
             path = f"{directory}/{name}"
             if name.endswith(_ENDINGS):
-                found.append(path)
-            elif "." not in name:
-                found += self._paths_below(path, depth + 1)
-        return found
+                paths.append(path)
+            elif "." not in name:  # a directory
+                paths += self._find_paths_below(path, depth + 1)
+        return paths
 
-    def _read(self, path: str) -> bytes:
+    def _read_content(self, path: str) -> bytes:
+        """Return the content of a file. Raises OSError."""
         file = self._files.open(path)
         try:
             return file.pread(file.size(), 0)
@@ -477,27 +625,26 @@ class RuleSource:
             file.close()
 
 
-def load_rule_files(texts: RuleFiles, *, is_compatible: bool = False) -> LoadedRules:
+def load_rule_files(rule_files: RuleFiles, *, is_compatible: bool = False) -> LoadedRules:
     """Parse the files and merge their rules, in order of precedence.
 
     Raises ConfigurationError with file, line and fix if a file is invalid.
     """
-    loaded = [
-        load_rules(decode_text(path, data), path, is_compatible=is_compatible)
-        for path, data in texts.contents
-    ]
-    return LoadedRules(
-        Rules.merge(one.rules for one in loaded),
-        tuple(warning for one in loaded for warning in one.warnings),
-    )
+    rules_of_files: list[Rules] = []
+    warnings: list[str] = []
+    for path, content in rule_files.contents:
+        loaded = load_rules(decode_text(path, content), path, is_compatible=is_compatible)
+        rules_of_files.append(loaded.rules)
+        warnings += loaded.warnings
+    return LoadedRules(Rules.merge(rules_of_files), tuple(warnings))
 
 
-def decode_text(path: str, data: bytes) -> str:
+def decode_text(path: str, content: bytes) -> str:
     """Decode the content of the file at `path`. Raises ConfigurationError if it is not UTF-8."""
     try:
-        return data.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
             f"{path}:{line} is not UTF-8 text.", fix="Save the file as UTF-8."
         ) from None
@@ -506,12 +653,12 @@ def decode_text(path: str, data: bytes) -> str:
 Document = dict[str, Any]
 
 
-def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
-    """Return `text` with `changes` applied to the keys of an account, which is added if missing.
+def with_account(yaml_text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
+    """Return the text with `changes` applied to the keys of an account, which is added if missing.
 
-    `text` is the content of `plain_acl.yml`; `now_ms` is written to its `dataVersion`.
+    `yaml_text` is the content of `plain_acl.yml`; `now_ms` is written to its `dataVersion`.
     """
-    document = _parse_document(text)
+    document = _parse_document(yaml_text)
     account = _find_account(document, access_key)
     if account is None:
         account = {"accessKey": access_key}
@@ -520,46 +667,55 @@ def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms:
     return _render(document, now_ms)
 
 
-def without_account(text: str, access_key: str, now_ms: int) -> str | None:
-    """Return `text` without an account; None if it does not have the account."""
-    document = _parse_document(text)
+def without_account(yaml_text: str, access_key: str, now_ms: int) -> str | None:
+    """Return the text without an account; None if it does not have the account."""
+    document = _parse_document(yaml_text)
     if _find_account(document, access_key) is None:
         return None
-    accounts = document[ACCOUNTS]
-    document[ACCOUNTS] = [one for one in accounts if one.get("accessKey") != access_key]
+    document[ACCOUNTS] = [
+        account for account in document[ACCOUNTS] if account.get("accessKey") != access_key
+    ]
     return _render(document, now_ms)
 
 
-def with_white_addresses(text: str, addresses: list[str], now_ms: int) -> str:
-    """Return `text` with `addresses` as the global white list."""
-    return _render({**_parse_document(text), WHITE: addresses}, now_ms)
+def with_white_addresses(yaml_text: str, addresses: list[str], now_ms: int) -> str:
+    """Return the text with `addresses` as the global white list."""
+    document = _parse_document(yaml_text)
+    document[WHITE] = addresses
+    return _render(document, now_ms)
 
 
-def version_of(text: str) -> tuple[int, int]:
+def version_of(yaml_text: str) -> tuple[int, int]:
     """Return counter and time (ms) of the last change by request; (0, 0) if there was none."""
-    return _version(_parse_document(text))
+    return _read_version(_parse_document(yaml_text))
 
 
-def _version(document: Document) -> tuple[int, int]:
-    entries = document.get(DATA_VERSION)
-    entry = entries[0] if isinstance(entries, list) and entries else None
-    if not isinstance(entry, dict):
+def _read_version(document: Document) -> tuple[int, int]:
+    """Return counter and time of the first dataVersion of a document, 0 for an invalid number."""
+    versions = document.get(DATA_VERSION)
+    version = versions[0] if isinstance(versions, list) and versions else None
+    if not isinstance(version, dict):
         return 0, 0
-    texts = [str(entry.get(name)) for name in ("counter", "timestamp")]
-    counter, time_ms = (
-        int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0 for text in texts
-    )
-    return counter, time_ms
+    return _read_number(version.get("counter")), _read_number(version.get("timestamp"))
 
 
-def _parse_document(text: str) -> Document:
+def _read_number(digits: Any) -> int:
+    """Return the number that a decoded YAML value is; 0 if it is not one of at most 18 digits."""
+    digits = str(digits)
+    is_number = digits.isascii() and digits.isdigit() and len(digits) < 19
+    return int(digits) if is_number else 0
+
+
+def _parse_document(yaml_text: str) -> Document:
+    """Return the content of a `plain_acl.yml`; {} if it is empty or not a mapping."""
     builder = _YamlBuilder("plain_acl.yml", with_aliases=True)
-    root = builder.build(_replace_tabs(text, "", []))
-    found = None if root is None else _plain_value(root)
-    return found if isinstance(found, dict) else {}
+    root = builder.build(_replace_tabs(yaml_text, "", []))
+    document = None if root is None else _plain_value(root)
+    return document if isinstance(document, dict) else {}
 
 
 def _find_account(document: Document, access_key: str) -> dict[str, Any] | None:
+    """Return the first account of a document with this access key; None if there is none."""
     for account in document.get(ACCOUNTS) or []:
         if account.get("accessKey") == access_key:
             return account  # type: ignore[no-any-return]
@@ -567,7 +723,12 @@ def _find_account(document: Document, access_key: str) -> dict[str, Any] | None:
 
 
 def _render(document: Document, now_ms: int) -> str:
-    counter = _version(document)[0] + 1
+    """Return a document as YAML, with the next version, whose time is `now_ms`.
+
+    Change the document: set its dataVersion, and `admin` of each account to a Boolean.
+    """
+    last_counter, _last_time_ms = _read_version(document)
+    counter = last_counter + 1
     document[DATA_VERSION] = [{"counter": counter, "timestamp": now_ms}]
     for account in document.get(ACCOUNTS) or []:
         if str(account.get("admin")).lower() in ("true", "yes", "on"):
@@ -575,7 +736,7 @@ def _render(document: Document, now_ms: int) -> str:
         elif "admin" in account:
             account["admin"] = False
     # The dumper quotes strings such as 12345678, so that they stay strings.
-    text = yaml.dump(
+    yaml_text = yaml.dump(
         document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
-    return str(text)
+    return str(yaml_text)

@@ -32,9 +32,11 @@ With `sluiceAclCompatible = true`, `parse_pattern_like_rocketmq` reads patterns 
 It refuses what RocketMQ refuses, such as spaces before an address.
 """
 
+import contextlib
 import enum
 import ipaddress
 import re
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -98,6 +100,19 @@ def _is_in_ranges(address: tuple[int, ...], ranges_of_parts: tuple[Ranges, ...])
     )
 
 
+class _Notation(NamedTuple):
+    """How the parts of an IPv4 or IPv6 address are written."""
+
+    base: int
+    """The number base, 10 or 16."""
+    number_max: int
+    """The largest number of a part."""
+
+
+_IPV4: Final = _Notation(10, 0xFF)
+_IPV6: Final = _Notation(16, 0xFFFF)
+
+
 def address_numbers(host: str, *, unmap: bool = True) -> tuple[int, ...]:
     """Return the 4 or 8 parts of an IP address as numbers; () if `host` is not an IP address.
 
@@ -110,153 +125,172 @@ def address_numbers(host: str, *, unmap: bool = True) -> tuple[int, ...]:
         return ()
     if unmap and isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
+
     packed = address.packed
     if len(packed) == IPV4_PARTS:
         return tuple(packed)
-    return tuple(
-        int.from_bytes(packed[position : position + 2], "big")
-        for position in range(0, len(packed), 2)
-    )
+    return struct.unpack(">8H", packed)
 
 
-def parse_pattern(text: str) -> AddressPattern:
+def parse_pattern(pattern: str) -> AddressPattern:
     """Parse an entry of a white list; spaces around it are ignored.
 
     Raises ConfigurationError if it is invalid, or if RocketMQ would read it as something else.
     """
-    text = text.strip()
-    if text in ALL_ADDRESSES:
-        return AddressPattern(text, ())
-    if "{" in text or "}" in text:
-        return AddressPattern(text, (_parse_set(text),))
-    if "," in text:
-        return AddressPattern(text, tuple(parse_address(part, text) for part in text.split(",")))
-    if "*" in text or "-" in text:
-        return AddressPattern(text, (_parse_wild(text),))
-    return AddressPattern(text, (parse_address(text, text),))
+    pattern = pattern.strip()
+    if pattern in ALL_ADDRESSES:
+        return AddressPattern(pattern, ())
+    if "{" in pattern or "}" in pattern:
+        return AddressPattern(pattern, (_parse_set(pattern),))
+    if "," in pattern:
+        alternatives = [parse_address(address, pattern) for address in pattern.split(",")]
+        return AddressPattern(pattern, tuple(alternatives))
+    if "*" in pattern or "-" in pattern:
+        return AddressPattern(pattern, (_parse_wild(pattern),))
+    return AddressPattern(pattern, (parse_address(pattern, pattern),))
 
 
-def parse_address(address: str, whole: str, *, unmap: bool = True) -> tuple[Ranges, ...]:
-    """Parse one IP address, which is part of the pattern `whole`, as ranges of one number each.
+def parse_address(address: str, pattern: str, *, unmap: bool = True) -> tuple[Ranges, ...]:
+    """Parse one IP address, which is a part of `pattern`, as ranges of one number each.
 
     `unmap` is that of `address_numbers`. Raises ConfigurationError if it is not an IP address.
     """
+    # `address_numbers` would accept these.
     is_odd = "%" in address or "[" in address or address != address.strip()
     numbers = () if is_odd else address_numbers(address, unmap=unmap)
     if not numbers:
         raise pattern_error(
-            whole,
+            pattern,
             f"{address!r} is not an IP address",
             "Write addresses such as 10.10.103.5 or 2001:db8::1, without port, host name, spaces,"
             " leading zeros or a /mask.",
         )
-    return tuple(map(_single, numbers))
+    return tuple(map(_only_number, numbers))
 
 
-def _parse_set(text: str) -> tuple[Ranges, ...]:
+def _parse_set(pattern: str) -> tuple[Ranges, ...]:
     """Return the ranges of each part of a pattern with a set, such as `10.10.103.{1,5,9}`.
 
     Raises ConfigurationError if the set is not the whole last part, or a part is not a number.
     """
-    before_set, brace, after_brace = text.partition("{")
+    before_set, brace, after_brace = pattern.partition("{")
     has_one_set = after_brace.endswith("}") and "{" not in after_brace
     if not brace or not has_one_set or after_brace.count("}") != 1:
-        raise pattern_error(text, _SET_NOT_LAST, "Write 10.10.103.{1,5,9}.")
+        raise pattern_error(pattern, _SET_NOT_LAST, "Write 10.10.103.{1,5,9}.")
 
     # A 0 in place of the set makes the text a pattern that `_split_pattern` accepts.
-    parts, base, limit = _split_pattern(before_set + "0")
-    first_parts = [_single(_parse_number(part, base, limit, text)) for part in parts[:-1]]
-    members = [_parse_number(part, base, limit, text) for part in after_brace[:-1].split(",")]
-    last_part = tuple((member, member) for member in members)
-    return (*first_parts, last_part)
+    parts, notation = _split_pattern(before_set + "0")
+    first_numbers = _parse_numbers(parts[:-1], notation, pattern)
+    members = _parse_numbers(after_brace[:-1].split(","), notation, pattern)
+    ranges_of_set = tuple((member, member) for member in members)
+    return (*map(_only_number, first_numbers), ranges_of_set)
 
 
-def _split_pattern(text: str) -> tuple[list[str], int, int]:
-    """Split a pattern into parts. Return (parts, number base, largest number of a part).
+def _split_pattern(pattern: str) -> tuple[list[str], _Notation]:
+    """Split a pattern into parts. Return the parts and their notation.
 
     Raises ConfigurationError unless there are 4 parts with dots or 8 parts with colons.
     """
-    if ":" in text:
-        parts = text.split(":")
+    if ":" in pattern:
+        parts = pattern.split(":")
         if len(parts) != IPV6_PARTS or "" in parts:
             raise pattern_error(
-                text,
+                pattern,
                 f"it must have {IPV6_PARTS} parts",
                 "Write all eight parts of an IPv6 pattern: RocketMQ reads :: before a star as one "
                 "part.",
             )
-        return parts, 16, 0xFFFF
+        return parts, _IPV6
 
-    parts = text.split(".")
+    parts = pattern.split(".")
     if len(parts) != IPV4_PARTS or "" in parts:
         raise pattern_error(
-            text, f"it must have {IPV4_PARTS} parts", "Write four parts, such as 10.10.103.*."
+            pattern, f"it must have {IPV4_PARTS} parts", "Write four parts, such as 10.10.103.*."
         )
-    return parts, 10, 0xFF
+    return parts, _IPV4
 
 
-def _parse_number(part: str, base: int, limit: int, text: str) -> int:
-    """Return the number that a part of the pattern `text` is, in number base 10 or 16.
+def _parse_number(part: str, notation: _Notation, pattern: str) -> int:
+    """Return the number that a part of `pattern` is.
 
-    Raises ConfigurationError if it is not a number from 0 to `limit`, or has leading zeros in base
-    10.
+    Raises ConfigurationError if it is not a number that the notation allows, or is a decimal number
+    with leading zeros.
     """
-    try:
-        value = int(part, base) if part.isascii() and part.isalnum() else -1
-    except ValueError:
-        value = -1
-    has_leading_zeros = base == 10 and part != str(value)
-    if not 0 <= value <= limit or has_leading_zeros:
-        shown_limit = f"{limit:x}" if base == 16 else str(limit)
+    base, number_max = notation
+    number = -1
+    if part.isascii() and part.isalnum():
+        with contextlib.suppress(ValueError):
+            number = int(part, base)
+
+    has_leading_zeros = base == 10 and part != str(number)
+    if not 0 <= number <= number_max or has_leading_zeros:
+        shown_max = f"{number_max:x}" if base == 16 else str(number_max)
         raise pattern_error(
-            text, f"{part!r} is not a number from 0 to {shown_limit}", "Write such a number."
+            pattern, f"{part!r} is not a number from 0 to {shown_max}", "Write such a number."
         )
-    return value
+    return number
 
 
-def _single(number: int) -> Ranges:
+def _parse_numbers(parts: list[str], notation: _Notation, pattern: str) -> list[int]:
+    """Return the numbers that several parts of `pattern` are; see `_parse_number`."""
+    return [_parse_number(part, notation, pattern) for part in parts]
+
+
+def _only_number(number: int) -> Ranges:
     """Return the ranges of a part that must be equal to `number`."""
     return ((number, number),)
 
 
-def _parse_wild(text: str) -> tuple[Ranges, ...]:
+def _parse_wild(pattern: str) -> tuple[Ranges, ...]:
     """Return the ranges of each part of a pattern with stars or a range, such as `10.10.1-9.*`.
 
     Raises ConfigurationError if it begins with a star, or if another part than a star follows the
     first star or range.
     """
-    parts, base, limit = _split_pattern(text)
+    parts, notation = _split_pattern(pattern)
+    if parts[0] == "*":
+        raise pattern_error(pattern, "it begins with a star", 'Write "*" for every address.')
+
     ranges_of_parts: list[Ranges] = []
     is_open = False  # whether a star or a range came before, so that only stars may follow
-    for index, part in enumerate(parts):
-        if part == "*" and index:
+    for part in parts:
+        if part == "*":
             is_open = True
-            ranges_of_parts.append(((0, limit),))
+            ranges_of_parts.append(((0, notation.number_max),))
         elif is_open:
             raise pattern_error(
-                text,
+                pattern,
                 f"{part!r} follows a star or a range, and RocketMQ would ignore it",
                 "Write stars in all parts after the first star or range.",
             )
         elif "-" in part:
             is_open = True
-            low_text, _, high_text = part.partition("-")
-            low = _parse_number(low_text, base, limit, text)
-            high = _parse_number(high_text, base, limit, text)
-            if low > high or high == 0:
-                fix = "Write the smaller number first, such as 1-9."
-                raise pattern_error(text, f"{part!r} is not a valid range", fix)
-            ranges_of_parts.append(((low, high),))
-        elif part == "*":
-            raise pattern_error(text, "it begins with a star", 'Write "*" for every address.')
+            ranges_of_parts.append((_parse_range(part, notation, pattern),))
         else:
-            ranges_of_parts.append(_single(_parse_number(part, base, limit, text)))
+            ranges_of_parts.append(_only_number(_parse_number(part, notation, pattern)))
     return tuple(ranges_of_parts)
 
 
-def pattern_error(text: str, why: str, fix: str) -> ConfigurationError:
-    """Return the error for the invalid pattern `text`, with the reason `why`."""
-    return ConfigurationError(f"The address pattern {text!r} is invalid: {why}.", fix=fix)
+def _parse_range(part: str, notation: _Notation, pattern: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of a part such as `1-9`.
+
+    Raises ConfigurationError if one of them is invalid, the first one is larger, or both are 0.
+    """
+    low_text, _, high_text = part.partition("-")
+    low = _parse_number(low_text, notation, pattern)
+    high = _parse_number(high_text, notation, pattern)
+    if low > high or high == 0:
+        raise pattern_error(
+            pattern,
+            f"{part!r} is not a valid range",
+            "Write the smaller number first, such as 1-9.",
+        )
+    return low, high
+
+
+def pattern_error(pattern: str, why: str, fix: str) -> ConfigurationError:
+    """Return the error for an invalid pattern, with the reason `why`."""
+    return ConfigurationError(f"The address pattern {pattern!r} is invalid: {why}.", fix=fix)
 
 
 # --------------------------------------------------------- as RocketMQ 5 reads them
@@ -267,136 +301,187 @@ _MATCHES_NO_ADDRESS: Final[tuple[Ranges, ...]] = ()
 """An alternative of an `AddressPattern` without parts: no address has so few."""
 
 
-def parse_pattern_like_rocketmq(text: str) -> AddressPattern | None:
+def parse_pattern_like_rocketmq(pattern: str) -> AddressPattern | None:
     """Parse an entry of a white list as RocketMQ 5 does.
 
-    Returns None if `text` is empty or only spaces: it matches no address. Raises ConfigurationError
-    if RocketMQ refuses the entry.
+    Returns None if `pattern` is empty or only spaces: it matches no address. Raises
+    ConfigurationError if RocketMQ refuses the entry.
     """
-    if not text.strip():
+    if not pattern.strip():
         return None
-    if text in ALL_ADDRESSES:
-        return AddressPattern(text, ())
-    if text.endswith("}"):
-        separator = ":" if ":" in text else "."
-        last_part = text.rpartition(separator)[2]
-        if not last_part.startswith("{"):
-            raise pattern_error(text, _SET_NOT_LAST, _ROCKETMQ_FIX)
-        before_set = text[: text.index("{")]
-        addresses = [before_set + member for member in last_part[1:-1].split(",") if member]
-        return _parse_addresses_like_rocketmq(text, addresses)
-    if "," in text:
-        addresses = [address for address in text.split(",") if address]
-        return _parse_addresses_like_rocketmq(text, addresses)
-    if "*" in text or "-" in text:
-        if ":" in text:
-            return _parse_wild_ipv6_like_rocketmq(text)
-        return _parse_wild_ipv4_like_rocketmq(text)
-    return _parse_addresses_like_rocketmq(text, [text])
+    if pattern in ALL_ADDRESSES:
+        return AddressPattern(pattern, ())
+    if pattern.endswith("}"):
+        return _parse_set_like_rocketmq(pattern)
+    if "," in pattern:
+        addresses = [address for address in pattern.split(",") if address]
+        return _parse_addresses_like_rocketmq(pattern, addresses)
+    if "*" in pattern or "-" in pattern:
+        if ":" in pattern:
+            return _parse_wild_ipv6_like_rocketmq(pattern)
+        return _parse_wild_ipv4_like_rocketmq(pattern)
+    return _parse_addresses_like_rocketmq(pattern, [pattern])
 
 
-def _parse_addresses_like_rocketmq(text: str, addresses: list[str]) -> AddressPattern:
-    """Return the pattern `text`, which matches each of `addresses` and no other address."""
+def _parse_set_like_rocketmq(pattern: str) -> AddressPattern:
+    """Return the pattern of an entry that ends with a set; empty members of it are ignored.
+
+    Raises ConfigurationError if the set is not the whole last part.
+    """
+    separator = ":" if ":" in pattern else "."
+    last_part = pattern.rpartition(separator)[2]
+    if not last_part.startswith("{"):
+        raise pattern_error(pattern, _SET_NOT_LAST, _ROCKETMQ_FIX)
+    before_set = pattern[: pattern.index("{")]
+    addresses = [before_set + member for member in last_part[1:-1].split(",") if member]
+    return _parse_addresses_like_rocketmq(pattern, addresses)
+
+
+def _parse_addresses_like_rocketmq(pattern: str, addresses: list[str]) -> AddressPattern:
+    """Return `pattern` as one that matches each of `addresses` and no other address."""
     # RocketMQ compares a mapped IPv4 address as IPv6, so it keeps its eight parts.
-    alternatives = tuple(parse_address(address, text, unmap=False) for address in addresses)
-    return AddressPattern(text, alternatives or (_MATCHES_NO_ADDRESS,))
+    alternatives = tuple(parse_address(address, pattern, unmap=False) for address in addresses)
+    return AddressPattern(pattern, alternatives or (_MATCHES_NO_ADDRESS,))
 
 
-def _parse_wild_ipv4_like_rocketmq(text: str) -> AddressPattern:
+def _parse_wild_ipv4_like_rocketmq(pattern: str) -> AddressPattern:
     """Return the pattern of an IPv4 entry with a star or a range.
 
     Only the first star or range and the numbers before it count; RocketMQ lets every number pass
     in the parts after it. It does not look for a star or range in the first part.
     """
-    parts = [part for part in text.split(".") if part]
+    parts = [part for part in pattern.split(".") if part]
     for index in range(1, IPV4_PARTS):
         if index >= len(parts):
-            raise pattern_error(text, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
-        first_range = _parse_range_like_rocketmq(parts[index], 10, 0xFF, text)
-        if first_range is None:
-            continue
-        if len(parts) != IPV4_PARTS:
-            raise pattern_error(text, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
+            raise pattern_error(pattern, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
+        first_range = _parse_range_like_rocketmq(parts[index], _IPV4, pattern)
+        if first_range is not None:
+            break
+    else:
+        return AddressPattern(pattern, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
 
-        numbers = [_parse_number_like_rocketmq(part, 10, 0xFF, text) for part in parts[:index]]
-        ranges_before = [_single(number) for number in numbers]
-        if parts[:index] != [str(number) for number in numbers]:
-            # Compared as text, and no address is written with leading zeros: nothing matches.
-            ranges_before[0] = ()
-        ranges_after: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
-        return AddressPattern(text, ((*ranges_before, (first_range,), *ranges_after),))
-    return AddressPattern(text, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
+    if len(parts) != IPV4_PARTS:
+        raise pattern_error(pattern, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
+    ranges_before = _parse_parts_before(parts[:index], pattern)
+    ranges_after: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
+    return AddressPattern(pattern, ((*ranges_before, (first_range,), *ranges_after),))
 
 
-def _parse_wild_ipv6_like_rocketmq(text: str) -> AddressPattern:
+def _parse_parts_before(parts: list[str], pattern: str) -> list[Ranges]:
+    """Return the ranges of the parts of an IPv4 pattern before its first star or range.
+
+    Raises ConfigurationError if one of them is not a number.
+    """
+    ranges_of_parts: list[Ranges] = []
+    have_leading_zeros = False
+    for part in parts:
+        number = _parse_number_like_rocketmq(part, _IPV4, pattern)
+        ranges_of_parts.append(_only_number(number))
+        have_leading_zeros = have_leading_zeros or part != str(number)
+    if have_leading_zeros:
+        # Compared as text, and no address is written with leading zeros: nothing matches.
+        ranges_of_parts[0] = ()
+    return ranges_of_parts
+
+
+def _parse_wild_ipv6_like_rocketmq(pattern: str) -> AddressPattern:
     """Return the pattern of an IPv6 entry with a star or a range.
 
     As in RocketMQ, the first star or range applies to the part after the numbers, and every number
     passes in the parts after it. `::` before it stands for as many zeros as are missing.
     """
-    star = text.find("*")
-    minus = text.find("-")
+    parts = pattern.split(":")
+    last_part_count = _count_open_parts(pattern, parts)
+    first_range = _find_first_range(parts[1:], pattern)
+    if first_range is None:
+        return AddressPattern(pattern, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
+
+    first_parts = _expand_gap(parts[:-last_part_count], IPV6_PARTS - last_part_count)
+    if len(first_parts) >= IPV6_PARTS:
+        raise pattern_error(pattern, f"it has more than {IPV6_PARTS} parts", _ROCKETMQ_FIX)
+    ranges_before: list[Ranges] = []
+    for part in first_parts:
+        number = _parse_number_like_rocketmq(part or "0", _IPV6, pattern)
+        ranges_before.append(_only_number(number))
+    ranges_after: list[Ranges] = [((0, 0xFFFF),)] * (IPV6_PARTS - 1 - len(ranges_before))
+    return AddressPattern(pattern, ((*ranges_before, (first_range,), *ranges_after),))
+
+
+def _count_open_parts(pattern: str, parts: list[str]) -> int:
+    """Return how many parts at the end of an IPv6 pattern RocketMQ reads as star or range: 1 or 2.
+
+    Raises ConfigurationError if a star or a range is elsewhere.
+    """
+    star = pattern.find("*")
     has_star = star >= 0
-    has_range = minus >= 0
-    parts = text.split(":")
-    # RocketMQ expects a range and a star in the last two parts, one of them in the last part.
-    last_parts = parts[-2:] if has_star and has_range else parts[-1:]
-    is_star_misplaced = has_star and star != len(text) - 1
-    is_range_misplaced = has_range and "-" not in last_parts[0]
+    has_range = "-" in pattern
+    count = 2 if has_star and has_range else 1
+    is_star_misplaced = has_star and star != len(pattern) - 1
+    is_range_misplaced = has_range and "-" not in parts[-count:][0]
     if is_star_misplaced or is_range_misplaced:
         raise pattern_error(
-            text, "a star or a range is allowed only in the last parts", _ROCKETMQ_FIX
+            pattern, "a star or a range is allowed only in the last parts", _ROCKETMQ_FIX
         )
+    return count
 
-    ranges = (_parse_range_like_rocketmq(part, 16, 0xFFFF, text) for part in parts[1:] if part)
-    first_range = next(filter(None, ranges), None)
-    if first_range is None:
-        return AddressPattern(text, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
 
-    first_part_count = IPV6_PARTS - len(last_parts)
-    left, gap, right = ":".join(parts[: -len(last_parts)]).partition("::")
-    first_parts = left.split(":")
+def _find_first_range(parts: list[str], pattern: str) -> tuple[int, int] | None:
+    """Return the range of the first of `parts` that is a star or a range; None if none is."""
+    for part in parts:
+        if part:
+            part_range = _parse_range_like_rocketmq(part, _IPV6, pattern)
+            if part_range is not None:
+                return part_range
+    return None
+
+
+def _expand_gap(parts: list[str], count: int) -> list[str]:
+    """Return the parts of the beginning of an IPv6 address with zeros for a `::`.
+
+    With a `::` the result has `count` parts, unless more of them are written.
+    """
+    left, gap, right = ":".join(parts).partition("::")
+    expanded = left.split(":")
     if gap:
         parts_after_gap = right.split(":") if right else []
-        zero_count = first_part_count - len(first_parts) - len(parts_after_gap)
-        first_parts += ["0"] * zero_count + parts_after_gap
-    if len(first_parts) >= IPV6_PARTS:
-        raise pattern_error(text, f"it has more than {IPV6_PARTS} parts", _ROCKETMQ_FIX)
-
-    numbers = [_parse_number_like_rocketmq(part or "0", 16, 0xFFFF, text) for part in first_parts]
-    ranges_after: list[Ranges] = [((0, 0xFFFF),)] * (IPV6_PARTS - 1 - len(numbers))
-    return AddressPattern(text, ((*map(_single, numbers), (first_range,), *ranges_after),))
+        zero_count = count - len(expanded) - len(parts_after_gap)
+        expanded += ["0"] * zero_count + parts_after_gap
+    return expanded
 
 
 def _parse_range_like_rocketmq(
-    part: str, base: int, limit: int, text: str
+    part: str, notation: _Notation, pattern: str
 ) -> tuple[int, int] | None:
     """Return the range of a part that is a star or a range.
 
     Returns None if RocketMQ does not recognise it as either, as for 0-0.
     """
     if part.strip() == "*":
-        return 0, limit
+        return 0, notation.number_max
     if "-" not in part:
         return None
     # RocketMQ ignores what follows a second minus.
     low_text, high_text = part.split("-")[:2]
-    low = _parse_number_like_rocketmq(low_text, base, limit, text)
-    high = _parse_number_like_rocketmq(high_text, base, limit, text)
+    low = _parse_number_like_rocketmq(low_text, notation, pattern)
+    high = _parse_number_like_rocketmq(high_text, notation, pattern)
     if low > high:
-        raise pattern_error(text, f"{part!r} is not a valid range", _ROCKETMQ_FIX)
+        raise pattern_error(pattern, f"{part!r} is not a valid range", _ROCKETMQ_FIX)
     return (low, high) if high > 0 else None
 
 
-def _parse_number_like_rocketmq(part: str, base: int, limit: int, text: str) -> int:
-    """Return the number that a part of the pattern `text` is, in number base 10 or 16.
+def _parse_number_like_rocketmq(part: str, notation: _Notation, pattern: str) -> int:
+    """Return the number that a part of `pattern` is.
 
-    Raises ConfigurationError if it is not a number from 0 to `limit`. Leading zeros are allowed.
+    Raises ConfigurationError if it is not a number that the notation allows. Leading zeros are
+    allowed.
     """
-    is_decimal = part.isascii() and part.isdigit()
-    is_number = is_decimal if base == 10 else _GROUP.fullmatch(part) is not None
-    if not is_number or not 0 <= int(part, base) <= limit:
-        raise pattern_error(text, f"{part!r} is not a number up to {limit}", _ROCKETMQ_FIX)
+    if notation is _IPV4:
+        is_number = part.isascii() and part.isdigit()
+    else:
+        is_number = _GROUP.fullmatch(part) is not None
+    base, number_max = notation
+    if not is_number or int(part, base) > number_max:
+        raise pattern_error(pattern, f"{part!r} is not a number up to {number_max}", _ROCKETMQ_FIX)
     return int(part, base)
 
 
@@ -542,20 +627,26 @@ def lint(
     findings: list[LintFinding] = []
     first_origins: dict[str, str] = {}  # by access key: file and line of its first account
     for rules in rules_of_files:
-        for pattern in rules.white_addresses:
-            if pattern.matches_all:
-                text = f"{pattern.text!r} allows every client to do everything"
-                fix = "List only the addresses of your servers, or none."
-                findings.append(LintFinding("globalWhiteRemoteAddresses", text, fix))
-
+        findings += _lint_white_addresses(rules)
         for account in rules.accounts.values():
             first_origin = first_origins.setdefault(account.access_key, account.origin)
             if first_origin != account.origin:
-                text = f"account {account.access_key} has no effect: {first_origin} has precedence"
-                findings.append(LintFinding(account.origin, text, "Remove one of the two."))
+                fact = f"account {account.access_key} has no effect: {first_origin} has precedence"
+                findings.append(LintFinding(account.origin, fact, "Remove one of the two."))
                 continue
-            for text, fix in _lint_account(account, secret_length_min, topics, groups):
-                findings.append(LintFinding(account.origin, text, fix))
+            for fact, fix in _lint_account(account, secret_length_min, topics, groups):
+                findings.append(LintFinding(account.origin, fact, fix))
+    return findings
+
+
+def _lint_white_addresses(rules: Rules) -> list[LintFinding]:
+    """Return a finding for each pattern of the global white list that matches every address."""
+    findings = []
+    for pattern in rules.white_addresses:
+        if pattern.matches_all:
+            fact = f"{pattern.text!r} allows every client to do everything"
+            fix = "List only the addresses of your servers, or none."
+            findings.append(LintFinding("globalWhiteRemoteAddresses", fact, fix))
     return findings
 
 
@@ -565,61 +656,59 @@ def _lint_account(
     topics: Collection[str] | None,
     groups: Collection[str] | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield text and fix of each finding about one account. The parameters are those of `lint`."""
+    """Yield fact and fix of each finding about one account. The parameters are those of `lint`."""
     yield from _lint_secret(account, secret_length_min)
     name = account.access_key
     if account.white_addresses is not None and account.white_addresses.matches_all:
-        text = f"whiteRemoteAddress lets every client act as {name} without the secret"
-        yield text, "List addresses, or leave it empty."
+        fact = f"whiteRemoteAddress lets every client act as {name} without the secret"
+        yield fact, "List addresses, or leave it empty."
     if not account.is_admin and account.topic_default and account.group_default:
-        text = f"the defaults of {name} give it access to every topic and group"
-        yield text, "Set the defaults to DENY and list the topics and groups that it needs."
+        fact = f"the defaults of {name} give it access to every topic and group"
+        yield fact, "Set the defaults to DENY and list the topics and groups that it needs."
     if account.is_admin and account.permissions:
-        text = f"{name} is an admin: its {len(account.permissions)} permissions have no effect"
-        yield text, "Remove them, or admin: true."
+        fact = f"{name} is an admin: its {len(account.permissions)} permissions have no effect"
+        yield fact, "Remove them, or admin: true."
     yield from _lint_permissions(account, topics, groups)
 
 
 def _lint_secret(account: Account, secret_length_min: int) -> Iterator[tuple[str, str]]:
-    """Yield text and fix of a finding about the secret key of an account, if it is weak."""
+    """Yield fact and fix of a finding about the secret key of an account, if it is weak."""
     name = account.access_key
     secret = account.secret_key
     if len(secret) < secret_length_min:
-        text = f"the secret of {name} has {len(secret)} characters, fewer than {secret_length_min}"
-        yield text, "Use a long random one: openssl rand -base64 24."
+        fact = f"the secret of {name} has {len(secret)} characters, fewer than {secret_length_min}"
+        yield fact, "Use a long random one: openssl rand -base64 24."
         return
 
     has_weak_prefix = secret.lower().startswith(_WEAK_PREFIXES)
     is_repetitive = len(set(secret)) < _DISTINCT_CHARACTERS_MIN
     if has_weak_prefix or is_repetitive or secret == name:
-        text = f"the secret of {name} is easy to guess"
-        yield text, "Use a random one: openssl rand -base64 24."
+        fact = f"the secret of {name} is easy to guess"
+        yield fact, "Use a random one: openssl rand -base64 24."
 
 
 def _lint_permissions(
     account: Account, topics: Collection[str] | None, groups: Collection[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield text and fix of each finding about the entries of topicPerms and groupPerms.
+    """Yield fact and fix of each finding about the entries of topicPerms and groupPerms.
 
     First the entries that repeat the default of the account, then those whose topic or group does
     not exist. None as `topics` or `groups` skips the second check for them.
     """
-    findings_about_names = []
     for resource, permission in account.permissions.items():
-        name = resource.removeprefix(GROUP_PREFIX)
-        if resource.startswith(GROUP_PREFIX):
-            kind = "group"
-            default = account.group_default
-            existing_names = groups
-        else:
-            kind = "topic"
-            default = account.topic_default
-            existing_names = topics
-        entry = f"{kind} {name} of {account.access_key}"
-
+        is_group = resource.startswith(GROUP_PREFIX)
+        default = account.group_default if is_group else account.topic_default
         if permission == default and not account.is_admin:
-            yield f"{entry} repeats the default", "Remove it."
-        if existing_names is not None and name not in existing_names:
-            finding = f"{entry} does not exist", "Correct the name, or create it."
-            findings_about_names.append(finding)
-    yield from findings_about_names
+            yield f"{_describe_entry(account, resource)} repeats the default", "Remove it."
+
+    for resource in account.permissions:
+        existing_names = groups if resource.startswith(GROUP_PREFIX) else topics
+        if existing_names is not None and resource.removeprefix(GROUP_PREFIX) not in existing_names:
+            fact = f"{_describe_entry(account, resource)} does not exist"
+            yield fact, "Correct the name, or create it."
+
+
+def _describe_entry(account: Account, resource: str) -> str:
+    """Return the name of an entry of topicPerms or groupPerms, for a finding about it."""
+    kind = "group" if resource.startswith(GROUP_PREFIX) else "topic"
+    return f"{kind} {resource.removeprefix(GROUP_PREFIX)} of {account.access_key}"

@@ -101,15 +101,16 @@ def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
 
     def find_resources(fields: Fields, body: bytes) -> Resources:
         resources = []
-        for name, need in names.items():
-            value = fields.get(name)
-            if value and value != free:
-                is_group = "roup" in name  # `group` or `…Group`
-                resource_name = group_resource(value) if is_group else value
-                resources.append(Resource(resource_name, need))
+        for field_name, need in names.items():
+            resource_name = fields.get(field_name)
+            if not resource_name or resource_name == free:
+                continue
+            if "roup" in field_name:  # `group` or `…Group`
+                resource_name = group_resource(resource_name)
+            resources.append(Resource(resource_name, need))
         return tuple(resources)
 
-    descriptions = (f"{_WORDS[need]} {name}" for name, need in names.items())
+    descriptions = [f"{_WORDS[need]} {field_name}" for field_name, need in names.items()]
     return Requirement(resources=find_resources, text=", ".join(descriptions))
 
 
@@ -141,44 +142,46 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
     def find_resources(fields: Fields, body: bytes) -> Resources:
         if not body and not is_needed:
             return ()
-        value = fastjson.loads(body)
-        names = [
-            group_resource(name) if kind == "group" else name
-            for kind, path in paths.items()
-            for name in _values_at(value, path.split("."))
-        ]
-        return tuple(Resource(name, SUB) for name in dict.fromkeys(names))
+        document = fastjson.loads(body)
+        resources: dict[Resource, None] = {}  # as keys, so that each one is there once
+        for kind, path in paths.items():
+            for name in _values_at(document, path.split(".")):
+                resource_name = group_resource(name) if kind == "group" else name
+                resources[Resource(resource_name, SUB)] = None
+        return tuple(resources)
 
     return Requirement(resources=find_resources, text=text)
 
 
-def _values_at(value: Any, path: list[str]) -> Iterator[str]:
-    """Yield the values at a path of a decoded JSON body as strings. An absent list is empty.
+def _values_at(node: Any, path: list[str]) -> Iterator[str]:
+    """Yield the values at a path of `node`, a part of a decoded JSON body, as strings.
+
+    An absent list is empty.
 
     `path` are the keys of the path, such as `["consumers[]", "groupName"]`; `[]` after a key means
     each item of the list there.
 
     Raises ProtocolError if the body has another structure, or more than `BODY_NAMES_MAX` items.
     """
-    if not isinstance(value, dict):
+    if not isinstance(node, dict):
         raise ProtocolError("The body has another value where an object is required.")
     key = path[0]
     remaining_path = path[1:]
     if not remaining_path:
-        yield str(value.get(key))
+        yield str(node.get(key))
         return
     if not key.endswith("[]"):
-        yield from _values_at(value.get(key), remaining_path)
+        yield from _values_at(node.get(key), remaining_path)
         return
 
     list_key = key.removesuffix("[]")
-    items = value.get(list_key, [])
-    if not isinstance(items, list) or len(items) > BODY_NAMES_MAX:
+    list_items = node.get(list_key, [])
+    if not isinstance(list_items, list) or len(list_items) > BODY_NAMES_MAX:
         raise ProtocolError(
             f"The body must have a list of at most {BODY_NAMES_MAX} items at {list_key}."
         )
-    for item in items:
-        yield from _values_at(item, remaining_path)
+    for list_item in list_items:
+        yield from _values_at(list_item, remaining_path)
 
 
 def _ack_resources(fields: Fields, body: bytes) -> Resources:
@@ -360,39 +363,60 @@ def identify_call(
     `age_s_max` limits for how long: the call is refused if its date is invalid or differs from
     `now_ms` by more seconds. 0 means no limit.
     """
-    # `SCHEME Credential=KEY/…, SignedHeaders=…, Signature=HEX`
-    scheme, _, parameter_list = authorization.partition(" ")
-    parameters: dict[str, str] = {}
-    for parameter in parameter_list.split(","):
-        name, _, value = parameter.strip().partition("=")
-        parameters[name] = value
+    scheme, parameters = _parse_authorization(authorization)
     access_key = parameters.get("Credential", "").partition("/")[0] or None
 
+    signature = parameters.get("Signature", "")
+
     def is_signed(secret_key: str) -> bool:
-        expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
-        signature = parameters.get("Signature", "").lower().encode("utf-8", "replace")
-        is_right = hmac.compare_digest(expected.hexdigest().encode(), signature)
-        return scheme == CALL_SCHEME and is_right
+        return scheme == CALL_SCHEME and _is_date_signed(date_time, signature, secret_key)
 
     verdict = _identify(rules, host, access_key, is_signed)
     # Without an account the address alone has decided, or the call is refused already.
     if verdict.account is None or not age_s_max:
         return verdict
 
-    date_ms = parse_call_date(date_time)
-    if date_ms is not None and abs(now_ms - date_ms) <= age_s_max * 1000:
+    problem = _find_date_problem(date_time, now_ms, age_s_max)
+    if not problem:
         return verdict
-    if date_ms is None:
-        problem = "is not a date: write it as 20261128T094500Z"
-    else:
-        problem = (
-            f"differs by {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit "
-            f"is {age_s_max} s (sluiceGrpcDateSeconds): correct the client's clock"
-        )
     return Verdict(
         False,
         f"The date of the signature for accessKey={access_key} {problem}. It is {date_time!r:.80}.",
         "sluiceGrpcDateSeconds",
+    )
+
+
+def _parse_authorization(authorization: str) -> tuple[str, dict[str, str]]:
+    """Return the scheme and the parameters by name of an `authorization` header.
+
+    The header is `SCHEME Credential=KEY/…, SignedHeaders=…, Signature=HEX`.
+    """
+    scheme, _, parameter_list = authorization.partition(" ")
+    parameters: dict[str, str] = {}
+    for parameter in parameter_list.split(","):
+        name, _, content = parameter.strip().partition("=")
+        parameters[name] = content
+    return scheme, parameters
+
+
+def _is_date_signed(date_time: str, signature: str, secret_key: str) -> bool:
+    """Return whether `signature` is the HMAC of the date with the secret key, in hexadecimal."""
+    expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
+    sent = signature.lower().encode("utf-8", "replace")
+    return hmac.compare_digest(expected.hexdigest().encode(), sent)
+
+
+def _find_date_problem(date_time: str, now_ms: int, age_s_max: int) -> str:
+    """Return why the date of a signature is refused, for the remark; "" if it is accepted."""
+    date_ms = parse_call_date(date_time)
+    if date_ms is None:
+        return "is not a date: write it as 20261128T094500Z"
+    difference_ms = abs(now_ms - date_ms)
+    if difference_ms <= age_s_max * 1000:
+        return ""
+    return (
+        f"differs by {difference_ms / 1000:.3f} s from the proxy's clock, the limit "
+        f"is {age_s_max} s (sluiceGrpcDateSeconds): correct the client's clock"
     )
 
 
@@ -422,9 +446,9 @@ def _identify(
     has the signature that this secret key makes.
     """
     # 1: the address is in the global white list
-    numbers = address_numbers(host)
+    address = address_numbers(host)
     for pattern in rules.white_addresses:
-        if pattern.matches(numbers):
+        if pattern.matches(address):
             return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
 
     # 2: no access key, or an unknown one
@@ -435,7 +459,7 @@ def _identify(
         return Verdict(False, f"No acl config for {access_key}", "no such account")
 
     # 3: the address is in the account's white list
-    if account.white_addresses is not None and account.white_addresses.matches(numbers):
+    if account.white_addresses is not None and account.white_addresses.matches(address):
         rule = f"{account.origin} whiteRemoteAddress {account.white_addresses.text}"
         return Verdict(True, "", rule, None)
 

@@ -3,7 +3,7 @@
 A broker that listens on every address of its machine must advertise one of them to its name
 servers. `choose_address` chooses it with a reason, and `explain_address` describes the choice for
 the log. A SluiceMQ name server may give another address of the broker to clients that reach the
-name server through another network (`nameserver/routes.py`), unless the user has set brokerIP1.
+name server through another network (`nameserver/reachable.py`), unless the user has set brokerIP1.
 
 For that purpose SluiceMQ's brokers add two extFields to REGISTER_BROKER (103), which RocketMQ's
 name servers ignore.
@@ -41,13 +41,13 @@ class AdvertisedAddress(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def parse_address(text: str) -> IPAddress | None:
-    """Return the IP address that the text is, or None for a host name.
+def parse_address(host: str) -> IPAddress | None:
+    """Return the IP address that `host` is, or None for a host name.
 
     A zone (`fe80::1%eth0`) is dropped. An IPv4-mapped address (`::ffff:1.2.3.4`) becomes IPv4.
     """
     try:
-        address = ipaddress.ip_address(text.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
@@ -55,49 +55,52 @@ def parse_address(text: str) -> IPAddress | None:
     return address
 
 
-def is_loopback(text: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Return whether only programs on the same machine reach the address. True for `localhost`."""
-    address = parse_address(text)
-    return text == "localhost" if address is None else address.is_loopback
+    address = parse_address(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
-def is_wildcard(text: str) -> bool:
-    """Return whether the text means every address of a machine: `0.0.0.0`, `::` or "".
+def is_wildcard(host: str) -> bool:
+    """Return whether the host means every address of a machine: `0.0.0.0`, `::` or "".
 
     A server can listen on it, but clients cannot connect to it.
     """
-    address = parse_address(text)
-    return text == "" if address is None else address.is_unspecified
+    address = parse_address(host)
+    return host == "" if address is None else address.is_unspecified
 
 
-def is_private(text: str) -> bool:
-    """Return whether the text is an IP address of a private network (`ipaddress.is_private`)."""
-    address = parse_address(text)
+def is_private(host: str) -> bool:
+    """Return whether the host is an IP address of a private network (`ipaddress.is_private`)."""
+    address = parse_address(host)
     return address is not None and address.is_private
 
 
-def is_same_address(one: str, other: str) -> bool:
-    """Return whether two texts are the same IP address, or the same host name."""
-    first = parse_address(one)
-    second = parse_address(other)
-    return one == other if first is None or second is None else first == second
+def is_same_address(host: str, other_host: str) -> bool:
+    """Return whether two hosts are the same IP address, or the same host name."""
+    address = parse_address(host)
+    other_address = parse_address(other_host)
+    if address is None or other_address is None:
+        return host == other_host
+    return address == other_address
 
 
-def is_same_network(one: str, other: str) -> bool:
+def is_same_network(host: str, other_host: str) -> bool:
     """Return whether two IP addresses are probably in one network. False for host names.
 
     The real network masks are not known here, so the usual lengths are assumed: 24 bits for IPv4
     and 64 bits for IPv6. All loopback addresses count as one network.
     """
-    first = parse_address(one)
-    second = parse_address(other)
-    if first is None or second is None or first.version != second.version:
+    address = parse_address(host)
+    other_address = parse_address(other_host)
+    if address is None or other_address is None or address.version != other_address.version:
         return False
-    if first.is_loopback or second.is_loopback:
-        return first.is_loopback and second.is_loopback
-    bits = IPV4_NETWORK_BITS if first.version == 4 else IPV6_NETWORK_BITS
-    shift = first.max_prefixlen - bits
-    return int(first) >> shift == int(second) >> shift
+    if address.is_loopback or other_address.is_loopback:
+        return address.is_loopback and other_address.is_loopback
+
+    network_bits = IPV4_NETWORK_BITS if address.version == 4 else IPV6_NETWORK_BITS
+    host_bits = address.max_prefixlen - network_bits
+    return int(address) >> host_bits == int(other_address) >> host_bits
 
 
 def choose_address(
@@ -132,16 +135,16 @@ def choose_address(
 def explain_address(advertised: AdvertisedAddress, port: int) -> str:
     """Return a text for the log: the advertised address, the reason, and how to change it."""
     address = format_address(advertised.address, port)
-    text = f"Advertising {address} to clients, because {advertised.reason}."
+    fact = f"Advertising {address} to clients, because {advertised.reason}."
     if advertised.is_fixed:
-        return text
+        return fact
     if is_loopback(advertised.address):
         return (
-            f"{text} Only programs on this machine can reach it. To serve other machines, set "
+            f"{fact} Only programs on this machine can reach it. To serve other machines, set "
             "brokerIP1 (and listen on 0.0.0.0)."
         )
     return (
-        f"{text} A SluiceMQ name server gives clients in other networks another address. "
+        f"{fact} A SluiceMQ name server gives clients in other networks another address. "
         "Set brokerIP1 to advertise one address to all clients."
     )
 

@@ -65,16 +65,16 @@ class _UndecodableError(Exception):
         self.found = Undecodable(reason, fix)
 
 
-def compress(body: Buffer, kind: int) -> bytes:
-    """Return `body`, compressed by the algorithm that the sys flag `kind` names.
+def compress(body: Buffer, sys_flag: int) -> bytes:
+    """Return `body`, compressed by the algorithm that the sys flag names.
 
     Its compression bits choose LZ4 or Zstandard. Every other value, 0 included, means zlib.
     Raises ImportError if the package of the algorithm is not installed.
     """
-    kind &= COMPRESSION_MASK
-    if kind == COMPRESSION_LZ4:
+    algorithm = sys_flag & COMPRESSION_MASK
+    if algorithm == COMPRESSION_LZ4:
         return bytes(importlib.import_module("lz4.frame").compress(bytes(body)))
-    if kind == COMPRESSION_ZSTD:
+    if algorithm == COMPRESSION_ZSTD:
         package = importlib.import_module("zstandard")
         return bytes(package.ZstdCompressor().compress(bytes(body)))
     return zlib.compress(body, 5)
@@ -88,20 +88,20 @@ def decode_body(raw: Buffer, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> 
     """
     if not sys_flag & COMPRESSED or not raw:
         return bytes(raw)
-    kind = sys_flag & COMPRESSION_MASK
+    algorithm = sys_flag & COMPRESSION_MASK
     try:
-        if kind == COMPRESSION_LZ4:
+        if algorithm == COMPRESSION_LZ4:
             return _lz4(bytes(raw), bytes_max)
-        if kind == COMPRESSION_ZSTD:
+        if algorithm == COMPRESSION_ZSTD:
             return _zstd(bytes(raw), bytes_max)
-        if kind in (0, COMPRESSION_ZLIB):
+        if algorithm in (0, COMPRESSION_ZLIB):
             return _zlib(bytes(raw), bytes_max)
     except _UndecodableError as error:
         return error.found
     except MemoryError:
         return Undecodable("there is not enough memory to decompress it", "Add memory.")
     return Undecodable(
-        f"its compression type {kind >> 8} is unknown (known: 0 to 3)",
+        f"its compression type {algorithm >> 8} is unknown (known: 0 to 3)",
         f"Update SluiceMQ if a newer client wrote it; {_FROM_RAW}",
     )
 
@@ -149,10 +149,10 @@ def _too_large(bytes_max: int) -> _UndecodableError:
     )
 
 
-def _damaged(name: str, what: object) -> _UndecodableError:
-    """Return the error for data that the format `name` does not allow; `what` says why."""
+def _damaged(name: str, reason: object) -> _UndecodableError:
+    """Return the error for data that the format `name` does not allow; `reason` says why."""
     return _UndecodableError(
-        f"it is not valid {name} data: {what}", f"Have its producer send it again; {_FROM_RAW}"
+        f"it is not valid {name} data: {reason}", f"Have its producer send it again; {_FROM_RAW}"
     )
 
 
@@ -207,24 +207,31 @@ def _lz4(raw: bytes, bytes_max: int) -> bytes:
     package = _package("lz4.frame")
     output = _Output(bytes_max)
     position = 0
-    frames = 0
+    frame_count = 0
     try:
         while position < len(raw):
-            frames = _next_frame(frames, "LZ4")
-            decompressor = package.LZ4FrameDecompressor()
-            while not decompressor.eof:
-                chunk = b""
-                if decompressor.needs_input:
-                    chunk = raw[position : position + _INPUT_BYTES]
-                    position += len(chunk)
-                piece = decompressor.decompress(chunk, output.room)
-                if not piece and not chunk and not decompressor.eof:
-                    raise _cut_off("LZ4")
-                output.add(piece)
-            position -= len(decompressor.unused_data or b"")
+            frame_count = _count_frame(frame_count, "LZ4")
+            position = _read_lz4_frame(package.LZ4FrameDecompressor(), raw, position, output)
     except (RuntimeError, ValueError, EOFError) as error:
         raise _damaged("LZ4", error) from None
     return output.whole()
+
+
+def _read_lz4_frame(decompressor: Any, raw: bytes, position: int, output: _Output) -> int:
+    """Add the content of the LZ4 frame at `position` to the output. Return where the frame ends.
+
+    Raises _UndecodableError if the frame is incomplete or too large, and the errors of `lz4`.
+    """
+    while not decompressor.eof:
+        chunk = b""
+        if decompressor.needs_input:
+            chunk = raw[position : position + _INPUT_BYTES]
+            position += len(chunk)
+        piece = decompressor.decompress(chunk, output.room)
+        if not piece and not chunk and not decompressor.eof:
+            raise _cut_off("LZ4")
+        output.add(piece)
+    return position - len(decompressor.unused_data or b"")
 
 
 def _zstd(raw: bytes, bytes_max: int) -> bytes:
@@ -232,19 +239,18 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
     package = _package("zstandard")
     output = _Output(bytes_max)
     position = 0
-    frames = 0
+    frame_count = 0
     try:
         while position < len(raw):
-            frames = _next_frame(frames, "Zstandard")
+            frame_count = _count_frame(frame_count, "Zstandard")
             decompressor = package.ZstdDecompressor().decompressobj()
             while not decompressor.eof:
                 # The decoder cannot limit its output, and joins it, so there are two copies for a
                 # moment. The input is therefore limited: even if it consists of the shortest
                 # blocks, both copies of its output stay within the limit.
-                blocks = max(1, (bytes_max - output.size) // (2 * _ZSTD_BLOCK_BYTES))
-                chunk = raw[
-                    position : position + min(blocks * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)
-                ]
+                blocks_max = max(1, (bytes_max - output.size) // (2 * _ZSTD_BLOCK_BYTES))
+                chunk_bytes_max = min(blocks_max * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)
+                chunk = raw[position : position + chunk_bytes_max]
                 if not chunk:
                     raise _cut_off("Zstandard")
                 position += len(chunk)
@@ -255,11 +261,11 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
     return output.whole()
 
 
-def _next_frame(frames: int, name: str) -> int:
-    """Count the next frame of a body: return `frames` + 1.
+def _count_frame(frame_count: int, name: str) -> int:
+    """Count the next frame of a body: return `frame_count` + 1.
 
     Raises _UndecodableError if the body has FRAMES_MAX frames already.
     """
-    if frames == FRAMES_MAX:
+    if frame_count == FRAMES_MAX:
         raise _damaged(name, f"more than {FRAMES_MAX:,} frames")
-    return frames + 1
+    return frame_count + 1

@@ -37,27 +37,25 @@ class Host(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return (
-            f"[{self.address}]:{self.port}"
-            if ":" in self.address
-            else f"{self.address}:{self.port}"
-        )
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}"
 
 
-def parse_host(text: str) -> Host:
+def parse_host(host_and_port: str) -> Host:
     """Return the host and port in a text such as `1.2.3.4:10911` or `[::1]:10911`.
 
     The brackets of an IPv6 address are removed. The address itself is not checked; it may be a host
     name. Raises ProtocolError if the port is missing, not a number, or larger than PORT_MAX.
     """
-    address, separator, port = text.strip().rpartition(":")
+    address, separator, port = host_and_port.strip().rpartition(":")
     if not separator or not port.isdigit():
         raise ProtocolError(
-            f"{text!r} is not an address.", fix="Write host:port, for example 127.0.0.1:10911."
+            f"{host_and_port!r} is not an address.",
+            fix="Write host:port, for example 127.0.0.1:10911.",
         )
     if len(port) > 5 or int(port) > PORT_MAX:
         raise ProtocolError(
-            f"{text[:100]!r} is not an address: a port is at most {PORT_MAX}.",
+            f"{host_and_port[:100]!r} is not an address: a port is at most {PORT_MAX}.",
             fix="Write host:port, for example 127.0.0.1:10911.",
         )
     return Host(address.removeprefix("[").removesuffix("]"), int(port))
@@ -73,9 +71,11 @@ def encode_host(host: Host) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def decode_host(data: bytes) -> Host:
-    """Return the host that `encode_host` has encoded as `data`."""
-    return Host(str(ipaddress.ip_address(data[:-4])), _PORT.unpack(data[-4:])[0])
+def decode_host(encoded: bytes) -> Host:
+    """Return the host that `encode_host` has encoded."""
+    address = ipaddress.ip_address(encoded[:-4])
+    (port,) = _PORT.unpack(encoded[-4:])
+    return Host(str(address), port)
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
@@ -95,20 +95,21 @@ def offset_message_ids(prefix: str, offsets: bytes) -> str:
     return prefix + offsets.hex(",", 8).upper().replace(",", "," + prefix)
 
 
-def parse_offset_message_id(text: str) -> tuple[Host, int]:
+def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
     """Return the host of the broker and the position in its commit log that an id contains.
 
     Raises ProtocolError if the text is not an offset message id.
     """
     try:
-        data = bytes.fromhex(text)
+        decoded = bytes.fromhex(message_id)
     except ValueError:
-        data = b""
-    if len(data) not in (HOST_BYTES_IPV4 + 8, HOST_BYTES_IPV6 + 8):
+        decoded = b""
+    if len(decoded) not in (HOST_BYTES_IPV4 + 8, HOST_BYTES_IPV6 + 8):
         raise ProtocolError(
-            f"{text!r} is not an offset message id.", fix="It has 32 or 56 hex digits."
+            f"{message_id!r} is not an offset message id.", fix="It has 32 or 56 hex digits."
         )
-    return decode_host(data[:-8]), _OFFSET.unpack(data[-8:])[0]
+    (position,) = _OFFSET.unpack(decoded[-8:])
+    return decode_host(decoded[:-8]), position
 
 
 HASHED_UNITS: Final = 256
@@ -124,14 +125,16 @@ def java_hash(text: str) -> int:
 
     Java hashes UTF-16 units. One unit takes about 40 ns here.
     """
-    value = 0
-    data = text.encode("utf-16-be", "surrogatepass")
-    for begin in range(0, len(data), 2 * HASHED_UNITS):
-        piece = data[begin : begin + 2 * HASHED_UNITS]
-        units = struct.unpack(f">{len(piece) // 2}H", piece)
+    hash_code = 0
+    encoded = text.encode("utf-16-be", "surrogatepass")
+    for start in range(0, len(encoded), 2 * HASHED_UNITS):
+        chunk = encoded[start : start + 2 * HASHED_UNITS]
+        units = struct.unpack(f">{len(chunk) // 2}H", chunk)
+        # Java multiplies the hash by 31 for each unit: here for all units of the chunk at once.
         powers = _POWERS[HASHED_UNITS - len(units) :]
-        value = (value * 31 * powers[0] + sum(map(mul, units, powers))) & 0xFFFFFFFF
-    return value - (1 << 32) if value & 0x80000000 else value
+        hash_code = (hash_code * 31 * powers[0] + sum(map(mul, units, powers))) & 0xFFFFFFFF
+    is_negative = hash_code & 0x80000000
+    return hash_code - (1 << 32) if is_negative else hash_code
 
 
 _cached_hash: Final = lru_cache(maxsize=65536)(java_hash)
@@ -153,10 +156,13 @@ class UniqueIds:
     __slots__ = ("_begin", "_clock", "_month_ms", "_numbers", "_prefix")
 
     def __init__(self, clock: Clock, address: bytes, process_id: int, salt: int) -> None:
+        """Create a generator.
+
+        `address` is the packed IP address of this process, 4 bytes for IPv4. `salt` is any number.
+        """
         self._clock = clock
-        self._prefix = (
-            (address + struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)).hex().upper()
-        )
+        process_part = struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)
+        self._prefix = (address + process_part).hex().upper()
         self._numbers = count(1)
         self._month_ms = range(0)
         self._begin = -1, ""
@@ -165,11 +171,11 @@ class UniqueIds:
     def make_id(self) -> str:
         """Return a new id for the present millisecond. Called for every message that is sent."""
         now_ms = self._clock.now_ms()
-        at_ms, begin = self._begin
-        if at_ms != now_ms:
-            begin = f"{self._prefix}{now_ms - self._month_start_ms(now_ms):08X}"
-            self._begin = now_ms, begin
-        return f"{begin}{next(self._numbers) & 0xFFFF:04X}"
+        made_ms, first_digits = self._begin
+        if made_ms != now_ms:
+            first_digits = f"{self._prefix}{now_ms - self._month_start_ms(now_ms):08X}"
+            self._begin = now_ms, first_digits
+        return f"{first_digits}{next(self._numbers) & 0xFFFF:04X}"
 
     def _month_start_ms(self, now_ms: int) -> int:
         """Return the start of the month of a time, in ms since 1970. The month is cached."""
@@ -188,10 +194,10 @@ def _month(time_ms: int) -> datetime:
     return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
-def make_unique_id(prefix: str, time_ms: int, number: int) -> str:
+def make_unique_id(prefix: str, time_ms: int, counter: int) -> str:
     """Return a unique id with the given first 20 digits (`prefix`), time and counter."""
     start_ms = int(_month(time_ms).timestamp()) * 1000
-    return f"{prefix[:20].upper()}{time_ms - start_ms:08X}{number & 0xFFFF:04X}"
+    return f"{prefix[:20].upper()}{time_ms - start_ms:08X}{counter & 0xFFFF:04X}"
 
 
 def unique_id_time_ms(message_id: str, now_ms: int) -> int:
@@ -233,16 +239,17 @@ class RecallHandle(NamedTuple):
         return base64.urlsafe_b64encode(plain.encode()).decode()
 
 
-def parse_recall_handle(text: str) -> RecallHandle | None:
-    """Return the handle that a text encodes, or None if it does not encode one."""
+def parse_recall_handle(handle: str) -> RecallHandle | None:
+    """Return the decoded form of a recall handle, or None if the text is not one."""
     try:
-        plain = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True).decode()
+        plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):
         return None
-    parts = plain.split(" ")
-    if len(parts) != _PARTS or parts[0] != _VERSION or not all(parts):
+    fields = plain.split(" ")
+    if len(fields) != _PARTS or not all(fields):
         return None
-    _, topic, broker, time, unique_id = parts
-    if not (time.isascii() and time.isdigit()) or len(time) > 18:
+    version, topic, broker, time_text, unique_id = fields
+    is_time = time_text.isascii() and time_text.isdigit() and len(time_text) <= 18
+    if version != _VERSION or not is_time:
         return None
-    return RecallHandle(topic, broker, int(time), unique_id)
+    return RecallHandle(topic, broker, int(time_text), unique_id)

@@ -57,10 +57,15 @@ _BODY_SHOWN: Final = 24
 
 def summarize(tag: str | None, keys: Sequence[str], body: bytes) -> str:
     """Return a short text about a message: tag, keys, the start of the body and its size."""
-    begin = bytes(body[:_BODY_SHOWN])
-    more = "…" if len(body) > _BODY_SHOWN else ""
-    words = [f" tag {tag}" if tag else "", f" keys {' '.join(keys):.60}" if keys else ""]
-    return f"{''.join(words)} {begin!r}{more} {len(body):,} B"
+    summary = ""
+    if tag:
+        summary += f" tag {tag}"
+    if keys:
+        summary += f" keys {' '.join(keys):.60}"
+
+    body_start = bytes(body[:_BODY_SHOWN])
+    ellipsis = "…" if len(body) > _BODY_SHOWN else ""
+    return f"{summary} {body_start!r}{ellipsis} {len(body):,} B"
 
 
 @with_hints
@@ -131,18 +136,18 @@ class StoredMessage:
         """
         if not self.sys_flag & COMPRESSED:
             return self.raw_body
-        found = self._read_body()
-        if isinstance(found, bytes):
-            return found
-        raise self._error(found)
+        decoded = self._read_body()
+        if isinstance(decoded, bytes):
+            return decoded
+        raise self._make_body_error(decoded)
 
     @property
     def body_error(self) -> UndecodableBodyError | None:
         """The error that reading `body` raises, or None if the body can be read."""
         if not self.sys_flag & COMPRESSED:
             return None
-        found = self._read_body()
-        return None if isinstance(found, bytes) else self._error(found)
+        decoded = self._read_body()
+        return None if isinstance(decoded, bytes) else self._make_body_error(decoded)
 
     @property
     def body_or_raw(self) -> bytes:
@@ -150,21 +155,23 @@ class StoredMessage:
         return self.raw_body if self.body_error is not None else self.body
 
     def _read_body(self) -> bytes | Undecodable:
-        found = self._decoded
-        if found is None:
-            found = decode_body(self.raw_body, self.sys_flag, self.body_bytes_max)
-            object.__setattr__(self, "_decoded", found)
-        return found
+        """Return the decoded body, or why it cannot be decoded. Decode it in the first call."""
+        decoded = self._decoded
+        if decoded is None:
+            decoded = decode_body(self.raw_body, self.sys_flag, self.body_bytes_max)
+            object.__setattr__(self, "_decoded", decoded)  # the class is frozen
+        return decoded
 
-    def _error(self, found: Undecodable) -> UndecodableBodyError:
+    def _make_body_error(self, undecodable: Undecodable) -> UndecodableBodyError:
+        """Return the error that reading `body` raises."""
         return UndecodableBodyError(
             self.message_id,
             self.topic,
             self.broker,
             self.queue_id,
             self.queue_offset,
-            reason=found.reason,
-            fix=found.fix,
+            reason=undecodable.reason,
+            fix=undecodable.fix,
         )
 
     @property

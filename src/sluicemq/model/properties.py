@@ -193,8 +193,11 @@ RESERVED: Final[Mapping[str, Reserved]] = {
 """All reserved properties by name."""
 
 
-def _names_of(*kinds: OnSend) -> frozenset[str]:
-    return frozenset(it.name for it in RESERVED.values() if it.on_send in kinds)
+def _names_of(*on_send_kinds: OnSend) -> frozenset[str]:
+    """Return the names of the reserved properties that are treated in these ways on a send."""
+    return frozenset(
+        reserved.name for reserved in RESERVED.values() if reserved.on_send in on_send_kinds
+    )
 
 
 REMOVED_ON_SEND: Final = _names_of(_REMOVED)
@@ -223,9 +226,13 @@ COPIED: Final = frozenset(
 """Reserved properties that a copy of a stored message keeps."""
 PREPARED_COPY_PROPERTIES: Final = (CHECK_TIMES, PREPARED_OFFSET)
 """Names that a broker writes into copies of a prepared message."""
-REFUSED_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_refused)
+REFUSED_PROPERTIES: Final = frozenset(
+    reserved.name for reserved in RESERVED.values() if reserved.is_refused
+)
 """Names that SluiceMQ's clients refuse among the properties of a user."""
-HIDDEN_PROPERTIES: Final = frozenset(it.name for it in RESERVED.values() if it.is_hidden)
+HIDDEN_PROPERTIES: Final = frozenset(
+    reserved.name for reserved in RESERVED.values() if reserved.is_hidden
+)
 """Names that gRPC clients can neither send nor see among the properties of a user."""
 
 
@@ -254,7 +261,7 @@ def settable_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
     Names in RESERVED that clients do not refuse, such as TIMER_OUT_MS, are among them.
     """
-    return {name: text for name, text in properties.items() if not is_refused_property(name)}
+    return {name: content for name, content in properties.items() if not is_refused_property(name)}
 
 
 def remove_on_send(properties: dict[str, str], *, is_retry: bool = False) -> None:

@@ -40,9 +40,10 @@ class Subscription:
         return self.kind == TAG and self.expression == ALL
 
     def __repr__(self) -> str:
-        name = "where" if self.kind == SQL92 else "tags"
-        what = "everything" if self.is_everything else f"{name}={self.expression!r:.200}"
-        return f"<Subscription to {self.topic}: {what}>"
+        if self.is_everything:
+            return f"<Subscription to {self.topic}: everything>"
+        expression_name = "where" if self.kind == SQL92 else "tags"
+        return f"<Subscription to {self.topic}: {expression_name}={self.expression!r:.200}>"
 
 
 class MessageFilter(Protocol):

@@ -104,12 +104,12 @@ def revealed_names(topics: Iterable[str]) -> set[str]:
     Use them for `is_system_topic` if no cluster can be asked, for example with a store directory.
     Brokers of RocketMQ 4 do not create these topics.
     """
-    return {
-        topic.removeprefix(prefix)
-        for topic in topics
-        for prefix in (REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX)
-        if topic.startswith(prefix)
-    }
+    names = set()
+    for topic in topics:
+        for prefix in (REVIVE_TOPIC_PREFIX, SYNC_MEMBER_TOPIC_PREFIX):
+            if topic.startswith(prefix):
+                names.add(topic.removeprefix(prefix))
+    return names
 
 
 def is_system_topic(name: str, own_names: Collection[str] = ()) -> bool:

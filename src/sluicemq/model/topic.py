@@ -81,9 +81,14 @@ def pop_origin(topic: str, group: str) -> str:
     return topic
 
 
-def pop_topic(topic: str, group: str, kind: int) -> str:
-    """Return the topic of the given kind that belongs to the user's topic `topic` and the group."""
-    return topic if kind == POP_NORMAL else pop_retry_topic(group, topic, is_v2=kind > POP_RETRY)
+def pop_topic(topic: str, group: str, topic_kind: int) -> str:
+    """Return the topic of a kind that belongs to the user's topic `topic` and the group.
+
+    `topic_kind` is POP_NORMAL, POP_RETRY or POP_RETRY_V2.
+    """
+    if topic_kind == POP_NORMAL:
+        return topic
+    return pop_retry_topic(group, topic, is_v2=topic_kind > POP_RETRY)
 
 
 class MessageQueue(NamedTuple):
@@ -182,7 +187,7 @@ def permission_name(perm: int) -> str:
 
 def _describe(name: str, facts: list[str], attributes: Mapping[str, str]) -> str:
     """Return the name with the facts and attributes in brackets, separated by commas."""
-    attribute_facts = [f"{key}={value}" for key, value in attributes.items()]
+    attribute_facts = [f"{key}={text}" for key, text in attributes.items()]
     details = ", ".join([*facts, *attribute_facts])
     return f"{name} ({details})"
 
@@ -241,12 +246,14 @@ def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     They are the queues 0 to `read_queues` - 1 of each broker in `route` whose permission for the
     topic includes PERM_READ.
     """
-    return sorted(
-        MessageQueue(topic, data.broker, queue_id)
-        for data in route.queues
-        if data.perm & PERM_READ
-        for queue_id in range(data.read_queues)
-    )
+    message_queues: list[MessageQueue] = []
+    for queues in route.queues:
+        if queues.perm & PERM_READ:
+            message_queues += [
+                MessageQueue(topic, queues.broker, queue_id)
+                for queue_id in range(queues.read_queues)
+            ]
+    return sorted(message_queues)
 
 
 def allocate_average(

@@ -145,58 +145,74 @@ def encode_record(record: TraceRecord) -> str:
     if isinstance(record, SendTrace) and record.client_host is None:
         del fields[-1]
     if isinstance(record, ConsumeTrace) and record.time_ms is None:
-        fields[-2:] = [""]
-    return (
-        FIELD_SEPARATOR.join(map(_encode_field, [_RECORD_NAMES[type(record)], *fields]))
-        + RECORD_SEPARATOR
-    )
+        fields[-2:] = [""]  # in place of time and group
+    record_name = _RECORD_NAMES[type(record)]
+    return FIELD_SEPARATOR.join(map(_encode_field, [record_name, *fields])) + RECORD_SEPARATOR
 
 
-def _encode_field(value: object) -> str:
+def _encode_field(field: object) -> str:
     """Return a field as text.
 
     Separators in it are replaced by spaces, to keep the other fields intact.
     """
-    if value is None:
+    if field is None:
         return _NULL
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    text = str(value)
-    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # it would shift all later fields
-        text = text.replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
-    return text
+    if isinstance(field, bool):
+        return "true" if field else "false"
+    if isinstance(field, int):
+        return str(int(field))
+    # A separator would shift all later fields.
+    return str(field).replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
 
 
 def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
     """Return the records of a trace message, and how many more could not be decoded."""
     records: list[TraceRecord] = []
-    unread = 0
+    undecoded_count = 0
     for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
         if not line:
             continue
-        name, *fields = line.split(FIELD_SEPARATOR)
         try:
-            kind = _RECORD_CLASSES[name]
-            # Fields that older clients omit are filled in; fields that newer ones add are ignored.
-            if kind is SendTrace and len(fields) == 12:  # before there was an offset message id
-                fields.insert(11, _NULL)
-            elif kind is DeliveryTrace:
-                fields[5] = fields[5].removesuffix(_NULL) or "0"
-                fields += [_NULL] if len(fields) == 6 else []
-            elif kind is ConsumeTrace:
-                if len(fields) == 5:
-                    is_success = fields[3] == "true"
-                    fields.append(
-                        str(int(ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED))
-                    )
-                fields = fields[:8] if len(fields) >= 8 else fields[:6]
-            texts = zip(_FIELD_PARSERS[kind].values(), fields, strict=False)
-            records.append(kind(*(convert(text) for convert, text in texts)))
+            records.append(_decode_record(line))
         except (KeyError, ValueError, IndexError, TypeError):
-            unread += 1
-    return records, unread
+            undecoded_count += 1
+    return records, undecoded_count
+
+
+def _decode_record(line: str) -> TraceRecord:
+    """Return the record in a line without its separator.
+
+    Raises KeyError, ValueError, IndexError or TypeError if it is not a record of a known kind.
+    """
+    name, *fields = line.split(FIELD_SEPARATOR)
+    record_class = _RECORD_CLASSES[name]
+    parse_functions = _FIELD_PARSERS[record_class].values()
+    fields = _complete_fields(record_class, fields)
+    parsed_fields = [parse(field) for parse, field in zip(parse_functions, fields, strict=False)]
+    return record_class(*parsed_fields)
+
+
+def _complete_fields(record_class: type[TraceRecord], fields: list[str]) -> list[str]:
+    """Return the fields of a record with those that older clients omit.
+
+    Fields that newer clients add are ignored. Raises IndexError if other fields are missing.
+    """
+    if record_class is SendTrace and len(fields) == 12:  # before there was an offset message id
+        return [*fields[:11], _NULL, *fields[11:]]
+
+    if record_class is DeliveryTrace:
+        retry_times = fields[5].removesuffix(_NULL) or "0"
+        keys = fields[6:] or [_NULL]
+        return [*fields[:5], retry_times, *keys]
+
+    if record_class is ConsumeTrace:
+        if len(fields) == 5:
+            is_success = fields[3] == "true"
+            outcome = ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED
+            return [*fields, str(int(outcome))]
+        # Time and group are there together or not at all.
+        return fields[:8] if len(fields) >= 8 else fields[:6]
+    return fields
 
 
 _RECORD_NAMES: Final[dict[type[TraceRecord], str]] = {
@@ -216,8 +232,10 @@ _PARSERS_BY_TYPE: Final[dict[object, Callable[[str], Any]]] = {
     ConsumeOutcome: lambda text: ConsumeOutcome(int(text)),
 }
 _FIELD_PARSERS: Final = {
-    kind: {one.name: _PARSERS_BY_TYPE[one.type] for one in dataclasses.fields(kind)}
-    for kind in _RECORD_NAMES
+    record_class: {
+        field.name: _PARSERS_BY_TYPE[field.type] for field in dataclasses.fields(record_class)
+    }
+    for record_class in _RECORD_NAMES
 }
 """Maps each kind of record to the parsers of its fields, in the order of the format."""
 

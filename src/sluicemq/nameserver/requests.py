@@ -28,15 +28,8 @@ from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolE
 from sluicemq.files import Files, edit_text, load_text, read_text, replace_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.topic import ORDER_TOPICS, BrokerData, TopicConfig
-from sluicemq.nameserver.routes import (
-    TIMEOUT_MS,
-    ClientConnection,
-    Origin,
-    Registration,
-    RouteTable,
-    filter_zone,
-    reachable_address,
-)
+from sluicemq.nameserver.reachable import ClientConnection, Origin, reachable_address
+from sluicemq.nameserver.routes import TIMEOUT_MS, Registration, RouteTable, filter_zone
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.openssl import load_server_context
 from sluicemq.net.work.background import WorkItem, run_first_step, run_now
@@ -147,7 +140,8 @@ class KeyValues:
         """
         table = self._namespaces.get(namespace, {})
         if key in table:
-            remaining = {name: value for name, value in table.items() if name != key}
+            remaining = table.copy()
+            del remaining[key]
             self._replace(namespace, remaining)
 
     def _replace(self, namespace: str, table: dict[str, str]) -> None:
@@ -158,16 +152,16 @@ class KeyValues:
         nothing is changed.
         """
         changed_namespaces = {**self._namespaces, namespace: table}
-        text = encode_kv_config_file(changed_namespaces)
+        file_text = encode_kv_config_file(changed_namespaces)
         # A file that is already too large can still be reduced by deletions.
         is_deletion = len(table) < len(self._namespaces.get(namespace, {}))
-        if len(text) > KEY_VALUES_BYTES_MAX and not is_deletion:
+        if len(file_text) > KEY_VALUES_BYTES_MAX and not is_deletion:
             raise ProtocolError(
-                f"The key-values would take {len(text)} bytes, but the limit is "
+                f"The key-values would take {len(file_text)} bytes, but the limit is "
                 f"{KEY_VALUES_BYTES_MAX}.",
                 fix="Delete key-values that are no longer used.",
             )
-        replace_text(self._files, self._path, text)
+        replace_text(self._files, self._path, file_text)
         self._namespaces = changed_namespaces
 
 
@@ -260,8 +254,8 @@ class NameServerRequests:
         The call may block for long; the server uses `handle` instead. Parameters and errors are
         those of `handle`.
         """
-        result = self.handle(command, peer, now_ms)
-        return result if isinstance(result, Command) else run_now(result)
+        answer = self.handle(command, peer, now_ms)
+        return answer if isinstance(answer, Command) else run_now(answer)
 
     def handle(self, command: Command, peer: Peer, now_ms: int) -> Command | WorkItem[Command]:
         """Return the answer to a request, or a work item that ends with the answer.
@@ -275,12 +269,12 @@ class NameServerRequests:
         row = TABLE[command.code]
         try:
             header = row.header and decode_header(row.header, command.fields)
-            result = row.handler(self, header, RequestContext(command, peer, now_ms))
+            answer = row.handler(self, header, RequestContext(command, peer, now_ms))
         except (ProtocolError, OSError) as error:
             return error_answer(ResponseCode.SYSTEM_ERROR, str(error))
-        if isinstance(result, Generator):
-            return run_first_step(self._answer_after(result))
-        return success_answer() if result is None else result
+        if isinstance(answer, Generator):
+            return run_first_step(self._answer_after(answer))
+        return success_answer() if answer is None else answer
 
     @staticmethod
     def _answer_after(steps: WorkItem[Command | None]) -> WorkItem[Command]:
@@ -290,10 +284,10 @@ class NameServerRequests:
         SYSTEM_ERROR if the steps raise ProtocolError or OSError.
         """
         try:
-            result = yield from steps
+            answer = yield from steps
         except (ProtocolError, OSError) as error:
             return error_answer(ResponseCode.SYSTEM_ERROR, str(error))
-        return success_answer() if result is None else result
+        return success_answer() if answer is None else answer
 
     # ------------------------------------------------------------------------------- brokers
 
@@ -336,34 +330,9 @@ class NameServerRequests:
         The body of the answer has the key-values of ORDER_TOPIC_CONFIG if the setting
         `return_order_config_to_broker` is on and there are any.
         """
-        command, peer, now_ms = call
         known = self.table.get_broker(header.broker)
-        timeout_ms = header.heartbeat_timeout_ms
-        fields = command.fields or {}
-        interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
-        master = yield from self.table.register_in_slices(
-            Registration(
-                cluster=header.cluster,
-                broker=header.broker,
-                broker_id=header.broker_id,
-                address=header.address,
-                ha_address=header.ha_address,
-                timeout_ms=TIMEOUT_MS if timeout_ms is None else timeout_ms,
-                acting_master_enable=header.acting_master_enable,
-                zone=header.zone,
-                topics=topics,
-                is_complete=self.config.delete_topic_with_registration,
-                version=body.table.data_version,
-                origin=Origin(
-                    source_address=peer.remote.address,
-                    local_address=peer.local.address,
-                    is_fixed=fields.get(FIXED_FIELD, "") == "true",
-                    interfaces=tuple(part for part in interfaces if part),
-                ),
-                connection=peer,
-            ),
-            now_ms,
-        )
+        registration = self._make_registration(header, call, body, topics)
+        master = yield from self.table.register_in_slices(registration, call.now_ms)
         if known is None or known.addresses.get(header.broker_id) != header.address:
             log.info(
                 "broker %s (id %d) of cluster %s registered as %s from %s",
@@ -371,12 +340,38 @@ class NameServerRequests:
                 header.broker_id,
                 header.cluster,
                 header.address,
-                peer.remote,
+                call.peer.remote,
             )
+
         orders = self.key_values.get_namespace(ORDER_TOPICS)
         if orders is None or not self.config.return_order_config_to_broker:
             return success_answer(encode_header(master))
         return success_answer(encode_header(master), bodies.encode_kv_table(orders))
+
+    def _make_registration(
+        self,
+        header: RegisterBrokerRequest,
+        call: RequestContext,
+        body: RegisterBody,
+        topics: dict[str, TopicConfig],
+    ) -> Registration:
+        """Return the registration of a request with this header and these topics."""
+        timeout_ms = header.heartbeat_timeout_ms
+        return Registration(
+            cluster=header.cluster,
+            broker=header.broker,
+            broker_id=header.broker_id,
+            address=header.address,
+            ha_address=header.ha_address,
+            timeout_ms=TIMEOUT_MS if timeout_ms is None else timeout_ms,
+            acting_master_enable=header.acting_master_enable,
+            zone=header.zone,
+            topics=topics,
+            is_complete=self.config.delete_topic_with_registration,
+            version=body.table.data_version,
+            origin=_make_origin(call.command, call.peer),
+            connection=call.peer,
+        )
 
     def unregister_broker(self, header: BrokerRequest, _call: RequestContext) -> WorkItem[None]:
         """Handle UNREGISTER_BROKER (104): remove one address of a broker.
@@ -417,10 +412,10 @@ class NameServerRequests:
 
         There are no addresses if the broker is unknown or belongs to another cluster.
         """
-        data = self.table.get_broker(header.broker)
+        broker = self.table.get_broker(header.broker)
         addresses: Mapping[int, str] = {}
-        if data is not None and data.cluster == header.cluster:
-            addresses = self._for_client(data, call.peer).addresses
+        if broker is not None and broker.cluster == header.cluster:
+            addresses = self._make_reachable(broker, call.peer).addresses
         body = bodies.encode_broker_member_group(header.cluster, header.broker, addresses)
         return success_answer(body=body)
 
@@ -454,16 +449,15 @@ class NameServerRequests:
         The ids of replicas are integers as JSON keys, for clients of every version.
         """
         brokers = {}
-        for count, data in enumerate(self.table.list_brokers(), 1):
-            brokers[data.broker] = self._for_client(data, call.peer)
+        for count, broker in enumerate(self.table.list_brokers(), 1):
+            brokers[broker.broker] = self._make_reachable(broker, call.peer)
             if count % BROKERS_PER_STEP == 0:
                 yield None
         clusters = {name: tuple(members) for name, members in self.table.list_clusters().items()}
-        return success_answer(
-            body=bodies.encode_cluster_info(bodies.ClusterInfo(brokers, clusters))
-        )
+        cluster_info = bodies.ClusterInfo(brokers, clusters)
+        return success_answer(body=bodies.encode_cluster_info(cluster_info))
 
-    def _for_client(self, data: BrokerData, peer: Peer) -> BrokerData:
+    def _make_reachable(self, broker: BrokerData, peer: Peer) -> BrokerData:
         """Return a copy of a broker with the addresses at which a client can reach its replicas.
 
         `peer` is the client's connection. The addresses stay as they are registered if the setting
@@ -471,27 +465,34 @@ class NameServerRequests:
         logged (for at most LOGGED_ADDRESSES_MAX addresses).
         """
         if not self.config.reachable_addresses:
-            return data
+            return broker
         client = ClientConnection(peer.remote.address, peer.local.address)
         addresses = {}
-        for broker_id, registered in data.addresses.items():
-            origin = self.table.origin_of(data.cluster, registered)
+        for broker_id, registered in broker.addresses.items():
+            origin = self.table.origin_of(broker.cluster, registered)
             address, reason = reachable_address(registered, origin, client)
             addresses[broker_id] = address
-            pair = (registered, address)
-            is_logged = pair in self._logged_addresses
-            if reason and not is_logged and len(self._logged_addresses) < LOGGED_ADDRESSES_MAX:
-                self._logged_addresses.add(pair)
+            if reason and self._is_first_replacement(registered, address):
                 log.info(
                     "broker %s registered as %s; clients that connect to %s are told %s, because "
                     "%s. Set brokerIP1 to fix the address",
-                    data.broker,
+                    broker.broker,
                     registered,
                     client.local_address,
                     address,
                     reason,
                 )
-        return replace(data, addresses=addresses)
+        return replace(broker, addresses=addresses)
+
+    def _is_first_replacement(self, registered: str, address: str) -> bool:
+        """Return whether a replacement of an address must be logged, and note that it is logged."""
+        replacement = (registered, address)
+        if replacement in self._logged_addresses:
+            return False
+        if len(self._logged_addresses) >= LOGGED_ADDRESSES_MAX:
+            return False
+        self._logged_addresses.add(replacement)
+        return True
 
     # -------------------------------------------------------------------------------- topics
 
@@ -516,20 +517,21 @@ class NameServerRequests:
         config = self.config
         if self.remaining_wait_ms(call.now_ms):
             return error_answer(ResponseCode.SYSTEM_ERROR, "name server not ready")
+
         route = self.table.find_route(header.topic, acting_master=config.acting_master_support)
         if route is None:
             remark = f"No topic route info in name server for the topic: {header.topic}{_HELP}"
             return error_answer(ResponseCode.TOPIC_NOT_EXIST, remark)
         if header.zone_mode == "true" and header.zone:
             route = filter_zone(route, header.zone)
-        orders = self.key_values.get(ORDER_TOPICS, header.topic)
-        route = replace(
-            route,
-            brokers=tuple(self._for_client(data, call.peer) for data in route.brokers),
-            order_topic_config=orders if config.order_message_enable else None,
-        )
-        is_new = call.command.version >= bodies.STANDARD_JSON_VERSION_MIN
-        standard = is_new or bool(header.standard_json_only)
+        brokers = [self._make_reachable(broker, call.peer) for broker in route.brokers]
+        order_config: str | None = None
+        if config.order_message_enable:
+            order_config = self.key_values.get(ORDER_TOPICS, header.topic)
+        route = replace(route, brokers=tuple(brokers), order_topic_config=order_config)
+
+        is_new_client = call.command.version >= bodies.STANDARD_JSON_VERSION_MIN
+        standard = is_new_client or bool(header.standard_json_only)
         return success_answer(body=bodies.encode_topic_route(route, standard=standard))
 
     def register_topic(self, header: h.TopicRequest, call: RequestContext) -> None:
@@ -561,21 +563,21 @@ class NameServerRequests:
         answer is SYSTEM_ERROR ("disable") if a setting disables the request:
         `all_topic_list_enable` for 206, `topic_list_enable` for the others.
         """
-        config = self.config
-        table = self.table
         code = call.command.code
-        is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-        if not (config.all_topic_list_enable if is_all else config.topic_list_enable):
-            return error_answer(ResponseCode.SYSTEM_ERROR, "disable")
-        if header is not None:
-            topics = table.list_topics_of_cluster(header.cluster)
+        if code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            is_enabled = self.config.all_topic_list_enable
         else:
-            is_wanted = _UNIT_FILTERS.get(code)
-            topics = (
-                table.list_topics()
-                if is_wanted is None
-                else (yield from table.find_topics_by_flags(is_wanted))
-            )
+            is_enabled = self.config.topic_list_enable
+        if not is_enabled:
+            return error_answer(ResponseCode.SYSTEM_ERROR, "disable")
+
+        is_wanted = _UNIT_FILTERS.get(code)
+        if header is not None:
+            topics = self.table.list_topics_of_cluster(header.cluster)
+        elif is_wanted is not None:
+            topics = yield from self.table.find_topics_by_flags(is_wanted)
+        else:
+            topics = self.table.list_topics()
         return success_answer(body=bodies.encode_topic_list(topics))
 
     def list_system_topics(self, _header: None, call: RequestContext) -> Command:
@@ -585,11 +587,17 @@ class NameServerRequests:
         broker, which the client asks for further system topics by
         GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305).
         """
-        clusters = self.table.list_clusters()
-        names = {*clusters, *(broker for members in clusters.values() for broker in members)}
-        first = next(iter(self.table.list_brokers()), None)
-        addresses = self._for_client(first, call.peer).addresses.values() if first else ()
-        return success_answer(body=bodies.encode_topic_list(names, next(iter(addresses), None)))
+        names = set()
+        for cluster, broker_names in self.table.list_clusters().items():
+            names.add(cluster)
+            names.update(broker_names)
+
+        address: str | None = None
+        brokers = self.table.list_brokers()
+        if brokers:
+            addresses = self._make_reachable(brokers[0], call.peer).addresses
+            address = next(iter(addresses.values()), None)
+        return success_answer(body=bodies.encode_topic_list(names, address))
 
     # ------------------------------------------------------------- key-values, configuration
 
@@ -626,10 +634,10 @@ class NameServerRequests:
 
     def show_config(self, _header: None, _call: RequestContext) -> Command:
         """Handle GET_NAMESRV_CONFIG (319): return the settings as lines `name=value`."""
-        text = settings_text(
+        shown_settings = settings_text(
             {Part.NAME_SERVER: self.config}, {Part.NAME_SERVER: self.at_next_start}
         )
-        return success_answer(body=text.encode())
+        return success_answer(body=shown_settings.encode())
 
     def reread_config(self) -> Change:
         """Apply the settings that were edited in the configuration file, and return the change.
@@ -638,10 +646,10 @@ class NameServerRequests:
         file counts as an empty one. Raises ConfigurationError if the file is not valid; then
         nothing is changed.
         """
-        text = read_text(self._files, self.config.config_path) or ""
+        file_text = read_text(self._files, self.config.config_path) or ""
         in_force = {Part.NAME_SERVER: self.config}
         at_next_start = {Part.NAME_SERVER: self.at_next_start}
-        change = reread_settings(in_force, at_next_start, text)
+        change = reread_settings(in_force, at_next_start, file_text)
         self._apply(change)
         return change
 
@@ -668,27 +676,42 @@ class NameServerRequests:
                 bytes(call.command.body).decode(),
                 BLACK_LIST | set(self.config.config_black_list),
             )
-            config = change.at_next_start[Part.NAME_SERVER]
-            path = self.config.config_path
             if change.pending:
-                # Check now what would otherwise make the next start fail.
-                load_server_context(config)
-                if config.acl_enable:
-                    source = RuleSource.from_config(self._files, config)
-                    source.load(source.read_files())
+                self._check_next_start(change.at_next_start[Part.NAME_SERVER])
             if change.entries:
+                path = self.config.config_path
                 edited = edit_properties(read_text(self._files, path) or "", change.entries)
                 edit_text(self._files, path, edited)
         except PermissionDeniedError as error:
             return error_answer(ResponseCode.NO_PERMISSION, error.remark)
         except (ConfigurationError, UnicodeDecodeError) as error:
             return error_answer(ResponseCode.SYSTEM_ERROR, str(error))
-        changed = ", ".join(change.entries) or "nothing"
-        log.info("%s changed the configuration: %s", call.peer.remote, changed)
+
+        changed_names = ", ".join(change.entries) or "nothing"
+        log.info("%s changed the configuration: %s", call.peer.remote, changed_names)
         for warning in change.warnings:
             log.warning("the configuration was changed at run time: %s", warning)
         self._apply(change)
         return Command(ResponseCode.SUCCESS, remark=change.remark)
+
+    def _check_next_start(self, config: NameServerConfig) -> None:
+        """Raise ConfigurationError if certificates or access rules would make the start fail."""
+        load_server_context(config)
+        if config.acl_enable:
+            source = RuleSource.from_config(self._files, config)
+            source.load(source.read_files())
+
+
+def _make_origin(command: Command, peer: Peer) -> Origin:
+    """Return where a registration came from, and what its fields say about the address."""
+    fields = command.fields or {}
+    interfaces = [address.strip() for address in fields.get(INTERFACES_FIELD, "").split(",")]
+    return Origin(
+        source_address=peer.remote.address,
+        local_address=peer.local.address,
+        is_fixed=fields.get(FIXED_FIELD, "") == "true",
+        interfaces=tuple(filter(None, interfaces)),
+    )
 
 
 class Row(NamedTuple):

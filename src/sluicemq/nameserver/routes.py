@@ -18,30 +18,6 @@ A broker may have a hundred thousand topics. So methods that change them return 
 type `Slices`, which changes SLICE_TOPICS topics in each step. The server answers other requests
 between two steps. Routes never contain a broker that is gone, even while its topics are still being
 removed.
-
-`reachable_address` selects the address of a broker that a client is told. A broker that knows its
-address as 127.0.0.1, as 0.0.0.0, or as an address in another network (docker, NAT, a second
-interface) is a common problem of RocketMQ: clients connect to the name server, and then cannot
-connect to the broker. Two facts help: the address from which the broker registered (its *source*,
-`Origin.source_address`), and the local address at which the client reached the name server. The
-first case that matches applies:
-
-| the broker registered                   | and                                       | result     |
-|-----------------------------------------|-------------------------------------------|------------|
-| with brokerIP1 (SluiceMQ), or a name    |                                           | registered |
-| and listens on loopback only            |                                           | registered |
-| loopback, from this host                | the client is on this host                | registered |
-| loopback or 0.0.0.0, from this host     |                                           | local      |
-| loopback or 0.0.0.0, from elsewhere     |                                           | source     |
-| an address in the client's network      |                                           | registered |
-| another network, from this host         | it listens on the local address           | local      |
-| another private network, from elsewhere | the client has the same source address    | registered |
-| another private network, from elsewhere | the source is in the client's network, or | source     |
-|                                         | is not an address of the broker (NAT)     |            |
-| anything else                           |                                           | registered |
-
-The port never changes. What the name server cannot know must be configured by brokerIP1: ports that
-docker publishes under another number, and a NAT between clients and name server.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -49,16 +25,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.addresses import (
-    format_address,
-    is_loopback,
-    is_private,
-    is_same_address,
-    is_same_network,
-    is_wildcard,
-    parse_address,
-)
-from sluicemq.model.ids import parse_host
 from sluicemq.model.system_names import SYNC_MEMBER_TOPIC_PREFIX
 from sluicemq.model.topic import (
     MASTER_ID,
@@ -70,62 +36,12 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
+from sluicemq.nameserver.reachable import Origin
 from sluicemq.wire.registration import RegisterBrokerResponse
 
 T = TypeVar("T")
 TIMEOUT_MS = 120_000
 """The time after which a silent broker is removed, if its registration names no other time."""
-
-
-class Origin(NamedTuple):
-    """Where a registration came from, and what it says about the broker's address."""
-
-    source_address: str
-    """The address from which the broker connected."""
-    local_address: str
-    """The address of the name server to which the broker connected."""
-    is_fixed: bool = False
-    """Whether the broker's address is configured by brokerIP1, so that it must not be changed."""
-    interfaces: tuple[str, ...] = ()
-    """The addresses on which a SluiceMQ broker listens; empty for RocketMQ's brokers."""
-
-    @property
-    def is_on_this_host(self) -> bool:
-        """Whether the broker runs on the name server's host.
-
-        This is so if it connected from a loopback address, or from the address to which it
-        connected.
-        """
-        return is_loopback(self.source_address) or is_same_address(
-            self.source_address, self.local_address
-        )
-
-    def listens_on(self, address: str) -> bool:
-        """Return whether `address` is one of the `interfaces` on which the broker listens.
-
-        The result is False for RocketMQ's brokers, which do not register their interfaces.
-        """
-        return any(is_same_address(address, interface) for interface in self.interfaces)
-
-
-class ClientConnection(NamedTuple):
-    """The two addresses of a client's connection to the name server."""
-
-    remote_address: str
-    """The client's address."""
-    local_address: str
-    """The address of the name server to which the client connected."""
-
-    @property
-    def is_on_this_host(self) -> bool:
-        """Whether the client runs on the name server's host.
-
-        This is so if it connected from a loopback address, or from the address to which it
-        connected.
-        """
-        return is_loopback(self.remote_address) or is_same_address(
-            self.remote_address, self.local_address
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +164,20 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- brokers
 
-    def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
+    def register(self, registration: Registration, now_ms: int) -> RegisterBrokerResponse:
         """Apply a registration at once; see `register_in_slices`."""
-        return run_all_slices(self.register_in_slices(new, now_ms))
+        return run_all_slices(self.register_in_slices(registration, now_ms))
 
-    def register_in_slices(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
+    def register_in_slices(
+        self, registration: Registration, now_ms: int
+    ) -> Slices[RegisterBrokerResponse]:
         """Apply a registration in steps, and return the answer to the broker.
 
         `now_ms` is the time at which the registration is renewed. The first step records the
-        replica, so that routes contain it. The following steps apply the topics in `new.topics`,
-        and empty this dict. Only the topics of a master, or of the slave with the smallest id of a
-        broker without a master, are applied. At the end, `on_smallest_changed` is called if the
-        replica has a smaller id than all others had before.
+        replica, so that routes contain it. The following steps apply the topics of the
+        registration, and empty its dict of topics. Only the topics of a master, or of the slave
+        with the smallest id of a broker without a master, are applied. At the end,
+        `on_smallest_changed` is called if the replica has a smaller id than all others had before.
 
         A registration is dropped if another address has the same id and has registered a later
         state version. The answer names the master and its HA address if a slave registers and the
@@ -268,62 +186,88 @@ class RouteTable:
         Raises ProtocolError, before anything is changed, if there would be too many brokers or
         topics.
         """
-        self._check_room(new)
-        known = self._brokers.get(new.broker)
-        # A slave that became master (or the other way) keeps its address under one id only.
-        addresses = {
-            broker_id: address
-            for broker_id, address in (known.addresses if known else {}).items()
-            if address != new.address or broker_id == new.broker_id
-        }
+        self._check_room(registration)
+        known = self._brokers.get(registration.broker)
+        addresses = _addresses_beside(registration, known)
         # The address that has had this id until now: that of an earlier registration, or of
         # another process that uses the same id.
-        holder = addresses.get(new.broker_id)
-        held, _ = self._live.get((new.cluster, holder or ""), (new, 0))
-        is_late = held.version.state_version > new.version.state_version and holder != new.address
+        holder = addresses.get(registration.broker_id)
+        is_late = self._is_late(registration, holder)
         if not is_late:
-            addresses[new.broker_id] = new.address
-        self._clusters.setdefault(new.cluster, set()).add(new.broker)
-        self._clusters_of.setdefault(new.broker, set()).add(new.cluster)
-        self._brokers[new.broker] = BrokerData(
-            new.broker,
-            known.cluster if known else new.cluster,
-            dict(sorted(addresses.items())),
-            bool(new.acting_master_enable),
-            new.zone,
-        )
+            addresses[registration.broker_id] = registration.address
+        self._put_broker(registration, known, addresses)
         if is_late:
-            # The address that has the id now registered a later state, so `new` is an old process.
-            self._drop_live(new.cluster, new.address)
+            self._drop_live(registration.cluster, registration.address)
             return RegisterBrokerResponse()
+
         is_prime_slave = (
-            new.acting_master_enable is not None
-            and new.broker_id != MASTER_ID
-            and new.broker_id == min(addresses)
+            registration.acting_master_enable is not None
+            and registration.broker_id != MASTER_ID
+            and registration.broker_id == min(addresses)
         )
-        if new.broker_id == MASTER_ID and holder is None:
+        if registration.broker_id == MASTER_ID and holder is None:
             # The master has been absent, so the operator's wipe has ended (module docstring).
-            self._write_wiped.discard(new.broker)
-        is_changed = holder is None or self.version_of(new.cluster, new.address) != new.version
-        self._put_live(new, now_ms)
-        if new.broker_id == MASTER_ID or is_prime_slave:
+            self._write_wiped.discard(registration.broker)
+        registered_version = self.version_of(registration.cluster, registration.address)
+        is_changed = holder is None or registered_version != registration.version
+        self._put_live(registration, now_ms)
+        if registration.broker_id == MASTER_ID or is_prime_slave:
             yield from self._apply_topics_in_turn(
-                new, is_changed=is_changed, is_read_only=is_prime_slave
+                registration, is_changed=is_changed, is_read_only=is_prime_slave
             )
-        if known is not None and known.addresses and new.broker_id < min(known.addresses):
-            others = tuple(address for address in addresses.values() if address != new.address)
-            self.on_smallest_changed(
-                SmallestIdChange(
-                    broker_id=new.broker_id,
-                    address=new.address,
-                    ha_address=new.ha_address,
-                    offline_address=None,
-                    notified_addresses=others or (new.address,),
-                )
+
+        if known is not None and known.addresses and registration.broker_id < min(known.addresses):
+            self._report_smaller_id(registration, addresses)
+        return self._make_answer(registration, addresses)
+
+    def _is_late(self, registration: Registration, holder: str | None) -> bool:
+        """Return whether a registration comes from an old process and must be dropped.
+
+        `holder` is the address that has its id now; None if the id is free. The registration is
+        late if that is another address, which has registered a later state version.
+        """
+        if holder == registration.address:
+            return False
+        held, _ = self._live.get((registration.cluster, holder or ""), (registration, 0))
+        return held.version.state_version > registration.version.state_version
+
+    def _put_broker(
+        self, registration: Registration, known: BrokerData | None, addresses: dict[int, str]
+    ) -> None:
+        """Record the broker of a registration, with these addresses by id, in its cluster.
+
+        `known` is what was known about the broker before; None if it is new.
+        """
+        self._clusters.setdefault(registration.cluster, set()).add(registration.broker)
+        self._clusters_of.setdefault(registration.broker, set()).add(registration.cluster)
+        self._brokers[registration.broker] = BrokerData(
+            registration.broker,
+            known.cluster if known else registration.cluster,
+            dict(sorted(addresses.items())),
+            bool(registration.acting_master_enable),
+            registration.zone,
+        )
+
+    def _report_smaller_id(self, registration: Registration, addresses: dict[int, str]) -> None:
+        """Call `on_smallest_changed` for a registration with the smallest id of its broker."""
+        others = tuple(address for address in addresses.values() if address != registration.address)
+        self.on_smallest_changed(
+            SmallestIdChange(
+                broker_id=registration.broker_id,
+                address=registration.address,
+                ha_address=registration.ha_address,
+                offline_address=None,
+                notified_addresses=others or (registration.address,),
             )
+        )
+
+    def _make_answer(
+        self, registration: Registration, addresses: dict[int, str]
+    ) -> RegisterBrokerResponse:
+        """Return the answer to a registration, which tells a slave the addresses of its master."""
         master_address = addresses.get(MASTER_ID, "")
-        master, _ = self._live.get((new.cluster, master_address), (None, 0))
-        if new.broker_id == MASTER_ID or master is None:
+        master, _ = self._live.get((registration.cluster, master_address), (None, 0))
+        if registration.broker_id == MASTER_ID or master is None:
             return RegisterBrokerResponse()
         return RegisterBrokerResponse(ha_address=master.ha_address, master_address=master_address)
 
@@ -340,32 +284,41 @@ class RouteTable:
         following steps remove the write permission of the topics if no master remains.
         """
         self._drop_live(cluster, address)
-        data = self._brokers.get(broker)
-        if data is None:
+        known = self._brokers.get(broker)
+        if known is None:
             return
         remaining = {
-            broker_id: other for broker_id, other in data.addresses.items() if other != address
+            broker_id: known_address
+            for broker_id, known_address in known.addresses.items()
+            if known_address != address
         }
         if not remaining:
             yield from self._remove_broker(broker)
             return
-        self._brokers[broker] = replace(data, addresses=remaining)
-        if not data.acting_master_enable:
+
+        self._brokers[broker] = replace(known, addresses=remaining)
+        if not known.acting_master_enable:
             return
-        # The addresses are sorted by id.
-        smallest_id, smallest_address = next(iter(remaining.items()))
-        if smallest_id != min(data.addresses):
-            self.on_smallest_changed(
-                SmallestIdChange(
-                    broker_id=smallest_id,
-                    address=smallest_address,
-                    ha_address=None,
-                    offline_address=address,
-                    notified_addresses=tuple(remaining.values()),
-                )
-            )
+        if min(remaining) != min(known.addresses):
+            self._report_lost_id(remaining, address)
         if MASTER_ID not in remaining:
             yield from self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+
+    def _report_lost_id(self, remaining: dict[int, str], lost_address: str) -> None:
+        """Call `on_smallest_changed`, because the replica with the smallest id has left.
+
+        `remaining` are the addresses of the other replicas by id, in the order of ids.
+        """
+        smallest_id, smallest_address = next(iter(remaining.items()))
+        self.on_smallest_changed(
+            SmallestIdChange(
+                broker_id=smallest_id,
+                address=smallest_address,
+                ha_address=None,
+                offline_address=lost_address,
+                notified_addresses=tuple(remaining.values()),
+            )
+        )
 
     def _remove_broker(self, broker: str) -> Slices[None]:
         """Remove a broker whose last address is gone, and its topics in steps.
@@ -488,7 +441,8 @@ class RouteTable:
         """
         queues = self._topics.get(topic, {})
         members = queues if cluster is None else self._clusters.get(cluster, set())
-        for broker in [name for name in queues if name in members]:
+        brokers = [name for name in queues if name in members]
+        for broker in brokers:
             self._drop_queues(topic, broker)
 
     def find_route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
@@ -500,22 +454,19 @@ class RouteTable:
         the slave with the smallest id, if the broker allows an acting master and its queues are
         read-only. The topics of SYNC_MEMBER_TOPIC_PREFIX get no acting master.
         """
-        queues = self._topics.get(topic, {})
-        acting_master = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
-        known = sorted(name for name in queues if name in self._brokers)
-        if not known:
-            return None
+        queues_by_broker = self._topics.get(topic, {})
+        may_act = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
         brokers = []
-        for name in known:
-            data = self._brokers[name]
-            addresses = self._brokers[name].addresses
-            has_master = MASTER_ID in addresses or bool(queues[name].perm & PERM_WRITE)
-            if acting_master and data.acting_master_enable and not has_master:
-                # The addresses are sorted by id, so the first slave has the smallest one.
-                (_, slave_address), *others = addresses.items()
-                data = replace(data, addresses={MASTER_ID: slave_address, **dict(others)})
-            brokers.append(data)
-        return TopicRoute(tuple(brokers), tuple(queues[name] for name in known))
+        queues = []
+        for name in sorted(queues_by_broker):
+            broker = self._brokers.get(name)
+            if broker is None:
+                continue
+            if may_act:
+                broker = _with_acting_master(broker, queues_by_broker[name])
+            brokers.append(broker)
+            queues.append(queues_by_broker[name])
+        return TopicRoute(tuple(brokers), tuple(queues)) if brokers else None
 
     def list_topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -531,15 +482,16 @@ class RouteTable:
             topics |= self._served.get(broker, {})
         return list(topics)
 
-    def find_topics_by_flags(self, wanted: Callable[[int], bool]) -> Slices[list[str]]:
+    def find_topics_by_flags(self, is_wanted: Callable[[int], bool]) -> Slices[list[str]]:
         """Find the topics with certain system flags, in steps that return the topics' names.
 
-        `wanted` is called with the system flags of a topic on one broker. A topic is returned if
-        `wanted` returns True for one of its brokers.
+        `is_wanted` is called with the system flags of a topic on one broker. A topic is returned if
+        `is_wanted` returns True for one of its brokers.
         """
         matching_topics = []
         for count, topic in enumerate(list(self._topics), 1):
-            if any(wanted(queue.sys_flag) for queue in self._topics.get(topic, {}).values()):
+            queues_by_broker = self._topics.get(topic, {})
+            if any(is_wanted(queues.sys_flag) for queues in queues_by_broker.values()):
                 matching_topics.append(topic)
             if count % SLICE_TOPICS == 0:
                 yield
@@ -561,31 +513,33 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- inside
 
-    def _check_room(self, new: Registration) -> None:
+    def _check_room(self, registration: Registration) -> None:
         """Raise ProtocolError if a registration would exceed the limit of addresses or topics.
 
         An address that is registered already may register again. The topics of the broker's
         earlier registration do not count, because the new ones replace them.
         """
-        if (new.cluster, new.address) not in self._live and len(self._live) >= BROKERS_MAX:
+        is_known = (registration.cluster, registration.address) in self._live
+        if not is_known and len(self._live) >= BROKERS_MAX:
             raise ProtocolError(f"Too many brokers are registered (limit {BROKERS_MAX}).")
-        others = self.entry_count - len(self._served.get(new.broker, ()))
-        if others + len(new.topics) > self._entries_max:
+        other_count = self.entry_count - len(self._served.get(registration.broker, ()))
+        new_count = len(registration.topics)
+        if other_count + new_count > self._entries_max:
             raise ProtocolError(
-                f"The other brokers have {others} topics and this one has {len(new.topics)}; the "
-                f"limit for all together is {self._entries_max}.",
+                f"The other brokers have {other_count} topics and this one has {new_count}; "
+                f"the limit for all together is {self._entries_max}.",
                 fix="Increase sluiceRegisteredTopicsMax of the name server.",
             )
 
-    def _put_live(self, new: Registration, now_ms: int) -> None:
+    def _put_live(self, registration: Registration, now_ms: int) -> None:
         """Record a registration as the latest of its address, renewed at the time `now_ms`.
 
         Its connection is recorded too. Its topics are not stored here.
         """
-        self._drop_live(new.cluster, new.address)
-        key = (new.cluster, new.address)
-        self._live[key] = replace(new, topics={}), now_ms
-        self._connections.setdefault(new.connection, {})[key] = None
+        self._drop_live(registration.cluster, registration.address)
+        key = (registration.cluster, registration.address)
+        self._live[key] = replace(registration, topics={}), now_ms
+        self._connections.setdefault(registration.connection, {})[key] = None
 
     def _drop_live(self, cluster: str, address: str) -> None:
         """Remove the latest registration of an address, also from its connection.
@@ -593,42 +547,44 @@ class RouteTable:
         Does nothing if the address is not registered.
         """
         key = (cluster, address)
-        entry = self._live.pop(key, None)
-        if entry is None:
+        live = self._live.pop(key, None)
+        if live is None:
             return
-        registration, _ = entry
+        registration, _renewed_ms = live
         keys = self._connections[registration.connection]
         keys.pop(key, None)
         if not keys:
             del self._connections[registration.connection]
 
     def _apply_topics_in_turn(
-        self, new: Registration, *, is_changed: bool, is_read_only: bool
+        self, registration: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
         """Apply the topics of a registration in steps, in the order of registrations.
 
         If an earlier registration of the broker is not finished, its remaining steps are done
         first. The parameters and effects are those of `_apply_topics`.
         """
-        earlier_steps = self._unfinished.get(new.broker)
+        earlier_steps = self._unfinished.get(registration.broker)
 
         def all_steps() -> Slices[None]:
             if earlier_steps is not None:
                 yield from earlier_steps
-            yield from self._apply_topics(new, is_changed=is_changed, is_read_only=is_read_only)
+            yield from self._apply_topics(
+                registration, is_changed=is_changed, is_read_only=is_read_only
+            )
 
-        self._unfinished[new.broker] = steps = all_steps()
+        self._unfinished[registration.broker] = steps = all_steps()
         try:
             yield from steps
         finally:
             # A later registration may have taken the place of this one.
-            if self._unfinished.get(new.broker) is steps:
-                del self._unfinished[new.broker]
+            if self._unfinished.get(registration.broker) is steps:
+                del self._unfinished[registration.broker]
 
     def _apply_topics(
-        self, new: Registration, *, is_changed: bool, is_read_only: bool
+        self, registration: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
-        """Apply the topics of a registration in steps, and remove them from `new.topics`.
+        """Apply the topics of a registration in steps, and remove them from `registration.topics`.
 
         If the registration is complete, the broker's other topics are removed first.
         `is_changed` False means that the broker has registered these topics before, so only topics
@@ -636,31 +592,39 @@ class RouteTable:
         missing master, so the topics get no write permission. Stops if the broker is removed
         between two steps.
         """
-        is_write_removed = is_read_only and bool(new.acting_master_enable)
-        if new.is_complete:
-            for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
-                if topic not in new.topics:
-                    self._drop_queues(topic, new.broker)
-                if count % SLICE_TOPICS == 0:
-                    yield
-        topics = new.topics
+        is_write_removed = is_read_only and bool(registration.acting_master_enable)
+        if registration.is_complete:
+            yield from self._drop_other_topics(registration)
+
+        topics = registration.topics
         while topics:
             topic, config = topics.popitem()
-            known_queue = self._topics.get(topic, {}).get(new.broker)
-            if is_changed or known_queue is None:
-                allowed = ~PERM_WRITE if is_write_removed else self._permission_mask(new.broker)
+            is_known = registration.broker in self._topics.get(topic, {})
+            if is_changed or not is_known:
+                mask = (
+                    ~PERM_WRITE if is_write_removed else self._permission_mask(registration.broker)
+                )
                 queue = QueueData(
-                    new.broker,
+                    registration.broker,
                     config.read_queues,
                     config.write_queues,
-                    config.perm & allowed,
+                    config.perm & mask,
                     config.sys_flag,
                 )
                 self._put_queues(topic, queue)
             if topics and len(topics) % SLICE_TOPICS == 0:
                 yield
-                if new.broker not in self._brokers:
+                if registration.broker not in self._brokers:
                     return
+
+    def _drop_other_topics(self, registration: Registration) -> Slices[None]:
+        """Remove the topics of a registration's broker that it does not contain, in steps."""
+        served_topics = list(self._served.get(registration.broker, ()))
+        for count, topic in enumerate(served_topics, 1):
+            if topic not in registration.topics:
+                self._drop_queues(topic, registration.broker)
+            if count % SLICE_TOPICS == 0:
+                yield
 
     def _permission_mask(self, broker: str) -> int:
         """Return the mask of permission bits that topics of a broker may have.
@@ -709,87 +673,41 @@ def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
     The queues of the other brokers are left out too. This is the zone mode of RocketMQ
     (spec/namesrv.md §5). Zones are compared without regard to upper and lower case.
     """
-    brokers_of_zone = tuple(
-        data
-        for data in route.brokers
-        if MASTER_ID not in data.addresses or (data.zone or "").lower() == zone.lower()
-    )
-    names = {data.broker for data in route.brokers}
-    excluded_names = names - {data.broker for data in brokers_of_zone}
-    return replace(
-        route,
-        brokers=brokers_of_zone,
-        queues=tuple(queue for queue in route.queues if queue.broker not in excluded_names),
-    )
+    kept_brokers = []
+    excluded_names = set()
+    for broker in route.brokers:
+        is_in_zone = (broker.zone or "").lower() == zone.lower()
+        if is_in_zone or MASTER_ID not in broker.addresses:
+            kept_brokers.append(broker)
+        else:
+            excluded_names.add(broker.broker)
+    kept_queues = [queues for queues in route.queues if queues.broker not in excluded_names]
+    return replace(route, brokers=tuple(kept_brokers), queues=tuple(kept_queues))
 
 
-def reachable_address(
-    registered: str, origin: Origin | None, client: ClientConnection
-) -> tuple[str, str]:
-    """Return the host:port at which a client should connect to a broker, and a reason.
+def _addresses_beside(registration: Registration, known: BrokerData | None) -> dict[int, str]:
+    """Return the known addresses of a registration's broker by id, without an old id of its own.
 
-    `registered` is the host:port that the broker has registered. `origin` says where the
-    registration came from; None means that this is not known, and that `registered` is returned.
-    `client` is the client's connection to the name server.
-
-    The rules are in the module's docstring. The reason is a clause for log lines that says why
-    another address than `registered` is returned; it is "" if `registered` is returned.
+    A slave that became master (or the other way) keeps its address under one id only. `known` is
+    what is known about the broker; None if it is new.
     """
-    try:
-        host = parse_host(registered)
-    except ProtocolError:
-        return registered, ""
-    if origin is None or origin.is_fixed:
-        return registered, ""
-    if origin.interfaces and all(is_loopback(interface) for interface in origin.interfaces):
-        return registered, ""
-    is_local = is_loopback(host.address) or is_wildcard(host.address)
-    if is_local:
-        address, reason = _replace_local_address(host.address, origin, client)
-    else:
-        address, reason = _replace_foreign_address(host.address, origin, client)
-    if is_same_address(address, host.address):
-        return registered, ""
-    return format_address(str(parse_address(address) or address), host.port), reason
+    if known is None:
+        return {}
+    return {
+        broker_id: address
+        for broker_id, address in known.addresses.items()
+        if address != registration.address or broker_id == registration.broker_id
+    }
 
 
-def _replace_local_address(
-    address: str, origin: Origin, client: ClientConnection
-) -> tuple[str, str]:
-    """Return the address for a client, if the broker registered a loopback or wildcard address.
+def _with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
+    """Return a broker with its slave of the smallest id as master, if that may act for the master.
 
-    `address` is that address. The second item is the reason; "" if `address` is returned.
+    `queues` are those of the broker in the route. Otherwise return the broker as it is.
     """
-    if not origin.is_on_this_host:
-        return origin.source_address, "the broker's registration came from there"
-    if is_loopback(address) and client.is_on_this_host:
-        return address, ""
-    return (
-        client.local_address,
-        "the broker is on the name server's machine, which the client reached there",
-    )
-
-
-def _replace_foreign_address(
-    address: str, origin: Origin, client: ClientConnection
-) -> tuple[str, str]:
-    """Return the address for a client, if the broker registered any other address or a name.
-
-    `address` is that address. The second item is the reason; "" if `address` is returned.
-    """
-    if parse_address(address) is None or is_same_network(address, client.remote_address):
-        return address, ""
-    if origin.is_on_this_host:
-        if origin.listens_on(client.local_address):
-            return (
-                client.local_address,
-                "the broker listens where the client reached the name server",
-            )
-        return address, ""
-    if not is_private(address) or is_same_address(origin.source_address, client.remote_address):
-        return address, ""
-    if is_same_network(origin.source_address, client.remote_address):
-        return origin.source_address, "the broker's registration came from the client's own network"
-    if origin.interfaces and not origin.listens_on(origin.source_address):
-        return origin.source_address, "the broker is behind an address translation"
-    return address, ""
+    has_master = MASTER_ID in broker.addresses or bool(queues.perm & PERM_WRITE)
+    if has_master or not broker.acting_master_enable:
+        return broker
+    # The addresses are sorted by id, so the first slave has the smallest one.
+    (_, slave_address), *others = broker.addresses.items()
+    return replace(broker, addresses={MASTER_ID: slave_address, **dict(others)})

@@ -26,7 +26,7 @@ from sluicemq.nameserver.requests import TABLE, NameServerRequests
 from sluicemq.nameserver.routes import RouteTable, SmallestIdChange, empty_in_slices
 from sluicemq.net.accept import log_protected_mode
 from sluicemq.net.channel import ChannelPool
-from sluicemq.net.dispatch import Dispatcher, Peer
+from sluicemq.net.dispatch import Dispatcher, Handler, Peer
 from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.work.background import Background, offload_to_executor
@@ -83,20 +83,7 @@ class NameServer:
         )
         self._decoder = ThreadPoolExecutor(1, "sluice-registrations")
         self.guard = Guard.from_config(files, clock, config)
-        self.dispatcher = Dispatcher(
-            {
-                **dict.fromkeys(
-                    TABLE, lambda command, peer: self.requests.handle(command, peer, self._now_ms())
-                ),
-                RequestCode.SLUICE_ACCESS_STATUS: lambda _command, _peer: access_status(self.guard),
-            },
-            # With the maximum weight, a connection has one such request at a time: each may contain
-            # a hundred thousand topics.
-            handle_outcome=partial(self._background.run_request, weight=WORK_WEIGHT_MAX),
-            scheduler=self._shares,
-            authorize=None if self.guard is None else self.guard.refuse_command,
-            codes_with_messages=CODES_WITH_MESSAGES,
-        )
+        self.dispatcher = self._make_dispatcher()
         network = with_tls(network, None, config)
         self._pool = ChannelPool(timeout_s=NOTIFY_TIMEOUT_S, clock=clock, connect=network.dial)
         self._notices: set[asyncio.Task[None]] = set()
@@ -111,6 +98,24 @@ class NameServer:
         self._closing = False
         self._jobs = Supervisor(clock, log)
         self._swept_ms = self._now_ms()
+
+    def _make_dispatcher(self) -> Dispatcher:
+        """Return the dispatcher of all requests, with access control if that is configured."""
+        handlers: dict[int, Handler] = dict.fromkeys(
+            TABLE, lambda command, peer: self.requests.handle(command, peer, self._now_ms())
+        )
+        handlers[RequestCode.SLUICE_ACCESS_STATUS] = lambda _command, _peer: access_status(
+            self.guard
+        )
+        return Dispatcher(
+            handlers,
+            # With the maximum weight, a connection has one such request at a time: each may contain
+            # a hundred thousand topics.
+            handle_outcome=partial(self._background.run_request, weight=WORK_WEIGHT_MAX),
+            scheduler=self._shares,
+            authorize=None if self.guard is None else self.guard.refuse_command,
+            codes_with_messages=CODES_WITH_MESSAGES,
+        )
 
     @property
     def port(self) -> int:
@@ -249,11 +254,6 @@ class NameServer:
             )
         )
 
-        async def send(address: str) -> None:
-            with contextlib.suppress(SluiceError):
-                command = Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields)
-                (await self._pool.get(address)).send_oneway(command)
-
         log.info(
             "id %d at %s is the smallest now; notifying %s",
             change.broker_id,
@@ -261,9 +261,15 @@ class NameServer:
             ", ".join(change.notified_addresses),
         )
         for address in change.notified_addresses:
-            notice = asyncio.get_running_loop().create_task(send(address))
+            notice = asyncio.get_running_loop().create_task(self._send_notice(address, fields))
             self._notices.add(notice)
             notice.add_done_callback(self._notices.discard)
+
+    async def _send_notice(self, address: str, fields: dict[str, str]) -> None:
+        """Send NOTIFY_MIN_BROKER_ID_CHANGE with these fields to a replica; ignore errors."""
+        with contextlib.suppress(SluiceError):
+            channel = await self._pool.get(address)
+            channel.send_oneway(Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, fields))
 
     async def _reload_changed_rules(self) -> None:
         """Apply the access rules of files that were edited, as a whole and between two requests.

@@ -122,6 +122,7 @@ class AcceptedConnection(UpgradableConnection):
     )
 
     def __init__(self, server: "Server") -> None:
+        """Create the connection; `connection_made` gives it a transport and a peer."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._scheduler = server.scheduler
@@ -353,8 +354,12 @@ class Server:
         They stay open when this server closes. Connections that clients open meanwhile wait for
         the next server that starts with them as `inherited_sockets`.
         """
-        sockets = [sock.dup() for listener in self._listeners for sock in listener.sockets]
-        return {sock.getsockname()[1]: sock for sock in sockets}
+        duplicates: dict[int, socket.socket] = {}
+        for listener in self._listeners:
+            for sock in listener.sockets:
+                port = sock.getsockname()[1]
+                duplicates[port] = sock.dup()
+        return duplicates
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Listen on every port in `ports`; afterwards `self.ports` has their numbers.
@@ -372,16 +377,7 @@ class Server:
         opened_ports: list[int] = []
         for port in ports:
             try:
-                inherited = self.inherited_sockets.get(port)
-                where: dict[str, Any] = {"host": host or None, "port": port}
-                if inherited is not None:
-                    where = {"sock": inherited}
-                listener = await loop.create_server(
-                    make_protocol, **where, backlog=ACCEPTS_PER_ITERATION
-                )
-                for sock in listener.sockets:
-                    with sock.dup() as duplicate:
-                        duplicate.listen(BACKLOG)
+                listener = await self._open_listener(host, port, make_protocol)
             except OSError as error:
                 await self.close()
                 raise _listen_error(host, port, error) from error
@@ -389,6 +385,24 @@ class Server:
             opened_ports.append(listener.sockets[0].getsockname()[1])
         self.ports = tuple(opened_ports)
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
+
+    async def _open_listener(
+        self, host: str | None, port: int, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> asyncio.Server:
+        """Listen on a port, or on the inherited socket of the port. Raise OSError on failure."""
+        endpoint: dict[str, Any] = {"host": host or None, "port": port}
+        inherited = self.inherited_sockets.get(port)
+        if inherited is not None:
+            endpoint = {"sock": inherited}
+        listener = await asyncio.get_running_loop().create_server(
+            make_protocol, **endpoint, backlog=ACCEPTS_PER_ITERATION
+        )
+        # asyncio accepts up to `backlog` connections in one iteration of the event loop. The queue
+        # of the operating system is longer: it is set afterwards, by a duplicate of the socket.
+        for sock in listener.sockets:
+            with sock.dup() as duplicate:
+                duplicate.listen(BACKLOG)
+        return listener
 
     async def close(self) -> None:
         """Stop listening, close every connection, and wait until all are closed.
@@ -480,9 +494,10 @@ class Server:
         """
         for peer, connection in tuple(self._connections.items()):
             peer.idle_sweeps += 1
-            connection.sweeps_since_frame = (
-                connection.sweeps_since_frame + 1 if connection.is_waiting_for_client else 0
-            )
+            if connection.is_waiting_for_client:
+                connection.sweeps_since_frame += 1
+            else:
+                connection.sweeps_since_frame = 0
             if peer.idle_sweeps > self._idle_sweeps_max:
                 log.info("closing the connection of %s: it was silent for too long", peer.remote)
                 connection.abort()
@@ -495,22 +510,22 @@ class Server:
 
 def _listen_error(host: str | None, port: int, error: OSError) -> ConfigurationError:
     """Return the error that explains why the server cannot listen on `port`."""
-    where = f"{host or '*'}:{port}"
+    endpoint = f"{host or '*'}:{port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigurationError(
-            f"Port {port} is already in use ({where}).",
+            f"Port {port} is already in use ({endpoint}).",
             fix="Stop the other process, or configure another port.",
         )
     if error.errno == errno.EACCES:
         return ConfigurationError(
-            f"This process is not permitted to listen on port {port} ({where}).",
+            f"This process is not permitted to listen on port {port} ({endpoint}).",
             fix="Configure a port above 1023.",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return ConfigurationError(
-            f"Cannot listen on {where}: {error.strerror}.", fix=descriptors.FIX
+            f"Cannot listen on {endpoint}: {error.strerror}.", fix=descriptors.FIX
         )
     return ConfigurationError(
-        f"Cannot listen on {where}: {error.strerror or error}.",
+        f"Cannot listen on {endpoint}: {error.strerror or error}.",
         fix="Configure an address of this machine.",
     )

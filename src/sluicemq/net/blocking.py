@@ -135,11 +135,11 @@ class BlockingChannel:
         """
         try:
             self._fill(4)
-            total = _TOTAL.unpack_from(self._buffer, self._start)[0]
-            check_frame_size(total)
-            self._fill(4 + total)
+            (frame_bytes,) = _TOTAL.unpack_from(self._buffer, self._start)
+            check_frame_size(frame_bytes)
+            self._fill(4 + frame_bytes)
             start = self._start + 4
-            command = decode(memoryview(self._buffer)[start : start + total])
+            command = decode(memoryview(self._buffer)[start : start + frame_bytes])
         except OSError as error:
             raise self._failure("waiting for", error) from error
         except BaseException:
@@ -147,7 +147,7 @@ class BlockingChannel:
             # frames is unknown.
             self.close()
             raise
-        self._start += 4 + total
+        self._start += 4 + frame_bytes
         return command
 
     def _fill(self, size: int) -> None:
@@ -160,13 +160,8 @@ class BlockingChannel:
             return
         if self._start == self._filled:
             self._start = self._filled = 0
-        if self._start + size > len(self._buffer):  # move the rest to the front of the buffer
-            rest = bytes(memoryview(self._buffer)[self._start : self._filled])
-            if size > len(self._buffer):
-                self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
-            self._buffer[: len(rest)] = rest
-            self._start = 0
-            self._filled = len(rest)
+        if self._start + size > len(self._buffer):
+            self._move_to_front(size)
         self._socket.settimeout(self.timeout_s)
         view = memoryview(self._buffer)[: self._start + size + READ_AHEAD_BYTES]
         while self._filled - self._start < size:
@@ -175,6 +170,18 @@ class BlockingChannel:
                 raise ConnectionResetError("the server closed the connection")
             self._has_received = True
             self._filled += count
+
+    def _move_to_front(self, size: int) -> None:
+        """Move the unread bytes to the front of the buffer, which must have room for `size` bytes.
+
+        If it is too small, it is replaced by a larger one.
+        """
+        unread = bytes(memoryview(self._buffer)[self._start : self._filled])
+        if size > len(self._buffer):
+            self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
+        self._buffer[: len(unread)] = unread
+        self._start = 0
+        self._filled = len(unread)
 
     def _check_open(self) -> None:
         """Raise ConnectionLostError if the channel is closed."""
@@ -199,14 +206,15 @@ class BlockingChannel:
             from sluicemq.net.openssl import tls_connection_error  # noqa: PLC0415 - rare
 
             return tls_connection_error(self.address, error)
+
+        fact = f"Cannot connect to {self.address}"
+        if is_connected:
+            fact = f"{activity} {self.address} failed"
+        fix = "Check host and port, and that the server runs."
         may_need_tls = is_connected and not (self._has_received or self._is_tls)
-        hint = f" {TLS_HINT}" if may_need_tls else ""
-        failed = f"{activity} {self.address} failed"
-        return ConnectionLostError(
-            f"{failed if is_connected else f'Cannot connect to {self.address}'}: "
-            f"{error.strerror or error}.",
-            fix=f"Check host and port, and that the server runs.{hint}",
-        )
+        if may_need_tls:
+            fix += f" {TLS_HINT}"
+        return ConnectionLostError(f"{fact}: {error.strerror or error}.", fix=fix)
 
     def __repr__(self) -> str:
         return f"<blocking channel {self.address}{' closed' if self.closed else ''}>"

@@ -219,17 +219,20 @@ class Channel:
                 continue
             expired.append(opaque)
             if not future.done():
-                error = RequestTimeoutError(
-                    f"{self.address} did not respond to request {code} within {timeout_s:g} s.",
-                    fix="Check whether the server is overloaded or the network is slow.",
-                )
-                future.set_exception(error)
+                future.set_exception(self._timeout_error(code, timeout_s))
         for opaque in expired:
             del self._calls[opaque]
         self._timer = None
         self._next_expiry_s = math.inf
         if earliest_s < math.inf:
             self._expire_at(max(earliest_s, now_s + EXPIRE_GAP_S))
+
+    def _timeout_error(self, code: int, timeout_s: float) -> RequestTimeoutError:
+        """Return the error of a call of request `code` whose deadline has passed."""
+        return RequestTimeoutError(
+            f"{self.address} did not respond to request {code} within {timeout_s:g} s.",
+            fix="Check whether the server is overloaded or the network is slow.",
+        )
 
     # --------------------------------------------------------------- called by the transport
 
@@ -245,8 +248,8 @@ class Channel:
         """
         self._has_received = True
         try:
-            rest = data if _settle_sends is None else self._settle_sends(data)
-            commands = self._reader.feed(rest)
+            other_data = data if _settle_sends is None else self._settle_sends(data)
+            commands = self._reader.feed(other_data)
         except ProtocolError as error:
             log.warning("closing the connection to %s: %s", self.address, error)
             self.connection_lost(error)
@@ -258,21 +261,28 @@ class Channel:
                 call = self._calls.pop(command.opaque, None)
                 if call is not None and not call[0].done():
                     call[0].set_result(command)
-                continue
-            response: Command | None = None
-            try:  # an error of the handler must not end the connection
-                if self._on_request is not None:
-                    response = self._on_request(command, self)
-            except Exception:
-                log.exception("handling request %d of %s failed", command.code, self.address)
-            if response is not None and not command.is_oneway:
-                self.send_response(command.opaque, response)
+            else:
+                self._handle_request(command)
+
+    def _handle_request(self, command: Command) -> None:
+        """Handle a request of the server, and send the response if there is one."""
+        response: Command | None = None
+        try:  # an error of the handler must not end the connection
+            if self._on_request is not None:
+                response = self._on_request(command, self)
+        except Exception:
+            log.exception("handling request %d of %s failed", command.code, self.address)
+        if response is not None and not command.is_oneway:
+            self.send_response(command.opaque, response)
 
     def _settle_sends(self, data: bytes) -> bytes:
         """Let the compiled engine complete calls of plain sends; return the bytes it left."""
         assert _settle_sends is not None
-        whole = self._reader.join(data)
-        return whole[_settle_sends(whole, self._calls) :] if whole else b""
+        frames = self._reader.join(data)
+        if not frames:
+            return b""
+        settled_bytes = _settle_sends(frames, self._calls)
+        return frames[settled_bytes:]
 
     def set_writing_paused(self, is_paused: bool) -> None:
         """Keep further calls back while the transport has paused writing, and send them afterwards.
@@ -414,11 +424,12 @@ def connect_failure_text(error: OSError) -> str:
     The texts of asyncio repeat the address as a tuple, once for each address of the host. For
     those, the result is the text of the operating system for each distinct error number.
     """
-    text = error.strerror or str(error)
-    if "Connect call failed" not in text:
-        return text
-    numbers = map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
-    return "; ".join(dict.fromkeys(os.strerror(number) for number in numbers)) or text
+    error_text = error.strerror or str(error)
+    if "Connect call failed" not in error_text:
+        return error_text
+    error_numbers = map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
+    reasons = dict.fromkeys(map(os.strerror, error_numbers))  # each one once
+    return "; ".join(reasons) or error_text
 
 
 def _connect_error(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
@@ -493,28 +504,46 @@ class ChannelPool:
             channel = self.channels.get(address)
             if channel is not None and not channel.closed:
                 return channel
-            failure = self._failures.get(address)
-            if failure is not None:
-                retry_s, _, earlier = failure
-                if self._clock.monotonic_s() < retry_s:
-                    raise type(earlier)(f"{earlier.fact}.", fix=earlier.fix)
-            try:
-                channel = await (self._connect or dial)(
-                    address,
-                    timeout_s=self._timeout_s,
-                    on_request=self._on_request,
-                    on_close=self._on_close,
-                )
-            except (ConnectionLostError, RequestTimeoutError) as error:
-                delay_s = min(failure[1] * 2, BACK_OFF_MAX_S) if failure else BACK_OFF_MIN_S
-                self._failures[address] = (self._clock.monotonic_s() + delay_s, delay_s, error)
-                raise
-            self._failures.pop(address, None)
+            self._raise_recent_failure(address)
+            channel = await self._open(address)
             if self._closed:  # the pool was closed while the channel was opened
                 await channel.close()  # type: ignore[unreachable]
                 raise ClosedError("The connections are closed.", fix="Make a new client.")
             self.channels[address] = channel
             return channel
+
+    def _raise_recent_failure(self, address: str) -> None:
+        """Raise the last failure of an address again if its delay has not passed."""
+        failure = self._failures.get(address)
+        if failure is None:
+            return
+        retry_s, _delay_s, error = failure
+        if self._clock.monotonic_s() < retry_s:
+            raise type(error)(f"{error.fact}.", fix=error.fix)
+
+    async def _open(self, address: str) -> Channel:
+        """Connect to `address`, and return the channel.
+
+        Raise ConnectionLostError or RequestTimeoutError on failure. The delay until the next
+        attempt doubles with each failure in a row, up to BACK_OFF_MAX_S.
+        """
+        failure = self._failures.get(address)
+        try:
+            channel = await (self._connect or dial)(
+                address,
+                timeout_s=self._timeout_s,
+                on_request=self._on_request,
+                on_close=self._on_close,
+            )
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            delay_s = BACK_OFF_MIN_S
+            if failure is not None:
+                _retry_s, last_delay_s, _error = failure
+                delay_s = min(last_delay_s * 2, BACK_OFF_MAX_S)
+            self._failures[address] = (self._clock.monotonic_s() + delay_s, delay_s, error)
+            raise
+        self._failures.pop(address, None)
+        return channel
 
     async def close(self) -> None:
         """Close all channels and wait until they are gone. The pool opens no channel afterwards."""

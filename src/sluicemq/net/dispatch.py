@@ -306,11 +306,13 @@ class Dispatcher:
         `scheduler` shares the time of the event loop between connections; None means that no
         connection waits. `run_engine` is the entry of the compiled engine.
         """
-        self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
+        self.handlers: dict[int, Handler] = {
+            int(code): handler for code, handler in handlers.items()
+        }
         must_authorize_all = authorize is not None and authorize_fast is None
-        self.fast_handlers: dict[int, FastHandler] = (
-            {} if must_authorize_all else dict(fast_handlers or {})
-        )
+        self.fast_handlers: dict[int, FastHandler] = {}
+        if fast_handlers is not None and not must_authorize_all:
+            self.fast_handlers.update(fast_handlers)
         self.frame_bytes_max = frame_bytes_max
         self.scheduler = scheduler or NULL_SCHEDULER
         self.run_engine = run_engine
@@ -350,49 +352,57 @@ class Dispatcher:
         responses: list[bytes] = []
         last_s = scheduler.now_s()
         position = 0 if run_engine is None else run_engine(data, 0, peer, scheduler)
-        size = len(data)
-        while size - position >= 8:
+        data_bytes = len(data)
+        while data_bytes - position >= 8:
             # The frame is: total length, then serialization type (1 byte) and header length (3
             # bytes), header, body. The type of JSON is 0.
-            total, header_mark = unpack(data, position)
-            end = position + 4 + total
+            frame_bytes, header_mark = unpack(data, position)
+            end = position + 4 + frame_bytes
             header_end = position + 8 + (header_mark & HEADER_MASK)
-            if end > size and total <= frame_bytes_max:
-                break
+            if end > data_bytes and frame_bytes <= frame_bytes_max:
+                break  # the frame is not whole
             is_unusual = (
-                header_end > end or total > frame_bytes_max or header_mark > HEADER_UNCHECKED_BYTES
+                header_end > end
+                or frame_bytes > frame_bytes_max
+                or header_mark > HEADER_UNCHECKED_BYTES
             )
-            values = None
+            header_fields = None
             header = data[position + 8 : header_end]
             body = data[header_end:end]
             try:
                 if not is_unusual:
+                    # The fast path: a handler that takes the decoded header as it is.
                     fast_handler = None
                     try:
-                        values = _loads(header)
-                        fast_handler = find_fast_handler(values["code"])
+                        header_fields = _loads(header)
+                        fast_handler = find_fast_handler(header_fields["code"])
                         if (
                             fast_handler is not None
-                            and (authorize_fast is None or authorize_fast(values, body, peer))
-                            and (taken := fast_handler(values, body, peer))
+                            and (
+                                authorize_fast is None or authorize_fast(header_fields, body, peer)
+                            )
+                            and (response := fast_handler(header_fields, body, peer))
                         ):
-                            responses += () if taken is True else (taken,)
+                            # True means that the response comes later.
+                            responses += () if response is True else (response,)
                             position = end
                             continue
                     except Exception as error:  # noqa: BLE001 - it becomes the response
                         if fast_handler is not None:
-                            failed = build_command(values, header, body)
+                            failed = build_command(header_fields, header, body)
                             responses.append(self._encode_failure(error, failed))
                             position = end
                             continue
-                        values = None  # the header is not a JSON object with a code
+                        header_fields = None  # the header is not a JSON object with a code
+
+                # The general path.
                 if scheduler.is_tight and scheduler.has_to_wait(peer):
                     scheduler.spent(peer, last_s)  # decoding the header has taken time too
                     break
                 command = (
                     self._decode_unusual_frame(data, position + 4, end, header_mark)
                     if is_unusual
-                    else build_command(values, header, body)
+                    else build_command(header_fields, header, body)
                 )
             except ProtocolError:
                 scheduler.spent(peer, last_s)
@@ -420,8 +430,9 @@ class Dispatcher:
                 "extFields": command.fields,
             }
             try:
-                if taken := fast_handler(header, command.body, peer):  # type: ignore[arg-type]
-                    return b"" if taken is True else taken
+                response = fast_handler(header, command.body, peer)  # type: ignore[arg-type]
+                if response:
+                    return b"" if response is True else response
             except Exception as error:  # noqa: BLE001 - it becomes the response
                 return self._encode_failure(error, command)
         return self._handle_request(command, peer, is_authorized=True)
@@ -434,14 +445,14 @@ class Dispatcher:
         """
         if peer.closed:
             return
-        whole = frame_buffer.join(data)
+        frames = frame_buffer.join(data)
         try:
-            while whole:
-                used, responses = self.handle_frames(whole, peer)
+            while frames:
+                used_bytes, responses = self.handle_frames(frames, peer)
                 peer.write(responses)
-                if used == len(whole):
+                if used_bytes == len(frames):
                     return
-                whole = frame_buffer.keep_rest(whole[used:] if used else whole)
+                frames = frame_buffer.keep_rest(frames[used_bytes:] if used_bytes else frames)
         except ProtocolError:
             peer.close()
 
@@ -456,19 +467,22 @@ class Dispatcher:
                 outcome = self._handle_other(command, peer)
             else:
                 check_request(command, self._codes_with_messages)
-                is_allowed = is_authorized or self._authorize is None
-                outcome = None if is_allowed else self._check_access(command, peer)
+                outcome = None
+                if not is_authorized and self._authorize is not None:
+                    outcome = self._check_access(command, peer)
                 if outcome is None:
                     outcome = handler(command, peer)
+
             if outcome.__class__ is not bytes and outcome is not None:
                 if isinstance(outcome, Command):
                     outcome = encode_response_to(outcome, command)
                 elif self._handle_outcome is not None:
                     outcome = self._handle_outcome(outcome, command, peer)
                 else:
-                    kind = type(outcome).__name__
-                    text = f"unsupported handler result: {kind}"
-                    raise TypeError(text)  # noqa: TRY301 - logged and reported below
+                    outcome_type = type(outcome).__name__
+                    raise TypeError(  # noqa: TRY301 - logged and reported below
+                        f"unsupported handler result: {outcome_type}"
+                    )
         except Exception as error:  # noqa: BLE001 - it becomes the response
             return self._encode_failure(error, command)
         return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
@@ -521,7 +535,7 @@ class Dispatcher:
         Return b"" for a one-way request. A RequestError is not logged.
         """
         code = int(ResponseCode.SYSTEM_ERROR)
-        kind = type(error).__name__
+        error_type = type(error).__name__
         if isinstance(error, RequestError):
             code = error.code
             remark = error.remark
@@ -529,20 +543,25 @@ class Dispatcher:
             remark = str(error)
             if isinstance(error, StoreFullError):
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
-            if self._is_first_of_kind(command.code, kind):
+            if self._is_first_of_kind(command.code, error_type):
                 log.warning("request code %d failed: %s", command.code, remark)
         else:
-            remark = f"{kind}: {error}"
-            if self._is_first_of_kind(command.code, kind):
+            remark = f"{error_type}: {error}"
+            if self._is_first_of_kind(command.code, error_type):
                 log.error("request code %d failed", command.code, exc_info=error)
-        return b"" if command.flag & FLAG_ONEWAY else encode_response(command, code, remark=remark)
+        if command.flag & FLAG_ONEWAY:
+            return b""
+        return encode_response(command, code, remark=remark)
 
-    def _is_first_of_kind(self, code: int, kind: str) -> bool:
-        """Note a failure of the request code; return whether it is new and must be logged."""
-        key = (code, kind)
-        if key in self._logged or len(self._logged) >= LOGGED_MAX:
+    def _is_first_of_kind(self, code: int, failure: str) -> bool:
+        """Note a failure of the request code; return whether it is new and must be logged.
+
+        `failure` is the type of the error, or another name of the failure.
+        """
+        noted = (code, failure)
+        if noted in self._logged or len(self._logged) >= LOGGED_MAX:
             return False
-        self._logged.add(key)
+        self._logged.add(noted)
         return True
 
 

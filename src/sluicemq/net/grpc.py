@@ -24,14 +24,14 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import quote, unquote
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError, SluiceError
-from sluicemq.model.ids import parse_host
+from sluicemq.model.ids import Host, parse_host
 from sluicemq.net.accept import PROTECTED_MODE_REFUSAL, OnPeer
 from sluicemq.net.http2 import Http2Connection, Http2Server, Stream
 from sluicemq.net.limits import NULL_SCHEDULER, SERVER_LIMITS, FairScheduler, ServerLimits
@@ -128,6 +128,10 @@ class Call(Stream):
         stream_id: int,
         headers: dict[str, str],
     ) -> None:
+        """Create the call that begins with `headers`; `methods` has its handler.
+
+        `deadlines` are those of the server. The other arguments are those of `Stream`.
+        """
         super().__init__(connection, stream_id, headers)
         self._methods = methods
         self.on_message: Handler
@@ -148,6 +152,7 @@ class Call(Stream):
     # ------------------------------------------------------------------------------ requests
 
     def headers_received(self) -> None:
+        """Find the method of the call, or end the call if it cannot be handled."""
         headers = self.headers
         connection = self.connection
         handler = self._methods.get(headers.get(":path", ""))
@@ -174,7 +179,7 @@ class Call(Stream):
                 self._handle_message(data[_PREFIX.size :])
                 data = b""
         if data or self._buffer is not None:
-            self._collect(data)
+            self._collect_messages(data)
         if self.is_half_closed and not self.is_response_complete and not self._is_paused:
             self._handle_half_close()
 
@@ -183,35 +188,46 @@ class Call(Stream):
         self._is_paused = False
         self.data_received(b"")
 
-    def _collect(self, data: bytes) -> None:
+    def _collect_messages(self, data: bytes) -> None:
         """Handle data that is a part of a message, or contains several messages."""
         buffer = self._buffer = self._buffer or bytearray()
         buffer += data
         self.connection.buffered_bytes += len(data)
         while len(buffer) >= _PREFIX.size and not self.is_response_complete:
-            is_compressed, size = _PREFIX.unpack_from(buffer)
-            end = _PREFIX.size + size
-            if is_compressed:
-                self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not supported.")
-            elif size > MESSAGE_BYTES_MAX:
-                self.end(
-                    StatusCode.RESOURCE_EXHAUSTED,
-                    f"A message of {size} bytes is above the limit of {MESSAGE_BYTES_MAX}.",
-                )
-            elif end > len(buffer):
+            message = self._take_message(buffer)
+            if message is None:
+                break
+            self._handle_message(message)
+            has_more = len(buffer) >= _PREFIX.size and not self.is_response_complete
+            if has_more and self.connection.has_to_pause():
+                self.connection.resume_later(self)
+                self._is_paused = True
                 return
-            else:
-                message = bytes(memoryview(buffer)[_PREFIX.size : end])
-                del buffer[:end]
-                self.connection.buffered_bytes -= end
-                self._handle_message(message)
-                has_more = len(buffer) >= _PREFIX.size and not self.is_response_complete
-                if has_more and self.connection.has_to_pause():
-                    self.connection.resume_later(self)
-                    self._is_paused = True
-                    return
         if not buffer or self.is_response_complete:
             self._drop_buffer()
+
+    def _take_message(self, buffer: bytearray) -> bytes | None:
+        """Remove the first message from the buffer, and return it; None if it is not whole.
+
+        Also return None, and end the call, if the message is compressed or too large.
+        """
+        is_compressed, size = _PREFIX.unpack_from(buffer)
+        end = _PREFIX.size + size
+        if is_compressed:
+            self.end(StatusCode.UNIMPLEMENTED, "Compressed messages are not supported.")
+            return None
+        if size > MESSAGE_BYTES_MAX:
+            self.end(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"A message of {size} bytes is above the limit of {MESSAGE_BYTES_MAX}.",
+            )
+            return None
+        if end > len(buffer):
+            return None
+        message = bytes(memoryview(buffer)[_PREFIX.size : end])
+        del buffer[:end]
+        self.connection.buffered_bytes -= end
+        return message
 
     def _handle_message(self, message: bytes) -> None:
         """Call the method with a message. Its result or exception ends the call, unless None."""
@@ -224,9 +240,10 @@ class Call(Stream):
         except CallError as error:
             self.end(error.code, str(error))
         except Exception as error:
-            text = str(error) if isinstance(error, SluiceError) else type(error).__name__
             log.exception("%s failed", self.headers[":path"])
-            self.end(StatusCode.INTERNAL, text)
+            # The text of other errors is not meant for clients.
+            is_own_error = isinstance(error, SluiceError)
+            self.end(StatusCode.INTERNAL, str(error) if is_own_error else type(error).__name__)
         else:
             if response is not None:
                 self.reply(response)
@@ -290,8 +307,10 @@ class Call(Stream):
     def reply_all(self, messages: Sequence[bytes]) -> None:
         """Send all response messages at once, and end the call with OK."""
         pack = _PREFIX.pack
-        data = b"".join([part for it in messages for part in (pack(0, len(it)), it)])
-        self.send_response(_HEADERS, data, _OK_TRAILERS)
+        framed_messages: list[bytes] = []
+        for message in messages:
+            framed_messages += (pack(0, len(message)), message)
+        self.send_response(_HEADERS, b"".join(framed_messages), _OK_TRAILERS)
 
     def end(self, code: StatusCode = StatusCode.OK, text: str = "") -> None:
         """End the call with a status, after the messages that were sent.
@@ -308,10 +327,14 @@ class Call(Stream):
         self.send_trailers(encode_headers(fields))
 
 
-def _parse_timeout_s(text: str) -> float | None:
+def _parse_timeout_s(header: str) -> float | None:
     """Return the seconds of a `grpc-timeout` value, such as "100m"; None if it is not valid."""
-    found = _TIMEOUT.fullmatch(text)
-    return None if found is None else int(found[1]) * _UNITS_S[found[2]]
+    match = _TIMEOUT.fullmatch(header)
+    if match is None:
+        return None
+    number = int(match[1])
+    unit = match[2]
+    return number * _UNITS_S[unit]
 
 
 class Deadlines:
@@ -402,13 +425,14 @@ class GrpcServer(Http2Server):
     @property
     def open_calls(self) -> list[Call]:
         """The calls of all connections whose response is not complete."""
-        return [
-            cast(Call, call)
-            for connection in self.connections
-            for call in cast(Http2Connection, connection).streams
-        ]
+        calls: list[Call] = []
+        for connection in self.connections:
+            streams = cast(Http2Connection, connection).streams
+            calls += [cast(Call, stream) for stream in streams]
+        return calls
 
     def _expire_calls(self) -> None:
+        """End the calls whose deadline has passed, and schedule the next call of this method."""
         for call in self._deadlines.pop_expired():
             call.expire()
         loop = asyncio.get_running_loop()
@@ -448,9 +472,37 @@ def call_unary(
     malformed.
     """
     host = parse_host(address)
+    headers_frame, data_frame = _encode_call(address, path, message, metadata, is_tls=bool(tls))
+    request = _CLIENT_PREFACE + headers_frame + data_frame
+    try:
+        headers, data = _exchange(host, request, tls, timeout_s)
+    except TimeoutError as error:
+        raise RequestTimeoutError(f"{address} did not respond within {timeout_s:g} s.") from error
+    except OSError as error:
+        raise ConnectionLostError(
+            f"Cannot connect to {address}: {error.strerror or error}.",
+            fix="Check that a proxy runs there, and whether it requires TLS (--tls).",
+        ) from error
+
+    status = int(headers.get("grpc-status", StatusCode.UNKNOWN))
+    if status != StatusCode.OK:
+        code = StatusCode(status) if status in StatusCode._value2member_map_ else StatusCode.UNKNOWN
+        raise CallError(code, unquote(headers.get("grpc-message", "")) or code.name)
+    return data[_PREFIX.size :]
+
+
+def _encode_call(
+    address: str,
+    path: str,
+    message: bytes,
+    metadata: Iterable[tuple[str, str]],
+    *,
+    is_tls: bool,
+) -> tuple[bytes, bytes]:
+    """Return the frames of a call: its headers, and its only message. See `call_unary`."""
     fields = [
         (":method", "POST"),
-        (":scheme", "https" if tls else "http"),
+        (":scheme", "https" if is_tls else "http"),
         (":path", path),
         (":authority", address),
         ("te", "trailers"),
@@ -460,29 +512,24 @@ def call_unary(
     headers_frame = h.encode_frame(h.HEADERS, h.END_HEADERS, _STREAM_ID, encode_headers(fields))
     data = _PREFIX.pack(0, len(message)) + message
     data_frame = h.encode_frame(h.DATA, h.END_STREAM, _STREAM_ID, data)
-    request = _CLIENT_PREFACE + headers_frame + data_frame
-    try:
-        with socket.create_connection((host.address, host.port), timeout_s) as plain:
-            if tls is None:
-                plain.sendall(request)
-                headers, data = _read_response(plain)
-            else:
-                name = tls.server_name or host.address
-                with client_context(tls).wrap_socket(plain, server_hostname=name) as secure:
-                    secure.sendall(request)
-                    headers, data = _read_response(secure)
-    except TimeoutError as error:
-        raise RequestTimeoutError(f"{address} did not respond within {timeout_s:g} s.") from error
-    except OSError as error:
-        raise ConnectionLostError(
-            f"Cannot connect to {address}: {error.strerror or error}.",
-            fix="Check that a proxy runs there, and whether it requires TLS (--tls).",
-        ) from error
-    status = int(headers.get("grpc-status", StatusCode.UNKNOWN))
-    if status != StatusCode.OK:
-        code = StatusCode(status) if status in StatusCode._value2member_map_ else StatusCode.UNKNOWN
-        raise CallError(code, unquote(headers.get("grpc-message", "")) or code.name)
-    return data[_PREFIX.size :]
+    return headers_frame, data_frame
+
+
+def _exchange(
+    host: Host, request: bytes, tls: Tls | None, timeout_s: float
+) -> tuple[dict[str, str], bytes]:
+    """Send a request on a new connection. Return the headers and the data of the response.
+
+    Raise OSError or ConnectionLostError if the connection fails.
+    """
+    with socket.create_connection((host.address, host.port), timeout_s) as plain:
+        if tls is None:
+            plain.sendall(request)
+            return _read_response(plain)
+        name = tls.server_name or host.address
+        with client_context(tls).wrap_socket(plain, server_hostname=name) as secure:
+            secure.sendall(request)
+            return _read_response(secure)
 
 
 def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
@@ -493,22 +540,26 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
     reader = HeaderDecoder()
     headers = dict[str, str]()
     data = bytearray()
-    rest = b""
-    while received := connection.recv(1 << 18):
-        rest += received
-        while len(rest) >= h.FRAME_HEADER_BYTES:
-            length_and_type, flags, stream_id = h.unpack_frame_header(rest)
-            end = h.FRAME_HEADER_BYTES + (length_and_type >> 8)
-            if end > len(rest):
-                break
-            frame_type = length_and_type & 0xFF
-            payload = rest[h.FRAME_HEADER_BYTES : end]
-            rest = rest[end:]
-            if frame_type == h.HEADERS:
-                headers |= reader.decode(payload)
-            elif frame_type == h.DATA:
-                data += payload
-            is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM
-            if stream_id == _STREAM_ID and is_end:
-                return headers, bytes(data)
+    for frame_type, flags, stream_id, payload in _iter_frames(connection):
+        if frame_type == h.HEADERS:
+            headers |= reader.decode(payload)
+        elif frame_type == h.DATA:
+            data += payload
+        is_end = frame_type == h.RST_STREAM or flags & h.END_STREAM
+        if stream_id == _STREAM_ID and is_end:
+            return headers, bytes(data)
     raise ConnectionLostError("The connection closed before the response arrived.")
+
+
+def _iter_frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the type, flags, stream id and payload of each frame, until the connection ends."""
+    unread = b""
+    while received := connection.recv(1 << 18):
+        unread += received
+        while len(unread) >= h.FRAME_HEADER_BYTES:
+            length_and_type, flags, stream_id = h.unpack_frame_header(unread)
+            end = h.FRAME_HEADER_BYTES + (length_and_type >> 8)
+            if end > len(unread):
+                break  # the frame is not whole
+            yield length_and_type & 0xFF, flags, stream_id, unread[h.FRAME_HEADER_BYTES : end]
+            unread = unread[end:]

@@ -120,13 +120,11 @@ class ServerLimits:
     @classmethod
     def from_config(cls, config: ServerConfig) -> "ServerLimits":
         """Return the limits that `config` sets, and the defaults where it has no setting."""
-        return cls(
-            **{
-                item.name: getattr(config, item.name)
-                for item in fields(cls)
-                if hasattr(config, item.name)
-            }
-        )
+        configured: dict[str, Any] = {}
+        for field in fields(cls):
+            if hasattr(config, field.name):
+                configured[field.name] = getattr(config, field.name)
+        return cls(**configured)
 
 
 SERVER_LIMITS: Final = ServerLimits()
@@ -148,19 +146,18 @@ def check_request(command: Command, codes_with_messages: Collection[int] | None)
             ResponseCode.SYSTEM_ERROR,
             f"The request has {len(header_fields)} header fields, the limit is {FIELDS_MAX}.",
         )
-    size = len(command.body)
-    size_max = BODY_BYTES_MAX if command.code in CODES_WITH_LISTS else SMALL_BODY_BYTES_MAX
-    if (
-        size > size_max
-        and codes_with_messages is not None
-        and command.code not in codes_with_messages
-    ):
+
+    body_bytes = len(command.body)
+    if codes_with_messages is None or not body_bytes:
+        return
+    bytes_max = BODY_BYTES_MAX if command.code in CODES_WITH_LISTS else SMALL_BODY_BYTES_MAX
+    if body_bytes > bytes_max and command.code not in codes_with_messages:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"The body of request {command.code} has {size} bytes, the limit is {size_max}. "
+            f"The body of request {command.code} has {body_bytes} bytes, the limit is {bytes_max}. "
             "Split it up.",
         )
-    if codes_with_messages is None or command.code in CODES_WITH_MESSAGES or not size:
+    if command.code in CODES_WITH_MESSAGES:
         return
     check_json(command.code, bytes(command.body))
 
@@ -307,15 +304,20 @@ class LogRateLimit(logging.Filter):
     """
 
     def __init__(self, count_max: int = 50, period_s: float = 60.0) -> None:
+        """Create a filter that lets `count_max` records of each kind pass in each period."""
         super().__init__()
         self._count_max = count_max
         self._period_s = period_s
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+        """By logger and text: when the period began, and the number of records in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        key = (record.name, str(record.msg)[:200])
-        begin_s, count = self._kinds.get(key, (record.created, 0))
-        if not 0 <= record.created - begin_s < self._period_s:
+        """Return whether the record may be logged, and count it."""
+        kind_of_record = (record.name, str(record.msg)[:200])
+        begin_s, count = self._kinds.get(kind_of_record, (record.created, 0))
+        # Below 0 if the wall clock was set back.
+        is_in_period = 0 <= record.created - begin_s < self._period_s
+        if not is_in_period:
             suppressed = count - self._count_max
             if suppressed > 0:
                 record.msg = f"{record.msg} ({suppressed} more like this were suppressed)"
@@ -323,7 +325,7 @@ class LogRateLimit(logging.Filter):
             count = 0
         if count == 0 and len(self._kinds) >= LOG_KINDS_MAX:
             self._kinds.clear()
-        self._kinds[key] = (begin_s, count + 1)
+        self._kinds[kind_of_record] = (begin_s, count + 1)
         return count < self._count_max
 
 
@@ -372,11 +374,13 @@ class _OwnerState:
         Return a function that does nothing if neither may run, because the owner began further work
         items while it waited.
         """
-        if not self.can_read or self.pending_read is None:
-            return self.slices.popleft() if self.slices else lambda: None
-        run = self.pending_read
-        self.pending_read = None
-        return run
+        if self.can_read and self.pending_read is not None:
+            read = self.pending_read
+            self.pending_read = None
+            return read
+        if self.slices:
+            return self.slices.popleft()
+        return lambda: None
 
 
 class FairScheduler:
@@ -444,23 +448,23 @@ class FairScheduler:
         """Return the time by which to order `owner` among others: the least goes first."""
         return max(self._owners[owner].used_s, self._virtual_time_s - CREDIT_S)
 
-    def schedule_read(self, owner: Hashable, run: Run) -> None:
-        """Call `run()`, which reads further requests of `owner`, in a later round.
+    def schedule_read(self, owner: Hashable, read: Run) -> None:
+        """Call `read()`, which reads further requests of `owner`, in a later round.
 
-        It replaces an earlier `run` that was not called yet. It waits longer while the owner's open
-        work items weigh WORK_WEIGHT_MAX or more.
+        It replaces an earlier `read` that was not called yet. It waits longer while the open work
+        items of the owner weigh WORK_WEIGHT_MAX or more.
         """
         state = self._owners[owner]
-        state.pending_read = run
+        state.pending_read = read
         self._enqueue(state)
 
-    def schedule_slice(self, owner: Hashable, run: Run) -> None:
-        """Call `run()`, a slice of a work item of `owner`, in a later round.
+    def schedule_slice(self, owner: Hashable, run_slice: Run) -> None:
+        """Call `run_slice()`, a slice of a work item of `owner`, in a later round.
 
         The slices of an owner run in the order in which they were scheduled.
         """
         state = self._owners[owner]
-        state.slices.append(run)
+        state.slices.append(run_slice)
         self._enqueue(state)
 
     def begin_work(self, owner: Hashable, weight: int = 1) -> None:

@@ -290,15 +290,18 @@ class MemoryNetwork:
         listener, remote, local = self._find_listener(address, MemoryStreamListener)
         return listener.connect(protocol, remote, local)
 
-    def _find_listener(self, address: str, kind: type[L]) -> tuple[L, Host, Host]:
+    def _find_listener(self, address: str, listener_type: type[L]) -> tuple[L, Host, Host]:
         """Return the listener of `address`, and the client's and server's address for a connection.
 
-        Raise ConnectionLostError if no listener of this kind has the address.
+        Raise ConnectionLostError if no listener of this type has the address.
         """
         listener = self.listeners.get(address)
-        if not isinstance(listener, kind):
+        if not isinstance(listener, listener_type):
             raise ConnectionLostError(f"No server listens on {address} in this process.")
         self._port += 1
-        host, _, port = address.rpartition(":")
-        local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
-        return listener, Host("127.0.0.1", self._port), local
+        client_host = Host("127.0.0.1", self._port)
+
+        name, _, port = address.rpartition(":")
+        is_ip_address = name[:1].isdigit() or ":" in name
+        server_host = Host(name if is_ip_address else "127.0.0.1", int(port or 0))
+        return listener, client_host, server_host

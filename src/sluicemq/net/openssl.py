@@ -98,6 +98,7 @@ def _states_of(files: tuple[str, ...]) -> tuple[FileState, ...]:
 
 
 def _state_of(name: str) -> FileState:
+    """Return a value that differs when a file was written or replaced; None if it is missing."""
     try:
         stat = Path(name).stat()
     except OSError:
@@ -119,6 +120,8 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 @functools.lru_cache(CONTEXTS_MAX)
 def _reloading_client_context(tls: Tls) -> ReloadingContext:
+    """Return the context of clients with these settings, which follows changes of their files."""
+
     def make_context() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -149,18 +152,7 @@ def load_server_context(
     ConfigurationError if a file cannot be used, if clients must show a certificate but no authority
     is set to verify it, or if TLS is enforced without a certificate and without test mode.
     """
-    if config.tls_client_auth != "none" and not config.tls_ca:
-        raise ConfigurationError(
-            f"tls.server.need.client.auth is {config.tls_client_auth}, but without "
-            "tls.server.trustCertPath no client can be verified.",
-            fix="Set tls.server.trustCertPath to the certificates of the authority that signs the "
-            "certificates of clients.",
-        )
-    if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
-        raise ConfigurationError(
-            f"tls.server.mode is {config.tls_mode}, but no certificate is set.",
-            fix="Set tls.server.certPath and tls.server.keyPath.",
-        )
+    _check_server_settings(config)
 
     def make_context() -> ssl.SSLContext:
         context = _new_server_context(protocols)
@@ -174,9 +166,26 @@ def load_server_context(
 
     if not config.tls_certificate:
         return None
-    ca = config.tls_ca if config.tls_client_auth != "none" else ""
-    files = tuple(name for name in (config.tls_certificate, config.tls_key, ca) if name)
-    return ReloadingContext(make_context, files, "TLS of the server")
+    files = [config.tls_certificate, config.tls_key]
+    if config.tls_client_auth != "none":
+        files.append(config.tls_ca)
+    return ReloadingContext(make_context, tuple(filter(None, files)), "TLS of the server")
+
+
+def _check_server_settings(config: TlsConfig) -> None:
+    """Raise ConfigurationError if a file is missing in the settings that others of them require."""
+    if config.tls_client_auth != "none" and not config.tls_ca:
+        raise ConfigurationError(
+            f"tls.server.need.client.auth is {config.tls_client_auth}, but without "
+            "tls.server.trustCertPath no client can be verified.",
+            fix="Set tls.server.trustCertPath to the certificates of the authority that signs the "
+            "certificates of clients.",
+        )
+    if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
+        raise ConfigurationError(
+            f"tls.server.mode is {config.tls_mode}, but no certificate is set.",
+            fix="Set tls.server.certPath and tls.server.keyPath.",
+        )
 
 
 def _new_server_context(protocols: Sequence[str]) -> ssl.SSLContext:
@@ -224,7 +233,6 @@ def _load_chain(
     `key` None means that the key is in the file `certificate`. `name` is the setting, for errors.
     Raise ConfigurationError if the files cannot be used.
     """
-    where = f"{certificate} and {key}" if key else certificate
     try:
         # Without a function, OpenSSL would ask for the password on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: password)
@@ -234,17 +242,26 @@ def _load_chain(
             f"{name}: the file {missing} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
-        text = str(error)
-        fix = "Check that it is a PEM file with a certificate and its private key."
-        if isinstance(error, PermissionError):
-            fix = "Give this user permission to read it."
-        elif "KEY_VALUES_MISMATCH" in text:
-            fix = "The key belongs to another certificate: replace both."
-        elif "DECRYPT" in text.upper() or "password" in text.lower() or "[SSL] PEM lib" in text:
-            fix = f"{fix[:-1]}, and that the password of the key is right."
+        files = f"{certificate} and {key}" if key else certificate
         raise ConfigurationError(
-            f"{name}: {where} cannot be used: {_reason(error)}.", fix=fix
+            f"{name}: {files} cannot be used: {_reason(error)}.", fix=_find_chain_fix(error)
         ) from None
+
+
+def _find_chain_fix(error: OSError) -> str:
+    """Return what the user can do if a certificate or its private key cannot be loaded."""
+    if isinstance(error, PermissionError):
+        return "Give this user permission to read it."
+    error_text = str(error)
+    if "KEY_VALUES_MISMATCH" in error_text:
+        return "The key belongs to another certificate: replace both."
+    names_password = "DECRYPT" in error_text.upper() or "password" in error_text.lower()
+    if names_password or "[SSL] PEM lib" in error_text:
+        return (
+            "Check that it is a PEM file with a certificate and its private key, and that the "
+            "password of the key is right."
+        )
+    return "Check that it is a PEM file with a certificate and its private key."
 
 
 def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
@@ -296,29 +313,31 @@ def tls_connection_error(address: str, error: BaseException) -> ConnectionLostEr
             f"The certificate of {address} was rejected: {error.verify_message}.",
             fix=_VERIFICATION_FIXES.get(error.verify_code, _WRONG_CA),
         )
-    text = str(error)
-    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
+    error_text = str(error)
+    if "WRONG_VERSION_NUMBER" in error_text or "RECORD_LAYER_FAILURE" in error_text:
         return ConnectionLostError(
             f"{address} does not use TLS.", fix="Connect to its TLS port, or without tls."
         )
-    if "CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text:
+    if "CERTIFICATE_REQUIRED" in error_text or "HANDSHAKE_FAILURE" in error_text:
         return ConnectionLostError(
             f"{address} refused the TLS handshake: {_alert(error)}.",
             fix="If it requires a certificate of the client, give certificate and key.",
         )
-    if "ALERT" in text:
+    if "ALERT" in error_text:
         return ConnectionLostError(
             f"{address} refused the TLS handshake: {_alert(error)}.",
             fix="Check that it trusts the authority of the client's certificate.",
         )
+    shown_error = f": {error_text}" if error_text else ""
     return ConnectionLostError(
-        f"{address} closed the connection during the TLS handshake{f': {text}' if text else ''}.",
+        f"{address} closed the connection during the TLS handshake{shown_error}.",
         fix="Check that it serves TLS (tls.server.mode permissive or enforcing, with a "
         "certificate).",
     )
 
 
 def _alert(error: BaseException) -> str:
+    """Return the alert by which the other side has refused, in lower-case words."""
     return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
 
 
@@ -496,15 +515,15 @@ class TlsStream(asyncio.Protocol):
         """Decrypt what has arrived, and pass it to the connection as one piece."""
         tls = self._tls
         assert tls is not None
-        parts = []
+        pieces = []
         is_end = False
         try:
             while self._incoming.pending or tls.pending():
-                part = tls.read(READ_BYTES)
-                if not part:
+                piece = tls.read(READ_BYTES)
+                if not piece:
                     is_end = True
                     break
-                parts.append(part)
+                pieces.append(piece)
         except ssl.SSLWantReadError:
             pass
         except _FATAL_ERRORS as error:
@@ -512,15 +531,16 @@ class TlsStream(asyncio.Protocol):
             return
         if self._outgoing.pending:  # the answer to a key update
             self._flush()
-        if parts:
-            self._connection.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+        if pieces:
+            self._connection.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if is_end:
             self._connection.peer.close()
 
     def _flush(self) -> None:
-        data = self._outgoing.read()
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        """Send the encrypted bytes that OpenSSL has made."""
+        encrypted = self._outgoing.read()
+        if encrypted and not self._transport.is_closing():
+            self._transport.write(encrypted)
 
     # ------------------------------------------------------------- transport of the connection
 
@@ -530,9 +550,9 @@ class TlsStream(asyncio.Protocol):
         if tls is None or not self.is_open:
             return
         try:
-            done = tls.write(data)
-            while done < len(data):
-                done += tls.write(memoryview(data)[done:])
+            written_bytes = tls.write(data)
+            while written_bytes < len(data):
+                written_bytes += tls.write(memoryview(data)[written_bytes:])
         except ssl.SSLError as error:
             self._connection.close_with_reason(f"its TLS stream is broken: {_describe(error)}")
             return
@@ -630,19 +650,19 @@ class TlsAcceptor:
         Close the connection if there are too many open handshakes.
         """
         address = connection.peer.remote.address
+        refusal = ""
         if len(self._handshakes) >= HANDSHAKES_MAX:
-            self.failed_handshakes += 1
-            connection.close_with_reason(
-                f"{HANDSHAKES_MAX} TLS handshakes are unfinished, which is the limit"
-            )
-            return
-        if not self._addresses.acquire(address):
-            self.failed_handshakes += 1
-            connection.close_with_reason(
+            refusal = f"{HANDSHAKES_MAX} TLS handshakes are unfinished, which is the limit"
+        elif not self._addresses.acquire(address):
+            refusal = (
                 f"{self._addresses.count_max} TLS handshakes of its address are unfinished, which "
                 "is the limit"
             )
+        if refusal:
+            self.failed_handshakes += 1
+            connection.close_with_reason(refusal)
             return
+
         stream = TlsStream(connection, transport, self)
         self._handshakes[stream] = address
         connection.set_transport(stream)
@@ -709,6 +729,7 @@ class TlsAcceptor:
             self._loop.call_soon(self._run_steps)
 
     def _run_steps(self) -> None:
+        """Do the next step of some handshakes, and of the others in later iterations."""
         for stream in tuple(self._ready_for_step)[:HANDSHAKES_PER_ITERATION]:
             self._ready_for_step.pop(stream, None)
             stream.step()
@@ -717,6 +738,7 @@ class TlsAcceptor:
             self._loop.call_soon(self._run_steps)
 
     def _check_files(self) -> None:
+        """Load the certificate again if its files have changed, and schedule the next check."""
         if self._reloading is not None:
             self._reloading.reload_if_changed()
         self._file_check_timer = self._loop.call_later(FILE_CHECK_PERIOD_S, self._check_files)

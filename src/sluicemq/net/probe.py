@@ -9,7 +9,7 @@ import contextlib
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.errors import ProtocolError, SluiceError
 from sluicemq.model.ids import Host, parse_host
@@ -48,21 +48,30 @@ def probe_connection(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeR
         return ProbeResult(Reachability.UNRESOLVED, detail)
     except ProtocolError as error:
         return ProbeResult(Reachability.UNRESOLVED, str(error))
-    refused = detail = ""
-    for family, kind, protocol, _, target in resolved:
-        with contextlib.closing(socket.socket(family, kind, protocol)) as sock:
+    return _connect_to_any(resolved, timeout_s)
+
+
+def _connect_to_any(resolved: list[Any], timeout_s: float) -> ProbeResult:
+    """Connect to one address after the other until one accepts, and close the connection again.
+
+    `resolved` is a result of `socket.getaddrinfo`. `timeout_s` limits each attempt.
+    """
+    refusal = ""
+    last_error = ""
+    for family, socket_type, protocol, _, target in resolved:
+        with contextlib.closing(socket.socket(family, socket_type, protocol)) as sock:
             sock.settimeout(timeout_s)
             try:
                 sock.connect(target)
             except ConnectionRefusedError as error:
-                refused = error.strerror or "refused"
+                refusal = error.strerror or "refused"
             except OSError as error:
-                detail = error.strerror or f"no response within {timeout_s:g} s"
+                last_error = error.strerror or f"no response within {timeout_s:g} s"
             else:
                 return ProbeResult(Reachability.RESPONDS)
-    if refused:
-        return ProbeResult(Reachability.REFUSED, refused)
-    return ProbeResult(Reachability.UNREACHABLE, detail)
+    if refusal:
+        return ProbeResult(Reachability.REFUSED, refusal)
+    return ProbeResult(Reachability.UNREACHABLE, last_error)
 
 
 def probe(
@@ -75,9 +84,10 @@ def probe(
 
     Without `tls` the connection is plain. `timeout_s` limits each wait for the socket.
     """
-    result = probe_connection(address, timeout_s)
-    if result.reachability is not Reachability.RESPONDS:
-        return result
+    connection_result = probe_connection(address, timeout_s)
+    if connection_result.reachability is not Reachability.RESPONDS:
+        return connection_result
+
     try:
         with contextlib.closing(BlockingChannel(address, timeout_s, tls)) as channel:
             response = channel.call(command)
@@ -86,18 +96,18 @@ def probe(
     except SluiceError as error:
         detail = error.fact
         cause = error.__cause__
+
     if isinstance(cause, ssl.SSLCertVerificationError):
         reachability = _CERTIFICATE_PROBLEMS.get(cause.verify_code, Reachability.UNTRUSTED)
-        return ProbeResult(reachability, detail)
-    if tls is not None:
-        without_tls = probe(address, command, None, timeout_s)
-        if without_tls.reachability is Reachability.RESPONDS:
-            return ProbeResult(Reachability.PLAIN, detail)
-        is_rejected = "ALERT" in str(cause) or "REQUIRED" in str(cause)
-        return ProbeResult(
-            Reachability.CLIENT_CERTIFICATE if is_rejected else Reachability.UNRESPONSIVE, detail
-        )
-    return ProbeResult(_detect_protocol(parse_host(address), timeout_s), detail)
+    elif tls is None:
+        reachability = _detect_protocol(parse_host(address), timeout_s)
+    elif probe(address, command, None, timeout_s).reachability is Reachability.RESPONDS:
+        reachability = Reachability.PLAIN
+    elif "ALERT" in str(cause) or "REQUIRED" in str(cause):
+        reachability = Reachability.CLIENT_CERTIFICATE
+    else:
+        reachability = Reachability.UNRESPONSIVE
+    return ProbeResult(reachability, detail)
 
 
 _CERTIFICATE_PROBLEMS: Final = {

@@ -137,18 +137,19 @@ def _random_scalar() -> int:
     return 1 + secrets.randbelow(_ORDER - 1)
 
 
-def _add(left: Point, right: Point) -> Point:
+def _add(first_point: Point, second_point: Point) -> Point:
     """Return the sum of two points."""
-    if left is None:
-        return right
-    if right is None:
-        return left
+    if first_point is None:
+        return second_point
+    if second_point is None:
+        return first_point
 
-    x1, y1 = left
-    x2, y2 = right
+    x1, y1 = first_point
+    x2, y2 = second_point
     if x1 == x2:
         if (y1 + y2) % _PRIME == 0:
             return None
+        # The points are the same: the slope is that of the tangent.
         slope = 3 * (x1 * x1 - 1) * pow(2 * y1, -1, _PRIME)
     else:
         slope = (y2 - y1) * pow(x2 - x1, -1, _PRIME)
@@ -167,12 +168,12 @@ def _multiply(factor: int, point: Point) -> Point:
     return product
 
 
-def _sign(data: bytes, private_key: int) -> tuple[int, int]:
-    """Return the ECDSA signature (r, s) of `data`.
+def _sign(signed_part: bytes, private_key: int) -> tuple[int, int]:
+    """Return the ECDSA signature (r, s) of `signed_part`.
 
     Choose another nonce if r or s becomes 0, as the standard demands.
     """
-    digest = int.from_bytes(sha256(data).digest())
+    digest = int.from_bytes(sha256(signed_part).digest())
     while True:
         nonce = _random_scalar()
         point = _multiply(nonce, _BASE_POINT)
@@ -196,22 +197,22 @@ def _der(tag: int, *parts: bytes) -> bytes:
     return bytes((tag, 0x80 | len(size_bytes))) + size_bytes + content
 
 
-def _der_integer(value: int) -> bytes:
-    """Return a DER integer. It has room for a sign bit, so `value` must not be negative."""
-    return _der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1))
+def _der_integer(number: int) -> bytes:
+    """Return a DER integer. It has room for a sign bit, so `number` must not be negative."""
+    return _der(_INTEGER, number.to_bytes(number.bit_length() // 8 + 1))
 
 
-def _der_bits(data: bytes) -> bytes:
+def _der_bits(whole_bytes: bytes) -> bytes:
     """Return a DER bit string of whole bytes, so that 0 bits of its last byte are unused."""
-    return _der(_BIT_STRING, b"\0", data)
+    return _der(_BIT_STRING, b"\0", whole_bytes)
 
 
-def _scalar_bytes(value: int) -> bytes:
+def _scalar_bytes(scalar: int) -> bytes:
     """Return a coordinate or a private key as 32 bytes, the first byte being the highest."""
-    return value.to_bytes(_SCALAR_BYTES)
+    return scalar.to_bytes(_SCALAR_BYTES)
 
 
-def _pem(label: str, data: bytes) -> str:
-    """Return `data` in base64 between the lines that PEM puts around a `label`."""
-    lines = encodebytes(data).decode()
+def _pem(label: str, content: bytes) -> str:
+    """Return `content` in base64 between the lines that PEM puts around a `label`."""
+    lines = encodebytes(content).decode()
     return f"-----BEGIN {label}-----\n{lines}-----END {label}-----\n"

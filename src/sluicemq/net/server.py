@@ -24,6 +24,7 @@ class RefusingDispatcher(Dispatcher):
         super().__init__({}, frame_bytes_max=1 << 20)
 
     def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
+        """Refuse a request. Raise ProtocolError for a response, since no request was sent."""
         if command.is_response:
             raise ProtocolError("A response was received, but no request was sent.")
         peer.count_refusal()
@@ -48,20 +49,23 @@ class Connection(AcceptedConnection):
     def unfinished_bytes(self) -> int:
         return len(self._frame_buffer)
 
-    # Called for every chunk: if it consists of frames that the compiled engine handles, it is done
-    # here, without the general path.
+    # Called for every chunk: keep it cheap.
     def _handle_data(self, data: bytes) -> None:
+        """Handle a chunk: first the frames that the compiled engine knows, then `_handle_frames`.
+
+        The engine is not used for a refused connection, or while bytes of a frame are kept.
+        """
         run_engine = self._dispatcher.run_engine
         if run_engine is None or self.is_refused or self._counted_bytes or len(self._frame_buffer):
             self._handle_frames(self._frame_buffer.join(data))
             return
-        used = run_engine(data, 0, self.peer, self._scheduler)
-        if used == len(data):
+        used_bytes = run_engine(data, 0, self.peer, self._scheduler)
+        if used_bytes == len(data):
             self.sweeps_since_frame = 0
             self._has_received_frame = True
         else:
-            self._has_received_frame |= used > 0
-            self._handle_frames(data[used:] if used else data, skip_engine=True)
+            self._has_received_frame |= used_bytes > 0
+            self._handle_frames(data[used_bytes:] if used_bytes else data, skip_engine=True)
 
     def _handle_frames(self, whole: bytes | None, *, skip_engine: bool = False) -> None:
         """Handle the frames in `whole`, and keep the rest for later.
@@ -75,39 +79,42 @@ class Connection(AcceptedConnection):
         dispatcher = REFUSING_DISPATCHER if self.is_refused else self._dispatcher
         try:
             while whole:
-                used, responses = dispatcher.handle_frames(
+                used_bytes, responses = dispatcher.handle_frames(
                     whole, peer, scheduler, skip_engine=skip_engine
                 )
                 skip_engine = False
                 if responses and not peer.closed:
                     self._transport.write(responses)
                 self.sweeps_since_frame = 0
-                self._has_received_frame |= used > 0
-                if used == len(whole):
+                self._has_received_frame |= used_bytes > 0
+                if used_bytes == len(whole):
                     if self._counted_bytes:
                         self._count_unfinished(0)
                     return
-                if used:
-                    whole = whole[used:]
+                if used_bytes:
+                    whole = whole[used_bytes:]
                 if scheduler.is_tight and scheduler.has_to_wait(peer):
                     self._defer_frames(whole)
                     return
                 data = whole
                 whole = self._frame_buffer.keep_rest(data)
         except ProtocolError as error:
-            reason = str(error)
-            if data[:1] == bytes((TLS_HELLO,)):
-                reason = (
-                    "the client uses TLS, which this port does not serve. Turn TLS off in the "
-                    "client."
-                )
-            close = (
-                self.close_after_responses if self._has_received_frame else self.close_with_reason
-            )
-            close(reason)
+            self._close_after_bad_frame(data, error)
             return
         if len(self._frame_buffer) > UNCOUNTED_BYTES or self._counted_bytes:
             self._count_unfinished(len(self._frame_buffer))
+
+    def _close_after_bad_frame(self, data: bytes, error: ProtocolError) -> None:
+        """Close the connection, because `data` begins with a bad frame, as `error` says."""
+        reason = str(error)
+        if data[:1] == bytes((TLS_HELLO,)):
+            reason = (
+                "the client uses TLS, which this port does not serve. Turn TLS off in the client."
+            )
+        if self._has_received_frame:
+            self.close_after_responses(reason)
+        else:
+            self.close_with_reason(reason)
 
 
 class RemotingServer(Server):

@@ -82,6 +82,7 @@ class _AcceptedStream(AcceptedConnection):
             self._protocol.connection_lost()
 
     def _handle_data(self, data: bytes) -> None:
+        """Pass `data` to the stream's protocol, which the first bytes create."""
         try:
             if self._protocol is None:
                 self._protocol = self._accept(self.peer)
@@ -266,9 +267,10 @@ class _FlowControlledTransport:
 
     def write(self, data: bytes, /) -> None:
         self._unsent_bytes += len(data)
-        asyncio.get_running_loop().call_soon(self._arrive, bytes(data))
+        asyncio.get_running_loop().call_soon(self._deliver_later, bytes(data))
 
-    def _arrive(self, data: bytes) -> None:
+    def _deliver_later(self, data: bytes) -> None:
+        """Deliver `data`, in a later iteration of the event loop than that of `write`."""
         self._unsent_bytes -= len(data)
         self._deliver(data)
         if self._unsent_bytes <= LOW_WATER_BYTES < self._unsent_bytes + len(data):

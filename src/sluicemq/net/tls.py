@@ -30,10 +30,10 @@ Verify = Literal[True, False, "ca"]
 class Tls:
     """The TLS settings of a client. All paths name PEM files.
 
-    The files are read again when they change.
-    `ca` contains the certificates of the authorities that are trusted; None means those of the
-    system. `certificate`, `key` (None if the certificate's file contains it) and `key_password`
-    are for servers that require a client certificate.
+    The files are read again when they change. `ca` contains the certificates of the authorities
+    that are trusted; None means those of the system. `certificate`, `key` (None if the
+    certificate's file contains it) and `key_password` are for servers that require a client
+    certificate.
 
     `verify` is True, "ca" or False. True verifies the certificate chain and the host name. "ca"
     verifies only the chain, for brokers that register with addresses that are not in their
@@ -51,37 +51,44 @@ class Tls:
 
     def __post_init__(self) -> None:
         for name in ("ca", "certificate", "key"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else os.fspath(value))
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, os.fspath(path))  # the class is frozen
         if self.verify not in (True, False, "ca"):
             raise ConfigurationError(
                 f'verify must be True, "ca" or False, got {self.verify!r}.',
                 fix="Set it to one of these values.",
             )
-        if self.certificate is None and (self.key is not None or self.key_password is not None):
+        has_key = self.key is not None or self.key_password is not None
+        if has_key and self.certificate is None:
             raise ConfigurationError(
                 "A TLS key is given without its certificate.", fix="Set certificate too."
             )
 
     @classmethod
-    def resolve(cls, value: "Tls | bool | None") -> "Tls | None":
+    def resolve(cls, tls: "Tls | bool | None") -> "Tls | None":
         """Return the settings that the `tls` argument of a client means, None for no TLS.
 
         True means TLS with the settings of the environment or the authorities of the system. False
         means no TLS. None means what `default_tls` or the environment says. Raise
         ConfigurationError for another value, or for an invalid environment variable.
         """
-        if isinstance(value, Tls):
-            return value
-        if value is None:
-            chosen = _DEFAULT.get()
-            return tls_from_environment() if chosen is None else chosen[0]
-        if not isinstance(value, bool):
+        if isinstance(tls, Tls):
+            return tls
+        if tls is None:
+            default = _DEFAULT.get()
+            if default is None:
+                return tls_from_environment()
+            (default_settings,) = default
+            return default_settings
+        if not isinstance(tls, bool):
             raise ConfigurationError(
-                f"tls must be True, False or a Tls, got {value!r}.",
+                f"tls must be True, False or a Tls, got {tls!r}.",
                 fix="Set True, False or Tls(ca=…).",
             )
-        return (tls_from_environment() or cls()) if value else None
+        if not tls:
+            return None
+        return tls_from_environment() or cls()
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -91,6 +98,7 @@ class Tls:
 
 
 _DEFAULT: ContextVar[tuple[Tls | None] | None] = ContextVar("tls", default=None)
+"""The settings of `default_tls`, in a tuple; None outside of its blocks."""
 
 
 @contextmanager
@@ -112,15 +120,7 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | 
     none) and SLUICE_TLS_SERVER_NAME. Raise ConfigurationError if a value is invalid.
     """
     variables = os.environ if environment is None else environment
-    wanted = variables.get("SLUICE_TLS", "").lower()
-    if wanted not in _YES | _NO:
-        raise ConfigurationError(
-            f"SLUICE_TLS must be true or false, got {wanted}.", fix="Set it to true or false."
-        )
-    ca = variables.get("SLUICE_TLS_CA")
-    certificate = variables.get("SLUICE_TLS_CERTIFICATE")
-    is_off = wanted in _NO and "SLUICE_TLS" in variables
-    if is_off or not (wanted in _YES or ca or certificate):
+    if not _is_tls_on(variables):
         return None
     verify = variables.get("SLUICE_TLS_VERIFY") or "full"
     if verify not in VERIFY_MODES:
@@ -129,13 +129,31 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | 
             fix="Set it to one of these values.",
         )
     return Tls(
-        ca=ca or None,
-        certificate=certificate or None,
+        ca=variables.get("SLUICE_TLS_CA") or None,
+        certificate=variables.get("SLUICE_TLS_CERTIFICATE") or None,
         key=variables.get("SLUICE_TLS_KEY") or None,
         key_password=variables.get("SLUICE_TLS_KEY_PASSWORD") or None,
         verify=VERIFY_MODES[verify],
         server_name=variables.get("SLUICE_TLS_SERVER_NAME") or None,
     )
+
+
+def _is_tls_on(variables: Mapping[str, str]) -> bool:
+    """Return whether the environment variables ask for TLS.
+
+    If SLUICE_TLS is not set, a file of authorities or a certificate means TLS. Raise
+    ConfigurationError if SLUICE_TLS is invalid.
+    """
+    switch = variables.get("SLUICE_TLS", "").lower()
+    if switch not in _YES | _NO:
+        raise ConfigurationError(
+            f"SLUICE_TLS must be true or false, got {switch}.", fix="Set it to true or false."
+        )
+    if switch in _YES:
+        return True
+    if "SLUICE_TLS" in variables:
+        return False
+    return bool(variables.get("SLUICE_TLS_CA") or variables.get("SLUICE_TLS_CERTIFICATE"))
 
 
 def broker_client_tls(config: BrokerConfig) -> Tls | None:

@@ -59,7 +59,8 @@ AREAS: Final = {
     "timers": Area(
         (*(f"sluicemq.store.timers.{name}" for name in
            ("build", "checking", "files", "overdue", "placing", "state")),
-         "sluicemq.broker.waiting.timers", "sluicemq.broker.waiting.due_table",
+         "sluicemq.broker.waiting.timers", "sluicemq.broker.waiting.overdue",
+         "sluicemq.broker.waiting.due_table",
          "sluicemq.broker.waiting.levels", "sluicemq.broker.waiting.delivery"),
         (f"tests/unit/store/test_timer_files.py {_BROKER}test_timers.py {_BROKER}test_delaying.py "
          f"{_BROKER}test_schedule.py {_BROKER}test_level_progress.py {_BROKER}test_clock_jumps.py",

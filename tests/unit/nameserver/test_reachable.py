@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.nameserver.routes import ClientConnection, Origin, reachable_address
+from sluicemq.nameserver.reachable import ClientConnection, Origin, reachable_address
 
 HERE = "192.168.1.5"
 """The name server's machine as the office sees it."""

@@ -9,7 +9,8 @@ from sluicemq.acl.rules import Account
 from sluicemq.broker.failover.consensus import Consensus
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.forward import FORWARDED_CODES, READ_CODES, Forwarder
-from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, LogEnd, Replica
+from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, Replica
+from sluicemq.broker.failover.role_executor import LogEnd
 from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import Broker
@@ -66,13 +67,14 @@ class BrokerRoleExecutor:
 
             in_sync.wait(in_sync.local_end(), on_confirmed)
 
-    def on_log_confirmed(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
+    def on_log_confirmed(self, dispatcher: Dispatcher, confirmed: int | BaseException) -> None:
         """Resume the requests of a new master whose log is confirmed.
 
-        `result` is the confirmed position. Do nothing if it is an error, which means that the
+        `confirmed` is the confirmed position. Do nothing if it is an error, which means that the
         master was deposed, or if the broker has another dispatcher, and so another role, by now.
         """
-        if dispatcher is self._dispatcher and not isinstance(result, BaseException):
+        is_deposed = isinstance(confirmed, BaseException)
+        if dispatcher is self._dispatcher and not is_deposed:
             self.pause_requests(False)
 
     @property
@@ -152,8 +154,8 @@ class BrokerRoleExecutor:
                 dispatcher.run_engine,
             )
             codes = map(int, FORWARDED_CODES | READ_CODES)
-            queueing = dict.fromkeys(codes, self.queue_request)
-            dispatcher.handlers = {**dispatcher.handlers, **queueing}
+            queueing_handlers = dict.fromkeys(codes, self.queue_request)
+            dispatcher.handlers = {**dispatcher.handlers, **queueing_handlers}
             dispatcher.fast_handlers = {}
             dispatcher.run_engine = None
         elif not is_paused and self._handlers_before_pause is not None:
@@ -161,15 +163,19 @@ class BrokerRoleExecutor:
                 self._handlers_before_pause
             )
             self._handlers_before_pause = None
-            queued = self._queued_requests
-            self._queued_requests = []
-            for command, peer, account in queued:
-                if peer.closed:
-                    continue
-                guard = self.broker.core.guard
-                if guard is not None:
-                    guard.account = account
-                peer.write(dispatcher.handle_command(command, peer))
+            self._handle_queued_requests()
+
+    def _handle_queued_requests(self) -> None:
+        """Handle the queued requests and write the answers to clients that are still connected."""
+        queued_requests = self._queued_requests
+        self._queued_requests = []
+        for command, peer, account in queued_requests:
+            if peer.closed:
+                continue
+            guard = self.broker.core.guard
+            if guard is not None:
+                guard.account = account
+            peer.write(self._dispatcher.handle_command(command, peer))
 
     def queue_request(self, command: Command, peer: Peer) -> None:
         """Queue a request with the account that sent it. Return None: it is answered later."""
@@ -206,6 +212,9 @@ async def start_replica(
     incarnation = Incarnation(files, store_config.root, boot=boot)
     role_executor = role_executor or BrokerRoleExecutor()
     forwarder = Forwarder(with_tls(network, broker_client_tls(config), config).dial)
+    replica_options: dict[str, Any] = {}
+    if make_run_id is not None:
+        replica_options["make_run_id"] = make_run_id
     replica = Replica(
         role_executor,
         consensus,
@@ -216,7 +225,7 @@ async def start_replica(
         forwarder=forwarder,
         serves_reads=config.slave_read,
         lease_s=lease_s,
-        **({} if make_run_id is None else {"make_run_id": make_run_id}),
+        **replica_options,
     )
     broker = role_executor.broker = Broker(
         config,
@@ -231,6 +240,7 @@ async def start_replica(
     broker.on_opening = role_executor.on_role_opening
     forwarder.handle_one_way = role_executor.handle_one_way
     await broker.start()
+
     # `sign` uses the credentials of the configuration in every role.
     forwarder.sign = broker.registration.sign
     forwarder.get_guard = lambda: broker.core.guard

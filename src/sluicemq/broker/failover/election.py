@@ -46,6 +46,14 @@ RANK_DELAY_S: Final = 1.0
 
 ELECT_COMMAND: Final = "sluice cluster elect ID --unclean"
 
+ROLLED_BACK: Final = (
+    "The consensus service has an older record than before: its data was lost, or restored from an "
+    "old copy while this replica was running. No replica is elected, and the in-sync set stays as "
+    "it is. Restore its newest data, or restart the replicas, the last master first; they then "
+    f"report what to do. If no replica becomes master: {ELECT_COMMAND}."
+)
+"""Why no replica is elected if the consensus service has lost changes of the state record."""
+
 
 class State(NamedTuple):
     """The state record of a broker name: its term, its master and its in-sync set."""
@@ -180,11 +188,32 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     if state is None:
         return _next_step_without_record(view, me, waited_s)
 
-    # An incomplete log must not become the log of the cluster, unless an operator wants it.
     if (state.master_id, state.run_id) == (me.id, me.run_id):
+        # An incomplete log must not become the log of the cluster, unless an operator wants it.
         may_lead = me.log_end != INCOMPLETE or state.is_unclean
         return Lead(state) if may_lead else _decline(view, state, me)
 
+    blocked = _check_log_belongs(view, state, me)
+    if blocked is not None:
+        return blocked
+
+    may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
+    if view.master is None and may_be_elected:
+        return _next_step_of_candidate(view, state, me, waited_s)
+    if state.master_id != me.id:
+        return Follow(state)
+    return Wait(
+        GATHER_S,
+        "The record names this replica, but its disk has changed since: a replica of the "
+        f"in-sync set takes over when it is running. If none will ever run: {ELECT_COMMAND}.",
+    )
+
+
+def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
+    """Return Blocked if the replica's log is not of this cluster's history; None if it is.
+
+    The log is of a later term than the record, or no master of this cluster wrote it.
+    """
     if me.log_term > state.term:
         return Blocked(
             f"The log of replica {me.id} was written in term {me.log_term}, but the record says "
@@ -198,18 +227,7 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
             "wrote; as a slave it would lose them. Start it with an empty storePathRootDir or, if "
             f"this log counts, elect it: {ELECT_COMMAND}."
         )
-
-    may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
-    if view.master is not None or not may_be_elected:
-        if state.master_id != me.id:
-            return Follow(state)
-        return Wait(
-            GATHER_S,
-            "The record names this replica, but its disk has changed since: a replica of the "
-            f"in-sync set takes over when it is running. If none will ever run: {ELECT_COMMAND}.",
-        )
-
-    return _next_step_of_candidate(view, state, me, waited_s)
+    return None
 
 
 def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
@@ -265,16 +283,48 @@ def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: floa
         return BecomeCandidate(state)
 
     members = {**view.members, me.id: me}
-    electable = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
-    candidates = [member for member in electable if member.candidate_term == state.term]
+    candidates: list[Member] = []
+    is_candidate_missing = False
+    for member in members.values():
+        may_be_elected = view.is_in_sync(member) and member.log_end != INCOMPLETE
+        if may_be_elected and member.candidate_term == state.term:
+            candidates.append(member)
+        elif may_be_elected:
+            is_candidate_missing = True
 
     delay_s = RANK_DELAY_S * count_ahead(candidates, me)
-    if len(candidates) < len(electable):
+    if is_candidate_missing:
         delay_s += GATHER_S
 
     if waited_s < delay_s:
         return Wait(delay_s - waited_s, "Another replica is elected first.")
     return Elect(state_after_election(state, me, candidates))
+
+
+def is_older_state(state: State | None, known_state: State | None) -> bool:
+    """Return whether `state` was the record before `known_state`, or is missing though one exists.
+
+    None as `known_state` means that no state is known: then nothing is older.
+    """
+    if known_state is None:
+        return False
+    return state is None or state.version < known_state.version
+
+
+def has_only_log_grown(published: Member, member: Member) -> bool:
+    """Return whether a replica's record differs from the published one only in its log.
+
+    The result is False if the log has become complete or incomplete.
+    """
+    was_incomplete = published.log_end == INCOMPLETE
+    is_incomplete = member.log_end == INCOMPLETE
+    published_with_new_log = published._replace(log_end=member.log_end, log_term=member.log_term)
+    return published_with_new_log == member and was_incomplete == is_incomplete
+
+
+def describe_master(state: State) -> str:
+    """Return the reason for which another master is deposed."""
+    return f"term {state.term} has replica {state.master_id} as its master"
 
 
 def find_successor(view: View, master_id: int, only_id: int | None = None) -> Member | None:
@@ -308,6 +358,11 @@ def count_ahead(members: Iterable[Member], me: Member) -> int:
 # --------------------------------------------------------------------------------- the next record
 
 
+def _term_and_version(state: State | None) -> tuple[int, int]:
+    """Return the term and the version of the present record; 0 and 0 if there is none."""
+    return (0, 0) if state is None else (state.term, state.version)
+
+
 def state_after_election(
     state: State | None, master: Member, candidates: Iterable[Member]
 ) -> State:
@@ -319,7 +374,7 @@ def state_after_election(
     master. Other replicas rejoin the set when they have caught up.
     """
     in_sync = {member.id: member.incarnation for member in (master, *candidates)}
-    present_term, version = (state.term, state.version) if state else (0, 0)
+    present_term, version = _term_and_version(state)
     term = 1 + max(present_term, master.log_term)
     return _new_state(master, term, in_sync, version)
 
@@ -327,6 +382,13 @@ def state_after_election(
 def state_after_switch(state: State, successor: Member) -> State:
     """Return the state of the next term, with `successor` as master and the same in-sync set."""
     return _new_state(successor, state.term + 1, state.in_sync, state.version)
+
+
+def state_without_member(state: State, member_id: int) -> State:
+    """Return the state without a member in its in-sync set."""
+    remaining = dict(state.in_sync)
+    remaining.pop(member_id, None)
+    return state._replace(in_sync=remaining)
 
 
 def state_after_unclean_election(view: View, member_id: int) -> State:
@@ -339,7 +401,7 @@ def state_after_unclean_election(view: View, member_id: int) -> State:
     Raises KeyError if the view has no such member.
     """
     master = view.members[member_id]
-    present_term, version = (view.state.term, view.state.version) if view.state else (0, 0)
+    present_term, version = _term_and_version(view.state)
     log_terms = [member.log_term for member in view.members.values()]
     term = 1 + max(present_term, *log_terms)
     in_sync = {master.id: master.incarnation}

@@ -121,13 +121,7 @@ class Etcd:
 
         Raises ConfigurationError if the URL or the certificates are not valid.
         """
-        scheme, _, rest = url.partition("://")
-        hosts = [host.strip() for host in rest.rstrip("/").split(",")]
-        have_ports = all(host.rpartition(":")[2].isdigit() for host in hosts)
-        if scheme not in SCHEMES or not have_ports:
-            raise ConfigurationError(
-                f"sluiceConsensus = {url} is not valid.", fix="Write etcd://host:port,host:port."
-            )
+        scheme, hosts = _parse_url(url)
         self._bases = [f"{SCHEMES[scheme]}://{host}/v3/" for host in hosts]
         if certificates is not None and scheme != "etcds":
             raise ConfigurationError(
@@ -139,12 +133,15 @@ class Etcd:
         self._current = 0
         """The index in `_bases` of the address to which the next request is sent."""
         self._quiet_s = quiet_s
+        verify: ssl.SSLContext | bool = scheme == "etcds"
+        if certificates is not None:
+            verify = certificates.context()
         # trust_env=False: a proxy of the environment would be one more process that can fail.
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=30.0),
             trust_env=False,
-            verify=scheme == "etcds" if certificates is None else certificates.context(),
+            verify=verify,
         )
         self._watches: set[asyncio.Task[None]] = set()
         self._leases: list[KeepAliveLease] = []
@@ -296,13 +293,20 @@ class Etcd:
                 return content
             if content.get("code") == LEASE_NOT_FOUND:
                 return None
-            reason = str(content.get("message", response.status_code))
-            needs_new_token = any(text in reason for text in OLD_TOKEN)
-            if self._account is not None and needs_new_token:
-                raise _OldTokenError(reason)
-            self._move_to_next_address()
-            raise self._failure(reason)
+            raise self._refusal(str(content.get("message", response.status_code)))
         raise self._failure(last_error)
+
+    def _refusal(self, reason: str) -> ConsensusError:
+        """Return the error for a request that etcd refused for `reason`.
+
+        It is _OldTokenError if the token was refused. Otherwise the next request is sent to another
+        address.
+        """
+        needs_new_token = any(phrase in reason for phrase in OLD_TOKEN)
+        if self._account is not None and needs_new_token:
+            return _OldTokenError(reason)
+        self._move_to_next_address()
+        return self._failure(reason)
 
     @property
     def _base(self) -> str:
@@ -333,7 +337,7 @@ class Etcd:
                 is_reached = True
                 on_change(entries)
                 with contextlib.suppress(httpx.ReadTimeout):
-                    async for _ in self._changes(prefix, revision + 1):
+                    async for _ in self._iter_changes(prefix, revision + 1):
                         on_change(await self.read(prefix))
             except (httpx.HTTPError, orjson.JSONDecodeError, ConsensusError) as error:
                 if is_reached:
@@ -342,7 +346,7 @@ class Etcd:
                 self._move_to_next_address()
                 await asyncio.sleep(PAUSE_S)
 
-    async def _changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
+    async def _iter_changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
         """Yield None for each report of changes, at or after `revision`, of keys with `prefix`.
 
         End PAUSE_S after etcd has cancelled the watch. Raise httpx.ReadTimeout after `quiet_s`
@@ -356,12 +360,27 @@ class Etcd:
         ) as answer:
             async for line in answer.aiter_lines():
                 # A line without a result is an error, after which the watch has ended too.
-                result = orjson.loads(line).get("result", {"canceled": True})
-                if result.get("canceled"):
+                report = orjson.loads(line).get("result", {"canceled": True})
+                if report.get("canceled"):
                     await asyncio.sleep(PAUSE_S)
                     return
-                if result.get("events"):
+                if report.get("events"):
                     yield
+
+
+def _parse_url(url: str) -> tuple[str, list[str]]:
+    """Return the scheme of a URL, a key of SCHEMES, and its addresses as host:port.
+
+    Raises ConfigurationError if the URL is not valid.
+    """
+    scheme, _, host_list = url.partition("://")
+    hosts = [host.strip() for host in host_list.rstrip("/").split(",")]
+    have_ports = all(host.rpartition(":")[2].isdigit() for host in hosts)
+    if scheme not in SCHEMES or not have_ports:
+        raise ConfigurationError(
+            f"sluiceConsensus = {url} is not valid.", fix="Write etcd://host:port,host:port."
+        )
+    return scheme, hosts
 
 
 class _OldTokenError(ConsensusError):

@@ -190,13 +190,14 @@ class Forwarder:
         """
         handlers = dict(local)
 
+        forwarded_codes: set[int] = set()
         if is_slave:
-            forwarded_codes = set(FORWARDED_CODES)
-            if not serves_reads:
-                forwarded_codes |= READ_CODES
-            for code in forwarded_codes & local.keys():
-                handlers[code] = self._forward
-        else:
+            forwarded_codes |= FORWARDED_CODES
+        if is_slave and not serves_reads:
+            forwarded_codes |= READ_CODES
+        for code in forwarded_codes & local.keys():
+            handlers[code] = self._forward
+        if not is_slave:
             for code in MEMBER_CODES & local.keys():
                 handlers[code] = self._wrap_to_restore_membership(local[code])
 
@@ -290,18 +291,25 @@ class Forwarder:
             else:
                 self._presence.forget(peer)
 
-            tunnel = self._tunnels.get(peer)
-            if tunnel is not None:
-                if _now_s() - tunnel.last_used_s > IDLE_S:
-                    self._tunnels.pop(peer).retire()
-                else:
-                    self.start_task(tunnel.forward(forwarded))
-
+            self._forward_heartbeat(forwarded, peer)
             if runs_local:
                 return local(command, peer)
             return Command(ResponseCode.SUCCESS, encode_header(HeartbeatResponse()))
 
         return handle
+
+    def _forward_heartbeat(self, command: Command, peer: Peer) -> None:
+        """Forward a heartbeat through the client's tunnel, or retire the tunnel if it is idle.
+
+        It is idle if it has carried nothing but heartbeats for IDLE_S. Do nothing without a tunnel.
+        """
+        tunnel = self._tunnels.get(peer)
+        if tunnel is None:
+            return
+        if _now_s() - tunnel.last_used_s > IDLE_S:
+            self._tunnels.pop(peer).retire()
+        else:
+            self.start_task(tunnel.forward(command))
 
     def _sign_for_account(self, command: Command) -> Command:
         """Return a copy of a command with the signature of the account that sent it.

@@ -54,8 +54,9 @@ class Presence:
         heartbeat = self._heartbeats.pop(peer, None)
         if heartbeat is None:
             return
-        lost = self._lost.get(peer.remote.address, [])
-        self._lost[peer.remote.address] = [*lost[1 - LOST_MAX :], (now_s, heartbeat)]
+        lost_heartbeats = self._lost.get(peer.remote.address, [])
+        kept_heartbeats = lost_heartbeats[1 - LOST_MAX :]
+        self._lost[peer.remote.address] = [*kept_heartbeats, (now_s, heartbeat)]
 
     def adopt(self, command: Command, peer: Peer, now_s: float) -> Command | None:
         """Make the heartbeat of a lost connection that of `peer`, and return it.
@@ -67,17 +68,20 @@ class Presence:
         already has a heartbeat.
         """
         group = command.fields and command.fields.get("consumerGroup")
-        lost = self._lost.get(peer.remote.address)
-        if not group or not lost or peer in self._heartbeats:
+        lost_heartbeats = self._lost.get(peer.remote.address)
+        if not group or not lost_heartbeats or peer in self._heartbeats:
             return None
 
-        lost[:] = [(lost_s, heartbeat) for lost_s, heartbeat in lost if now_s - lost_s < KEEP_S]
+        # In place: `_lost` has the same list.
+        lost_heartbeats[:] = [
+            (lost_s, heartbeat) for lost_s, heartbeat in lost_heartbeats if now_s - lost_s < KEEP_S
+        ]
         # The body of a heartbeat is JSON that names the client's groups. A wrong match is harmless:
         # the client's own next heartbeat corrects it.
         name_in_json = f'"{group}"'.encode()
-        for index, (_, heartbeat) in enumerate(lost):
+        for index, (_lost_s, heartbeat) in enumerate(lost_heartbeats):
             if name_in_json in bytes(heartbeat.body):
-                del lost[index]
+                del lost_heartbeats[index]
                 self._heartbeats[peer] = heartbeat
                 return heartbeat
         return None

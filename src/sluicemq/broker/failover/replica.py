@@ -20,12 +20,11 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from sluicemq.broker.failover import election
 from sluicemq.broker.failover.consensus import Consensus, Entries, Lease, Swap
 from sluicemq.broker.failover.election import (
-    INCOMPLETE,
     BecomeCandidate,
     Blocked,
     Decline,
@@ -39,7 +38,8 @@ from sluicemq.broker.failover.election import (
     next_step,
 )
 from sluicemq.broker.failover.forward import Forwarder
-from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
+from sluicemq.broker.failover.role_executor import RoleExecutor
+from sluicemq.broker.replication.in_sync import Term
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.net.dispatch import Handler, Peer
@@ -69,15 +69,13 @@ from its connections are in the log."""
 HAND_OVER_TIMEOUT_S: Final = 3.0
 """A switch is cancelled if the slaves do not have the whole log after this time."""
 
+_DECLINED: Final = (
+    "replica %d declines to be master: it has truncated its log and does not have all of a "
+    "master's state yet; replica %d becomes master instead"
+)
+
 NO_TERM: Final = State(0, 0, "", "", "", {})
 """The state of a replica that is neither master nor slave."""
-
-ROLLED_BACK: Final = (
-    "The consensus service has an older record than before: its data was lost, or restored from an "
-    "old copy while this replica was running. No replica is elected, and the in-sync set stays as "
-    "it is. Restore its newest data, or restart the replicas, the last master first; they then "
-    f"report what to do. If no replica becomes master: {election.ELECT_COMMAND}."
-)
 
 
 class BrokerClosedError(SluiceError):
@@ -99,67 +97,6 @@ class ReplicaBlockedError(SluiceError):
     Then: it serves no clients and checks again; nothing is lost by waiting.
     Fix: start the replica that the text names, or accept the loss: `sluice cluster elect`.
     """
-
-
-class LogEnd(NamedTuple):
-    """The end of a replica's log, as its record publishes it."""
-
-    term: int
-    """The last term in which the log was written; 0 for none."""
-    position: int
-    """The position after the last byte of the log, or INCOMPLETE."""
-
-
-class RoleExecutor(Protocol):
-    """What a replica reads from its broker, and the operations that change the broker's role."""
-
-    @property
-    def address(self) -> str:
-        """The host:port that clients connect to."""
-        ...
-
-    @property
-    def ha_address(self) -> str:
-        """The host:port that slaves connect to."""
-        ...
-
-    @property
-    def log_end(self) -> LogEnd:
-        """The end of the broker's log now."""
-        ...
-
-    @property
-    def in_sync(self) -> InSyncReplicas | None:
-        """The replication gate of a master; None in every other role."""
-        ...
-
-    @property
-    def has_failed_disk(self) -> bool:
-        """Whether the store cannot be written until the broker is restarted."""
-        ...
-
-    async def change_role(self, term: Term, run_id: str) -> None:
-        """Make the broker the master of `term`, or a slave of its master.
-
-        If `term.master_id` is 0, the broker becomes a slave without a master. When the call
-        returns, the broker acknowledges nothing more to the master that it followed before.
-        `run_id` is the replica's run id from now on.
-
-        Raises BrokerClosedError if the broker could not take its role. Then it is closed.
-        """
-        ...
-
-    def update_term(self, term: Term) -> None:
-        """Tell the master that its record is now `term`, and that no proposal is in progress."""
-        ...
-
-    def depose(self, reason: str) -> None:
-        """Make the master stop confirming messages and making messages visible."""
-        ...
-
-    def pause_requests(self, is_paused: bool) -> None:
-        """Queue requests that need a master while `is_paused`; process them afterwards."""
-        ...
 
 
 class Replica:
@@ -225,7 +162,9 @@ class Replica:
         """The task that changes the record of this master's own term; None if there is none."""
         self._is_handing_over = False
         self._is_rolled_back = False
-        """Whether the last read returned an older state than the view had; see ROLLED_BACK."""
+        """Whether the last read returned an older state than the view had (ROLLED_BACK)."""
+        self._logged_error = ""
+        """The text of the error that ended the last step; "" if it succeeded."""
 
     # ----------------------------------------------------------------------------- run and close
 
@@ -238,29 +177,38 @@ class Replica:
         again after RECHECK_S or RETRY_S. Only BrokerClosedError is raised.
         """
         end_watch = self._consensus.watch(self._prefix, self._on_entries)
-        logged = ""
         try:
             while True:
-                pause_s = RECHECK_S
-                try:
-                    await self._publish()
-                    if self._is_rolled_back:
-                        raise ReplicaBlockedError(self.reason)
-                    pause_s = await self._execute_step()
-                    logged = ""
-                except BrokerClosedError:
-                    raise
-                except (SluiceError, OSError) as error:
-                    if str(error) != logged:
-                        logged = str(error)
-                        log.error("%s", error)
-                    pause_s = RECHECK_S if isinstance(error, ReplicaBlockedError) else RETRY_S
+                pause_s = await self._publish_and_execute_step()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._changed.wait()
                 self._changed.clear()
         finally:
             end_watch()
+
+    async def _publish_and_execute_step(self) -> float:
+        """Publish the record if that is due, and execute one step. Return the pause after it.
+
+        An error other than BrokerClosedError is logged, unless the last step ended with the same
+        text.
+        """
+        try:
+            await self._publish()
+            if self._is_rolled_back:
+                raise ReplicaBlockedError(self.reason)
+            pause_s = await self._execute_step()
+        except BrokerClosedError:
+            raise
+        except (SluiceError, OSError) as error:
+            error_text = str(error)
+            if error_text != self._logged_error:
+                self._logged_error = error_text
+                log.error("%s", error)
+            return RECHECK_S if isinstance(error, ReplicaBlockedError) else RETRY_S
+
+        self._logged_error = ""
+        return pause_s
 
     async def close(self) -> None:
         """Leave the consensus service. Call it after `run`, while the broker is still open.
@@ -287,7 +235,11 @@ class Replica:
     @property
     def is_master(self) -> bool:
         """Whether the broker is the master of the term, in this run of the process."""
-        return (self._term.master_id, self._term.run_id) == (self._id, self.run_id)
+        return self._is_named_master(self._term)
+
+    def _is_named_master(self, state: State) -> bool:
+        """Return whether `state` names this replica as master, in this run of the process."""
+        return (state.master_id, state.run_id) == (self._id, self.run_id)
 
     # ------------------------------------------------------------------------------ the records
 
@@ -309,50 +261,56 @@ class Replica:
             log.error("unreadable replica records below %s: %s", self._prefix, error)
             return
 
-        known = self.view.state
-        is_outdated = known is not None and (
-            view.state is None or view.state.version < known.version
-        )
-        if is_outdated:
-            view = view._replace(state=known)
+        if election.is_older_state(view.state, self.view.state):
+            view = view._replace(state=self.view.state)
             # The next step then publishes, and the read before that shows a rollback, if any.
             self._published = None
         self.view = view
 
         state = view.state
         if self.is_master and state is not None:
-            if (state.master_id, state.run_id) != (self._id, self.run_id):
-                self._role_executor.depose(_describe_master(state))
+            if not self._is_named_master(state):
+                self._role_executor.depose(election.describe_master(state))
             elif self._side_task is None:
                 self._update_term(state)
 
-        situation = (state.version if state else 0, view.master is None)
+        self._note_situation()
+        self._changed.set()
+
+    def _note_situation(self) -> None:
+        """Note the time if the version of the state, or whether its master is alive, has changed.
+
+        `_execute_step` measures from then on how long the replica has waited for an election.
+        """
+        state = self.view.state
+        version = 0 if state is None else state.version
+        situation = (version, self.view.master is None)
         if situation != self._situation:
             self._situation = situation
             self._situation_since_s = _now_s()
-        self._changed.set()
 
-    def _check_for_rollback(self, known: State | None, entries: Entries) -> None:
+    def _check_for_rollback(self, known_state: State | None, entries: Entries) -> None:
         """Set `_is_rolled_back` and `reason` if the service has lost changes of the state record.
 
-        `known` is the state that was in the view before the read of `entries` began. A
+        `known_state` is the state that was in the view before the read of `entries` began. A
         linearizable read that returns an older version, or no state, means that the service was
         rolled back. If the older version has a later term, a replica was elected since the
         rollback. That record is accepted: remove the known state from the view, so that
         `_on_entries` does not ignore the read one. Do nothing if `entries` cannot be parsed.
         """
-        with contextlib.suppress(ValueError):  # `_on_entries` logs it
+        try:
             read_state = election.parse_view(self._prefix, entries).state
-            is_rolled_back = known is not None and (
-                read_state is None or read_state.version < known.version
-            )
-            if is_rolled_back and read_state and known and read_state.term > known.term:
-                # A replica was elected since the rollback: accept its record.
-                self.view = self.view._replace(state=None)
-                is_rolled_back = False
-            if is_rolled_back != self._is_rolled_back:
-                self._is_rolled_back = is_rolled_back
-                self.reason = ROLLED_BACK if is_rolled_back else ""
+        except ValueError:
+            return  # `_on_entries` logs it
+
+        is_rolled_back = election.is_older_state(read_state, known_state)
+        if is_rolled_back and read_state and known_state and read_state.term > known_state.term:
+            # A replica was elected since the rollback: accept its record.
+            self.view = self.view._replace(state=None)
+            is_rolled_back = False
+        if is_rolled_back != self._is_rolled_back:
+            self._is_rolled_back = is_rolled_back
+            self.reason = election.ROLLED_BACK if is_rolled_back else ""
 
     @property
     def member(self) -> Member:
@@ -397,27 +355,39 @@ class Replica:
             # The disk must know that it had a log before other replicas rely on that log.
             self._incarnation.note_log()
         self._published = None
-        known_state = self.view.state
-        entries = await self._consensus.read(self._prefix)
-        # The check comes first: `_on_entries` ignores an older state unless the check accepts it.
-        self._check_for_rollback(known_state, entries)
-        self._on_entries(entries)
-        existing = self.view.members.get(self._id)
-        if existing is not None and existing.incarnation != member.incarnation:
-            raise ConsensusError(
-                f"Replica {self._id} is also running at {existing.address}, or was a moment ago.",
-                fix="Give each replica its own brokerId.",
-            )
+        version = await self._read_own_version(member.incarnation)
 
         # An earlier swap that is delivered late expects another version, and changes nothing.
         key = election.member_key(self._prefix, self._id)
-        version = existing.version if existing else 0
         change = Swap(key, election.encode_member(member), version, lease.id)
         if await self._consensus.swap([change]):
             self._published = member
             self._published_s = time_s
         else:
             self._on_lease_lost()
+
+    async def _read_own_version(self, incarnation: str) -> int:
+        """Read all records and update the view. Return the version of this replica's own record.
+
+        0 means that the replica has no record yet. Also check whether the service was rolled back.
+
+        Raises ConsensusError if the record is that of a replica with another incarnation.
+        """
+        known_state = self.view.state
+        entries = await self._consensus.read(self._prefix)
+        # The check comes first: `_on_entries` ignores an older state unless the check accepts it.
+        self._check_for_rollback(known_state, entries)
+        self._on_entries(entries)
+
+        own_record = self.view.members.get(self._id)
+        if own_record is None:
+            return 0
+        if own_record.incarnation != incarnation:
+            raise ConsensusError(
+                f"Replica {self._id} is also running at {own_record.address}, or was a moment ago.",
+                fix="Give each replica its own brokerId.",
+            )
+        return own_record.version
 
     def _is_publish_due(self, member: Member, time_s: float) -> bool:
         """Return whether `member`, this replica's record as of `time_s`, must be written now.
@@ -433,13 +403,7 @@ class Replica:
         if published == member:
             return False
 
-        was_incomplete = published.log_end == INCOMPLETE
-        is_incomplete = member.log_end == INCOMPLETE
-        published_with_new_log = published._replace(
-            log_end=member.log_end, log_term=member.log_term
-        )
-        has_only_log_grown = published_with_new_log == member and was_incomplete == is_incomplete
-        if not has_only_log_grown:
+        if not election.has_only_log_grown(published, member):
             return True
         return time_s - self._published_s >= PUBLISH_S
 
@@ -466,11 +430,11 @@ class Replica:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._on_entries(entries)
-            # If the swap was repeated, the first one may have succeeded without an answer. Then
-            # the last one was refused, but the record contains `state`.
             present = self.view.state
             if is_swapped or present is None:
                 return is_swapped
+            # If the swap was repeated, the first one may have succeeded without an answer. Then
+            # the last one was refused, but the record contains `state`.
             return present._replace(version=state.version) == state
 
     # ---------------------------------------------------------------------------------- acting
@@ -515,12 +479,7 @@ class Replica:
                 await self._swap_until_answered(state)
                 return 0.0
             case Decline(state):
-                log.warning(
-                    "replica %d declines to be master: it has truncated its log and does not have "
-                    "all of a master's state yet; replica %d becomes master instead",
-                    self._id,
-                    state.master_id,
-                )
+                log.warning(_DECLINED, self._id, state.master_id)
                 await self._swap_until_answered(state)
                 return 0.0
             case Blocked(reason):
@@ -541,11 +500,8 @@ class Replica:
 
         Raises BrokerClosedError if the broker could not change its role. Then `_term` is NO_TERM.
         """
-        remains_master = self.is_master and (state.term, state.run_id) == (
-            self._term.term,
-            self.run_id,
-        )
-        if remains_master:
+        is_same_term = state.term == self._term.term and state.run_id == self.run_id
+        if self.is_master and is_same_term:
             if self._side_task is None:
                 self._update_term(state)
                 self._drop_dead_members()
@@ -555,22 +511,19 @@ class Replica:
         if state_with_old_set == self._term:
             return
 
+        await self._change_role(state)
+
+    async def _change_role(self, state: State) -> None:
+        """Make the broker the master of `state`, or a slave of its master; see `_take_role`."""
         # NO_TERM until the broker has its role: it has none if the change fails.
         previous_term = self._term
         self._term = NO_TERM
         if previous_term.master_id == self._id:
-            self._role_executor.depose(_describe_master(state))
+            self._role_executor.depose(election.describe_master(state))
         if self._forwarder is not None:
             self._forwarder.master = "" if state.master_id == self._id else state.address
 
-        if state.master_id == self._id:
-            role = "master"
-        elif state.master_id:
-            role = f"slave of replica {state.master_id}"
-        else:
-            role = "slave without a master"
-        log.info("replica %d: %s in term %d", self._id, role, state.term)
-
+        log.info("replica %d: %s in term %d", self._id, self._describe_role(state), state.term)
         await self._role_executor.change_role(_term_of(state), self.run_id)
         self._term = state
         if self.is_master:
@@ -579,6 +532,14 @@ class Replica:
                 # The HA address is known only when the port is open.
                 corrected = state._replace(ha_address=self._role_executor.ha_address)
                 self._start_side_task(self._change_record(corrected))
+
+    def _describe_role(self, state: State) -> str:
+        """Return the role that this replica has in `state`, for the log."""
+        if state.master_id == self._id:
+            return "master"
+        if state.master_id:
+            return f"slave of replica {state.master_id}"
+        return "slave without a master"
 
     # ------------------------------------------------------------------------------ as master
 
@@ -634,7 +595,7 @@ class Replica:
         self._side_task = None
         present = self.view.state
         # If the record is of another term by now, `_take_role` must see the change.
-        if present is not None and (present.master_id, present.run_id) == (self._id, self.run_id):
+        if present is not None and self._is_named_master(present):
             self._update_term(present, even_if_same=True)
         self._changed.set()
 
@@ -650,16 +611,12 @@ class Replica:
             return
 
         connected_ids = {link.replica_id for link in gate.slaves}
-        published = {
-            member_id: member.incarnation for member_id, member in self.view.members.items()
-        }
-        live_ids = {
-            member_id
-            for member_id, incarnation in self._term.in_sync.items()
-            if member_id == self._id
-            or member_id in connected_ids
-            or published.get(member_id) == incarnation
-        }
+        live_ids = set()
+        for member_id, incarnation in self._term.in_sync.items():
+            record = self.view.members.get(member_id)
+            is_published = record is not None and record.incarnation == incarnation
+            if is_published or member_id in connected_ids or member_id == self._id:
+                live_ids.add(member_id)
         if live_ids != self._term.in_sync.keys():
             self.propose(frozenset(live_ids))
 
@@ -684,20 +641,13 @@ class Replica:
         executor.pause_requests(True)
         try:
             await asyncio.sleep(PAUSE_SETTLE_S)
-            gate = executor.in_sync
-            if gate is not None:
-                is_confirmed = asyncio.Event()
-                gate.wait(executor.log_end.position, lambda _: is_confirmed.set())
-                async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
-                    await is_confirmed.wait()
+            await self._wait_until_log_confirmed()
 
             # Before the swap: two masters of different terms must not both confirm messages.
             self._step_down(f"it hands over to replica {successor.id}")
             next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
-                remaining = dict(next_state.in_sync)
-                remaining.pop(self._id, None)
-                next_state = next_state._replace(in_sync=remaining)
+                next_state = election.state_without_member(next_state, self._id)
             await self._swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
@@ -710,6 +660,19 @@ class Replica:
             self._is_handing_over = False
             self._side_task = None
             self._changed.set()
+
+    async def _wait_until_log_confirmed(self) -> None:
+        """Wait until the in-sync set has the whole log. Return at once without a replication gate.
+
+        Raises TimeoutError after HAND_OVER_TIMEOUT_S.
+        """
+        gate = self._role_executor.in_sync
+        if gate is None:
+            return
+        is_confirmed = asyncio.Event()
+        gate.wait(self._role_executor.log_end.position, lambda _: is_confirmed.set())
+        async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+            await is_confirmed.wait()
 
     def _step_down(self, reason: str) -> None:
         """Stop being the master: depose the broker, forget the term and take a new run id.
@@ -766,16 +729,20 @@ class Replica:
 
         successor = election.find_successor(self.view, self._id, to)
         if successor is None:
-            in_sync_ids = set(self.view.members) & set(self._term.in_sync) - {self._id}
-            shown_ids = ", ".join(map(str, sorted(in_sync_ids))) or "none"
-            requested = "no replica" if to is None else f"replica {to}"
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"{requested} can take over: only a replica of the in-sync set with a complete log "
-                "can.",
-                fix=f"Replicas in sync: {shown_ids}.",
-            )
+            raise self._no_successor_error(to)
         self._start_side_task(self._hand_over(successor))
+
+    def _no_successor_error(self, to: int | None) -> RequestError:
+        """Return the error that no replica, or not replica `to`, can become the master."""
+        in_sync_ids = set(self.view.members) & set(self._term.in_sync) - {self._id}
+        shown_ids = ", ".join(map(str, sorted(in_sync_ids))) or "none"
+        requested = "no replica" if to is None else f"replica {to}"
+        return RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{requested} can take over: only a replica of the in-sync set with a complete log "
+            "can.",
+            fix=f"Replicas in sync: {shown_ids}.",
+        )
 
     def elect(self) -> None:
         """Start to make this replica the master, although it may lack acknowledged messages.
@@ -813,11 +780,6 @@ class Replica:
 def _now_s() -> float:
     """Return the time of the running loop's monotonic clock, in seconds."""
     return asyncio.get_running_loop().time()
-
-
-def _describe_master(state: State) -> str:
-    """Return the reason for which another master is deposed."""
-    return f"term {state.term} has replica {state.master_id} as its master"
 
 
 def _term_of(state: State) -> Term:

@@ -215,17 +215,17 @@ class EscapeBridge:
         looked_up_s, targets = self._routes.get(topic, (-ROUTE_S, []))
         if now_s - looked_up_s < ROUTE_S:
             return targets
-        targets = self._targets_in(await self._look_up(topic))
+        targets = self._find_targets_in(await self._look_up(topic))
         if not targets and topic.startswith(RETRY_PREFIX):
             # Each broker has a topic with the name of the cluster.
-            everywhere = self._targets_in(await self._look_up(self._cluster))
-            targets = [target for target in everywhere if target.queue_id == 0]
+            cluster_targets = self._find_targets_in(await self._look_up(self._cluster))
+            targets = [target for target in cluster_targets if target.queue_id == 0]
         if not targets:
             log.warning("No other master accepts messages of topic %s. They wait.", topic)
         self._routes[topic] = now_s, targets
         return targets
 
-    def _targets_in(self, answer: Command | None) -> list[EscapeTarget]:
+    def _find_targets_in(self, answer: Command | None) -> list[EscapeTarget]:
         """Return the writable queues of other masters in the answer to a route request.
 
         Return [] if `answer` is None or an error.
@@ -233,17 +233,20 @@ class EscapeBridge:
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return []
         route = decode_topic_route(answer.body)
-        masters = {
-            data.broker: data.addresses[MASTER_ID]
-            for data in route.brokers
-            if MASTER_ID in data.addresses and data.broker != self._broker
-        }
-        return [
-            EscapeTarget(masters[queues.broker], queues.broker, queue_id)
-            for queues in route.queues
-            if queues.broker in masters and queues.perm & PERM_WRITE
-            for queue_id in range(queues.write_queues)
-        ]
+        master_addresses: dict[str, str] = {}
+        for broker in route.brokers:
+            if broker.broker != self._broker and MASTER_ID in broker.addresses:
+                master_addresses[broker.broker] = broker.addresses[MASTER_ID]
+
+        targets = []
+        for queues in route.queues:
+            address = master_addresses.get(queues.broker)
+            if address is not None and queues.perm & PERM_WRITE:
+                targets += [
+                    EscapeTarget(address, queues.broker, queue_id)
+                    for queue_id in range(queues.write_queues)
+                ]
+        return targets
 
 
 def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Command:
@@ -253,19 +256,20 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
     delayed message or a transaction.
     """
     properties = record.decode_properties()
-    remaining = {
-        name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES
-    }
+    sent_properties = properties.copy()
+    for name in _REMOVED_PROPERTIES:
+        sent_properties.pop(name, None)
+    removed_flags = TRANSACTION_MASK | BORN_HOST_IPV6 | STORE_HOST_IPV6
     header = SendMessageRequestV2(
         group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,
         topic=topic,
         default_topic=DEFAULT_TOPIC,
         default_topic_queues=_QUEUES,
         queue_id=target.queue_id,
-        sys_flag=record.sys_flag & ~(TRANSACTION_MASK | BORN_HOST_IPV6 | STORE_HOST_IPV6),
+        sys_flag=record.sys_flag & ~removed_flags,
         born_time_ms=record.born_time_ms,
         flag=record.flag,
-        properties=format_property_text(remaining),
+        properties=format_property_text(sent_properties),
         reconsume_times=record.reconsume_times,
         unit_mode=False,
         batch=False,
@@ -401,17 +405,18 @@ class ActingMaster:
             broker.delayed.stop()
             broker.transactions.stop()
             broker.group_commit.commit()
-            self._collect(broker)
+            self._add_stored_messages(broker)
             for _ in range(TRIES):
                 if await self._escape_bridge.flush():
                     break
                 await asyncio.sleep(PAUSE_S)
-            left = self._escape_bridge.pending_count
+
+            unsent_count = self._escape_bridge.pending_count
             log.warning(
                 "This slave does not act for its master any more. %d messages were sent to other "
                 "masters%s",
                 len(self._escape_bridge.delivered),
-                f", {left} still wait for the master." if left else ".",
+                f", {unsent_count} still wait for the master." if unsent_count else ".",
             )
             await self._close(broker)
 
@@ -450,7 +455,7 @@ class ActingMaster:
                 return True
             broker.delayed.run_slice()
             broker.transactions.run_slice()
-            self._collect(broker)
+            self._add_stored_messages(broker)
             return not escape_bridge.pending_count or await escape_bridge.flush()
 
     async def deliver_repeatedly(self) -> None:
@@ -459,16 +464,16 @@ class ActingMaster:
             is_all_sent = await self.deliver_due()
             await asyncio.sleep(SWEEP_S if is_all_sent else PAUSE_S)
 
-    def _collect(self, broker: ActingBroker) -> None:
+    def _add_stored_messages(self, broker: ActingBroker) -> None:
         """Add the messages that the acting broker has stored since the last call to the bridge.
 
         Only messages of topics that consumers read are added: the others are the broker's own.
         """
         assert self._escape_bridge is not None
         reader = broker.store.reader
-        for found in reader.scan(self._position):
-            self._position = found.end
-            record = read_record(reader.view_at(found.position))
+        for scanned in reader.scan(self._position):
+            self._position = scanned.end
+            record = read_record(reader.view_at(scanned.position))
             if record is not None and is_consumer_topic(record.topic):
                 self._escape_bridge.add(record)
 
@@ -482,7 +487,10 @@ def encode_escaped(delivered: Iterable[tuple[str, str]]) -> bytes:
     `delivered` contains topic and message id of each message. The body is JSON in which they
     alternate: {"escaped": [topic, id, topic, id, …]}.
     """
-    return fastjson.dumps({"escaped": [part for pair in delivered for part in pair]})
+    topics_and_ids: list[str] = []
+    for topic, message_id in delivered:
+        topics_and_ids += (topic, message_id)
+    return fastjson.dumps({"escaped": topics_and_ids})
 
 
 def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
@@ -493,11 +501,10 @@ def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
     values = fastjson.loads(bytes(body))
     if not isinstance(values, dict):
         raise ProtocolError("The list of escaped messages must be a JSON object.")
-    parts = [
-        str(part) for part in as_list(values.get("escaped", []), "The list of escaped messages")
-    ]
-    topics = parts[::2]
-    message_ids = parts[1::2]
+    escaped = as_list(values.get("escaped", []), "The list of escaped messages")
+    topics_and_ids = list(map(str, escaped))
+    topics = topics_and_ids[::2]
+    message_ids = topics_and_ids[1::2]
     return list(zip(topics, message_ids, strict=False))
 
 
@@ -510,13 +517,13 @@ async def fetch_escaped(
     id of each message. A slave that is not reachable adds nothing, which is logged, and so does a
     slave that answers with an error.
     """
-    found: list[tuple[str, str]] = []
+    escaped: list[tuple[str, str]] = []
     for address in addresses:
         command = Command(RequestCode.SLUICE_HAND_BACK, {})
         try:
             answer = await send_request(address, command, HAND_BACK_S)
             if answer.code == ResponseCode.SUCCESS:
-                found += decode_escaped(answer.body)
+                escaped += decode_escaped(answer.body)
         except SluiceError as error:
             log.info("The slave at %s does not return any messages: %s", address, error)
-    return found
+    return escaped

@@ -45,8 +45,9 @@ class AddressCheck:
     def check(self, host: Host) -> None:
         """Raise ConfigurationError if a slave at `host` may not connect."""
         patterns = self._settings.broker.ha_peers
-        numbers = address_numbers(host.address)
-        if patterns and not any(parse_pattern(text).matches(numbers) for text in patterns):
+        address = address_numbers(host.address)
+        is_listed = any(parse_pattern(pattern).matches(address) for pattern in patterns)
+        if patterns and not is_listed:
             raise ConfigurationError(
                 f"{host.address} is not listed in sluiceReplicaPeers, so it may not copy the log.",
                 fix="Add its address to sluiceReplicaPeers if it is a replica of this broker.",
@@ -93,22 +94,27 @@ class TicketCheck:
             needed_bytes = FIRST_BYTES_MIN if sent_ticket is None else TICKET_FRAME_BYTES
             if len(data) < needed_bytes:
                 return
-            # An empty `_ticket` means that none is required.
-            if self._ticket and not compare_digest(self._ticket, sent_ticket or NO_TICKET):
-                raise ConfigurationError(
-                    f"{self._stream.remote} asks for the commit log without a valid ticket.",
-                    fix="Configure innerClientAuthenticationCredentials on a SluiceMQ slave, so "
-                    "that it receives a ticket. Add the address of a Java slave to "
-                    "sluiceReplicaPeers.",
-                )
+            self._check_ticket(sent_ticket)
             self._is_open = True
             self._received = b""
             if sent_ticket is not None:
                 data = data[TICKET_FRAME_BYTES:]
+
         if self._protocol is None:
             self._protocol = self._accept(self._stream)
         if data:
             self._protocol.data_received(data)
+
+    def _check_ticket(self, sent_ticket: bytes | None) -> None:
+        """Raise ConfigurationError if a ticket is required and the sent one is missing or wrong."""
+        # An empty `_ticket` means that none is required.
+        if self._ticket and not compare_digest(self._ticket, sent_ticket or NO_TICKET):
+            raise ConfigurationError(
+                f"{self._stream.remote} asks for the commit log without a valid ticket.",
+                fix="Configure innerClientAuthenticationCredentials on a SluiceMQ slave, so "
+                "that it receives a ticket. Add the address of a Java slave to "
+                "sluiceReplicaPeers.",
+            )
 
     def resume_writing(self) -> None:
         """Tell the slave's protocol, if there is one, that the connection accepts more bytes."""

@@ -223,14 +223,15 @@ class InSyncReplicas:
         if before is not None and before.run_id == run_id:
             return
         self._joining.pop(replica_id, None)
-        for link in [link for link in self.slaves if link.replica_id == replica_id]:
+        links = [link for link in self.slaves if link.replica_id == replica_id]
+        for link in links:
             link.close()
             self.remove_slave(link)
 
     # ------------------------------------------------------------------------ the replication gate
 
-    def wait(self, end: int, done: OnConfirmed) -> None:
-        """Call `done` when the log is confirmed up to `end`, with the confirmed position.
+    def wait(self, end: int, callback: OnConfirmed) -> None:
+        """Call `callback` when the log is confirmed up to `end`, with the confirmed position.
 
         It is called immediately if the log is already confirmed. It is called with a
         StoreUncertainError if this broker is not the master any more, now or later. Calls that have
@@ -238,12 +239,12 @@ class InSyncReplicas:
         cheap.
         """
         if self._failure is not None:
-            done(self._failure)
+            callback(self._failure)
             return
         if end <= self.confirmed:  # all calls that wait have a greater `end`
-            done(self.confirmed)
+            callback(self.confirmed)
             return
-        self._waiting.append((end, done))
+        self._waiting.append((end, callback))
         self._update_confirmed()
 
     @property
@@ -312,9 +313,9 @@ class InSyncReplicas:
         slave = self.slaves.get(link)
         if self.term is not None:
             return link.replica_id in self.term.in_sync and slave is not None
-        least = self.local_end() - self.settings.broker.gap_bytes_max
+        required_end = self.local_end() - self.settings.broker.gap_bytes_max
         # An empty slave acknowledges nothing before its first byte; until then it has 0 bytes.
-        return slave is not None and max(slave.acked_end, 0) >= least
+        return slave is not None and max(slave.acked_end, 0) >= required_end
 
     def _near_slaves(self) -> int:
         """Return the number of slaves in sync. Also called on the thread that answers /ready."""
@@ -339,14 +340,16 @@ class InSyncReplicas:
                 end = -1
         else:
             end = min((self.log_end_of(member) for member in self.awaited_members()), default=-1)
+
         end = min(end, local_end)
-        is_more = end > self.confirmed and self._failure is None
-        if is_more:
+        has_advanced = end > self.confirmed and self._failure is None
+        if has_advanced:
             self.confirmed = end
         waiting = self._waiting
         while waiting and waiting[0][0] <= self.confirmed:
-            waiting.popleft()[1](self.confirmed)
-        if is_more:  # last, because it sends the answers that the functions above have released
+            _awaited_end, callback = waiting.popleft()
+            callback(self.confirmed)
+        if has_advanced:  # last, because it sends the answers that the calls above have released
             for listener in self.on_confirmed:
                 listener(end)
 
@@ -373,14 +376,12 @@ class InSyncReplicas:
         incarnation = self.term.in_sync.get(member)
         if report is None or (incarnation is not None and report.incarnation != incarnation):
             return -1
-        return max(
-            (
-                slave.acked_end
-                for link, slave in self.slaves.items()
-                if link.replica_id == member and slave.run_id == report.run_id
-            ),
-            default=-1,
-        )
+        acked_ends = [
+            slave.acked_end
+            for link, slave in self.slaves.items()
+            if link.replica_id == member and slave.run_id == report.run_id
+        ]
+        return max(acked_ends, default=-1)
 
     # -------------------------------------------------------------------------- the in-sync set
 
@@ -405,8 +406,8 @@ class InSyncReplicas:
         )
         waiting = self._waiting
         self._waiting = deque()
-        for _, done in waiting:
-            done(self._failure)
+        for _, callback in waiting:
+            callback(self._failure)
 
     def tick(self) -> None:
         """Take a sample of the log's end, and propose a new in-sync set if it should change.
@@ -428,17 +429,17 @@ class InSyncReplicas:
         propose = self.propose
         if term is None or propose is None or self._proposed is not None or self._failure:
             return
-        wanted = frozenset(
-            member
-            for member in term.in_sync.keys() | self.state_reports.keys()
-            if member == self.local_id or self._should_be_member(member, term.in_sync.get(member))
-        )
-        if wanted != term.in_sync.keys():
-            self._proposed = wanted
+        new_members = set()
+        for member in term.in_sync.keys() | self.state_reports.keys():
+            incarnation = term.in_sync.get(member)
+            if member == self.local_id or self._should_be_member(member, incarnation):
+                new_members.add(member)
+        if new_members != term.in_sync.keys():
+            self._proposed = frozenset(new_members)
             # The members of the proposed set are awaited from now on. A replica that was joining
             # and is not proposed has to start again.
             self._joining.clear()
-            propose(wanted)
+            propose(self._proposed)
 
     def _should_be_member(self, member: int, incarnation: str | None) -> bool:
         """Return whether replica `member` should be in the in-sync set.
@@ -454,8 +455,11 @@ class InSyncReplicas:
         end = self.log_end_of(member)
         if incarnation is None:
             return self._advance_joining(member, report, end)
-        if report is not None and (report.incarnation != incarnation or not slaves):
-            return False  # its store is another one, or its connection has ended
+
+        if report is not None:
+            has_other_store = report.incarnation != incarnation
+            if has_other_store or not slaves:
+                return False
         # At the beginning of the term a member may not have connected yet.
         missing_ms = round((self.clock.monotonic_s() - self._started_s) * 1000)
         lag_ms = min(map(self.lag_ms, slaves), default=missing_ms)
@@ -470,32 +474,34 @@ class InSyncReplicas:
         state log that existed when it started. If that takes longer than JOIN_S, it is not awaited
         any more, and may start again after REST_S.
         """
-        now_s = self.clock.monotonic_s()
-        joining = self._joining.get(member)
-        # What earlier masters confirmed is before `_start_end`.
-        needed = max(self.confirmed, self._start_end)
         if report is None or report.state_number < 0:
             return False
+        now_s = self.clock.monotonic_s()
+        # What earlier masters confirmed is before `_start_end`.
+        needed_end = max(self.confirmed, self._start_end)
+
+        joining = self._joining.get(member)
         if joining is None:
-            # The newest end of the log that is at least NEAR_S old is the first of these.
-            older_ends = (
-                log_end
-                for sampled_s, log_end in reversed(self._samples)
-                if now_s - sampled_s >= NEAR_S
-            )
-            near_end = next(older_ends, self.local_end())
-            is_near = end >= min(near_end, needed)
+            is_near = end >= min(self._find_near_end(now_s), needed_end)
             if not is_near or now_s < self._rests_until_s.get(member, 0.0):
                 return False
             joining = JoiningReplica(now_s + JOIN_S, self.last_state_number())
             self._joining[member] = joining  # `awaited_members` contains it from now on
-        if report.state_number >= joining.state_number and end >= needed:
+
+        if report.state_number >= joining.state_number and end >= needed_end:
             return True
         if now_s >= joining.deadline_s:
             del self._joining[member]
             self._rests_until_s[member] = now_s + REST_S
             self._update_confirmed()
         return False
+
+    def _find_near_end(self, now_s: float) -> int:
+        """Return the end of the log NEAR_S ago, or its end now if there is no sample so old."""
+        for sampled_s, log_end in reversed(self._samples):
+            if now_s - sampled_s >= NEAR_S:
+                return log_end
+        return self.local_end()
 
     # -------------------------------------------------------------------------------- monitoring
 

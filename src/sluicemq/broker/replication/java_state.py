@@ -51,50 +51,55 @@ class TableRequest(NamedTuple):
     merge_text: MergeText | None
 
 
-def _when_newer(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> MergeText:
+def _replace_other_version(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> MergeText:
     """Return a MergeText for a table with a version.
 
     It returns the encoded table of the answer, or None if the file has a table of the same version.
     """
 
-    def merge(new: str, old: str | None) -> str | None:
-        table = decode(new)
-        if old is not None and decode(old).data_version == table.data_version:
-            return None
-        return encode(table)
+    def merge(answer_text: str, file_text: str | None) -> str | None:
+        received_table = decode(answer_text)
+        if file_text is not None:
+            present_table = decode(file_text)
+            if present_table.data_version == received_table.data_version:
+                return None
+        return encode(received_table)
 
     return merge
 
 
-def _unchanged_text(new: str, old: str | None) -> str | None:
+def _unchanged_text(answer_text: str, file_text: str | None) -> str | None:
     """Return the text of an answer as it is, or None if the file has it already."""
-    return new if new != old else None
+    if answer_text == file_text:
+        return None
+    return answer_text
 
 
-def _merge_offsets(new: str, old: str | None) -> str | None:
+def _merge_offsets(answer_text: str, file_text: str | None) -> str | None:
     """Return the text of `consumerOffset.json` with the offsets of a master's answer.
 
-    `new` is the answer and `old` the present file, both in the format of the file; None as `old`
-    means that there is no file. An offset in `new` replaces the one in `old`; offsets that are only
-    in `old` are kept. Return None if that changes no offset. Raises ValueError if a text is
-    invalid.
+    Both texts are in the format of the file; None as `file_text` means that there is no file. An
+    offset in the answer replaces the one in the file; offsets that are only in the file are kept.
+    Return None if that changes no offset. Raises ValueError if a text is invalid.
     """
-    received = tables.decode_consumer_offsets_file(new)
-    known = tables.decode_consumer_offsets_file(old) if old is not None else ConsumerOffsets()
-    offsets = {**known.offsets, **received.offsets}
-    if old is not None and offsets == known.offsets:
+    received = tables.decode_consumer_offsets_file(answer_text)
+    present = ConsumerOffsets()
+    if file_text is not None:
+        present = tables.decode_consumer_offsets_file(file_text)
+    offsets = {**present.offsets, **received.offsets}
+    if file_text is not None and offsets == present.offsets:
         return None
-    merged = ConsumerOffsets(offsets, received.data_version, known.unknown)
+    merged = ConsumerOffsets(offsets, received.data_version, present.unknown)
     return tables.encode_consumer_offsets_file(merged)
 
 
-def _convert_request_modes(new: str, old: str | None) -> str | None:
-    """Return the request modes of the answer `new` in the format of the file.
+def _convert_request_modes(answer_text: str, file_text: str | None) -> str | None:
+    """Return the request modes of a master's answer in the format of the file.
 
     Return None if the file has this text already.
     """
-    modes = tables.decode_request_modes(new)
-    return _unchanged_text(tables.encode_request_modes_file(modes), old)
+    modes = tables.decode_request_modes(answer_text)
+    return _unchanged_text(tables.encode_request_modes_file(modes), file_text)
 
 
 TABLE_REQUESTS: Final = (
@@ -102,7 +107,7 @@ TABLE_REQUESTS: Final = (
         RequestCode.GET_ALL_TOPIC_CONFIG,
         "topics.json",
         20,
-        _when_newer(tables.decode_topic_table_file, tables.encode_topic_table_file),
+        _replace_other_version(tables.decode_topic_table_file, tables.encode_topic_table_file),
     ),
     TableRequest(RequestCode.GET_ALL_CONSUMER_OFFSET, "consumerOffset.json", 2, _merge_offsets),
     TableRequest(RequestCode.GET_ALL_DELAY_OFFSET, "delayOffset.json", 2, _unchanged_text),
@@ -110,7 +115,7 @@ TABLE_REQUESTS: Final = (
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         "subscriptionGroup.json",
         20,
-        _when_newer(tables.decode_group_table_file, tables.encode_group_table_file),
+        _replace_other_version(tables.decode_group_table_file, tables.encode_group_table_file),
     ),
     TableRequest(
         RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
@@ -205,14 +210,14 @@ class JavaStateReceiver:
         if table.merge_text is None:
             return self._write_checkpoint(path, body)
         try:
-            text = table.merge_text(body.decode(), read_text(self._files, path))
+            new_text = table.merge_text(body.decode(), read_text(self._files, path))
         except (UnicodeDecodeError, ValueError) as error:
             raise ProtocolError(f"The master sent an invalid {table.name}: {error}") from error
-        if text is None:
+        if new_text is None:
             return False
         if self._files.exists(path + IDENTITY_SUFFIX):
             self._files.remove(path + IDENTITY_SUFFIX)
-        replace_text(self._files, path, text)
+        replace_text(self._files, path, new_text)
         return True
 
     def _write_checkpoint(self, path: str, body: bytes) -> bool:

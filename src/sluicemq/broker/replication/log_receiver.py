@@ -276,12 +276,12 @@ class LogReceiver:
             end = FROM_START if self.is_sluicemq_master and self._terms is None else 0
         self._write(encode_slave_report(end, failover=self._terms is not None))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, frame: bytes) -> None:
         """Write to the connection, and record the time. Do nothing if there is no connection."""
         if self._stream is not None:
             self._written_s = self._clock.monotonic_s()
             self._written_ms = self._clock.now_ms()
-            self._stream.write(data)
+            self._stream.write(frame)
 
     @property
     def _reportable_end(self) -> int:
@@ -338,12 +338,14 @@ class LogReceiver:
                 f"The master is in term {handshake.term_number}, but the log of this replica has "
                 f"term {terms.last.number}."
             )
+
         shared_end = 0
         if not self._is_empty:
             shared_end = common_end(terms.entries, end, handshake.terms, handshake.end)
-            has_nothing_shared = shared_end < 0
-            if has_nothing_shared and handshake.terms and end <= handshake.terms[0].start:
-                self._start_again(handshake.terms[0].start)
+            shares_nothing = shared_end < 0
+            master_start = handshake.terms[0].start if handshake.terms else None
+            if shares_nothing and master_start is not None and end <= master_start:
+                self._start_again(master_start)
             elif shared_end < end:
                 self._truncate(max(shared_end, 0))
         terms.truncate(shared_end)  # also terms in which nothing was written
@@ -405,19 +407,9 @@ class LogReceiver:
         """
         if self.state != ConnectionState.TRANSFER:
             raise ProtocolError("The master sent bytes of the log before its handshake.")
-        end = self._log.end
-        if chunk.position != end and not self._is_empty:
-            is_sluicemq = self.is_sluicemq_master or self._terms is not None
-            may_start_again = is_sluicemq and not self._has_received_bytes and chunk.position > end
-            if not may_start_again:
-                raise StoreError(
-                    f"The log of this replica ends at {end}, but the master continues at "
-                    f"{chunk.position}.",
-                    fix="The master's log has other bytes at this position, or does not have them "
-                    "any more. Empty the store of this replica, so that it copies everything from "
-                    "its master.",
-                )
-            self._start_again(chunk.position)
+        if chunk.position != self._log.end and not self._is_empty:
+            self._skip_to(chunk.position)
+
         if chunk.term is not None:
             self._handle_term(chunk)
         elif not chunk.data:  # a plain heartbeat: its position is the end of the master's log
@@ -425,6 +417,23 @@ class LogReceiver:
         if chunk.data:
             self._has_received_bytes = True
             self._log.append(chunk.position, chunk.data)
+
+    def _skip_to(self, position: int) -> None:
+        """Empty the log, because the master continues at another position than the log's end.
+
+        Raises StoreError unless `_handle_chunk` accepts that, and OSError.
+        """
+        end = self._log.end
+        is_sluicemq = self.is_sluicemq_master or self._terms is not None
+        are_first_bytes = not self._has_received_bytes
+        if not (is_sluicemq and are_first_bytes and position > end):
+            raise StoreError(
+                f"The log of this replica ends at {end}, but the master continues at {position}.",
+                fix="The master's log has other bytes at this position, or does not have them "
+                "any more. Empty the store of this replica, so that it copies everything from "
+                "its master.",
+            )
+        self._start_again(position)
 
     def _handle_term(self, chunk: LogChunk) -> None:
         """Store the term of `chunk`, before its bytes are written, and its confirmed position.
@@ -436,10 +445,12 @@ class LogReceiver:
         term = chunk.term
         assert terms is not None, "plain chunks have no term"
         assert term is not None, "chunks of the failover protocol have a term"
-        last = terms.last
-        if term.number < last.number or (term.number == last.number and term != last):
+        last_term = terms.last
+        if term.number < last_term.number or (
+            term.number == last_term.number and term != last_term
+        ):
             raise ProtocolError(
-                f"The master sent bytes of {term}, but the last term of this log is {last}."
+                f"The master sent bytes of {term}, but the last term of this log is {last_term}."
             )
         terms.append(term)
         if chunk.confirmed is not None:

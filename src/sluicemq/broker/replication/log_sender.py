@@ -295,31 +295,38 @@ class LogSender:
         if self.sent_end < 0 or stream.closed:
             return
         if self.sent_end < self._store.log_start:
-            log.warning(
-                "The log is deleted faster than slave %s copies it. The slave has to start again "
-                "from the first byte of the log.",
-                self.remote,
-            )
-            self.close()
+            self._close_outrun()
             return
+
         confirmed = self._in_sync.confirmed
         frame_parts: list[bytes | memoryview] = []
-        allowed_bytes = left_bytes = self._room_bytes()
-        while left_bytes > 0:
-            data = self._next_bytes(min(left_bytes, self._settings.broker.ha_batch_bytes))
-            if not data:
+        allowed_bytes = unused_bytes = self._allowed_bytes()
+        while unused_bytes > 0:
+            log_bytes = self._next_bytes(min(unused_bytes, self._settings.broker.ha_batch_bytes))
+            if not log_bytes:
                 break
-            frame_parts += encode_log_header(self.sent_end, len(data), self._term, confirmed), data
-            self.sent_end += len(data)
-            left_bytes -= len(data)
+            header = encode_log_header(self.sent_end, len(log_bytes), self._term, confirmed)
+            frame_parts += header, log_bytes
+            self.sent_end += len(log_bytes)
+            unused_bytes -= len(log_bytes)
+
         if frame_parts:
             self._write(b"".join(frame_parts))
-            self.rate.add(allowed_bytes - left_bytes, self._written_s)
-            if left_bytes <= 0:  # the limit has ended the loop, not the end of the log
+            self.rate.add(allowed_bytes - unused_bytes, self._written_s)
+            if unused_bytes <= 0:  # the limit has ended the loop, not the end of the log
                 self._schedule()
         elif confirmed > self._sent_confirmed and self._terms is not None:
             self._send_heartbeat()
         self._sent_confirmed = confirmed
+
+    def _close_outrun(self) -> None:
+        """Close the connection, because the bytes that the slave needs next are deleted."""
+        log.warning(
+            "The log is deleted faster than slave %s copies it. The slave has to start again "
+            "from the first byte of the log.",
+            self.remote,
+        )
+        self.close()
 
     def _schedule(self) -> None:
         """Call `send_pending` in the next iteration of the event loop."""
@@ -327,7 +334,7 @@ class LogSender:
             self._is_scheduled = True
             self._call_soon(self.send_pending)
 
-    def _room_bytes(self) -> int:
+    def _allowed_bytes(self) -> int:
         """Return how many log bytes may be sent now; 0 or a negative number means none.
 
         The limits are TURN_BYTES, WINDOW_BYTES, and the rate of flow control. Nothing may be sent
@@ -335,13 +342,13 @@ class LogSender:
         """
         if self._stream.unsent_bytes > TURN_BYTES:
             return 0
-        unacknowledged = self.sent_end - max(self.acked_end, self._start)
-        room = min(TURN_BYTES, WINDOW_BYTES - unacknowledged)
+        unacked_bytes = self.sent_end - max(self.acked_end, self._start)
+        allowed_bytes = min(TURN_BYTES, WINDOW_BYTES - unacked_bytes)
         broker = self._settings.broker
         if broker.ha_flow_control:
-            sent = self.rate.add(0, self._clock.monotonic_s())
-            room = min(room, broker.ha_bytes_per_s - sent)
-        return room
+            sent_this_second = self.rate.add(0, self._clock.monotonic_s())
+            allowed_bytes = min(allowed_bytes, broker.ha_bytes_per_s - sent_this_second)
+        return allowed_bytes
 
     def _next_bytes(self, size_max: int) -> memoryview | None:
         """Return the log bytes to send next, at most `size_max`, of one file and one term.
@@ -354,15 +361,19 @@ class LogSender:
                 self._term, end = self._terms.find(self.sent_end)
                 self._term_end = _NO_END if end is None else end
             size_max = min(size_max, self._term_end - self.sent_end)
+
         if self._read_bytes:
-            data = self._read_bytes[:size_max]
+            next_bytes = self._read_bytes[:size_max]
             self._read_bytes = self._read_bytes[size_max:]
-            return data
-        left = self._sendable_end - self.sent_end
-        if left > NEAR_BYTES:
+            return next_bytes
+        unsent_bytes = self._sendable_end - self.sent_end
+        if unsent_bytes > NEAR_BYTES:
+            # These bytes are probably not in memory, and reading them would block.
             self._read_ahead()
             return None
-        return self._store.view_log(self.sent_end, min(size_max, left)) if left > 0 else None
+        if unsent_bytes <= 0:
+            return None
+        return self._store.view_log(self.sent_end, min(size_max, unsent_bytes))
 
     def _read_ahead(self) -> None:
         """Read the next READ_BYTES of the log on another thread, and then continue to send.
@@ -401,10 +412,10 @@ class LogSender:
             self._term = self._terms.find(self.sent_end)[0]
         self._write(encode_log_header(self.sent_end, 0, self._term, self._in_sync.confirmed))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, frames: bytes) -> None:
         """Write to the connection, and record the time."""
         self._written_s = self._clock.monotonic_s()
-        self._stream.write(data)
+        self._stream.write(frames)
 
     # ------------------------------------------------------------------------------------ timers
 

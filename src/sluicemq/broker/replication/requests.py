@@ -182,7 +182,23 @@ class ReplicaRequests:
         The JSON keys are RocketMQ's. `haClientRuntimeInfo` is filled in by a slave only,
         `haConnectionInfo`, `inSyncSlaveNums` and `masterCommitLogMaxOffset` by a master only.
         """
-        client: dict[str, object] = {
+        connections: list[dict[str, object]] = []
+        if isinstance(self._side, MasterSide) and self._in_sync is not None:
+            connections = self._describe_slaves(self._side, self._in_sync)
+        in_sync_count = sum(bool(connection["inSync"]) for connection in connections)
+        is_master = not self._settings.is_slave
+        ha_status = {
+            "haClientRuntimeInfo": self._describe_master_connection(),
+            "haConnectionInfo": connections,
+            "inSyncSlaveNums": in_sync_count,
+            "master": is_master,
+            "masterCommitLogMaxOffset": self._store.written_offset if is_master else 0,
+        }
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(ha_status))
+
+    def _describe_master_connection(self) -> dict[str, object]:
+        """Return the field `haClientRuntimeInfo`: a slave's connection to its master."""
+        connection: dict[str, object] = {
             "isActivated": False,
             "lastReadTimestamp": 0,
             "lastWriteTimestamp": 0,
@@ -191,10 +207,9 @@ class ReplicaRequests:
             "maxOffset": 0,
             "transferredByteInSecond": 0,
         }
-        connections: list[dict[str, object]] = []
         if isinstance(self._side, SlaveSide):
             status = self._side.log_receiver.status()
-            client |= {
+            connection |= {
                 "isActivated": status.state == ConnectionState.TRANSFER,
                 "maxOffset": status.end,
                 "lastReadTimestamp": status.read_ms,
@@ -202,17 +217,7 @@ class ReplicaRequests:
                 "masterAddr": self._side.ha_master or None,
                 "transferredByteInSecond": status.bytes_per_s,
             }
-        elif isinstance(self._side, MasterSide) and self._in_sync is not None:
-            connections = self._describe_slaves(self._side, self._in_sync)
-        is_master = not self._settings.is_slave
-        fields = {
-            "haClientRuntimeInfo": client,
-            "haConnectionInfo": connections,
-            "inSyncSlaveNums": sum(bool(slave["inSync"]) for slave in connections),
-            "master": is_master,
-            "masterCommitLogMaxOffset": self._store.written_offset if is_master else 0,
-        }
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(fields))
+        return connection
 
     def _describe_slaves(
         self, side: MasterSide, in_sync: InSyncReplicas
@@ -243,28 +248,30 @@ def refuse_unsafe_sends(
     returns False then, so that the general handler answers with the error. The handlers of other
     requests are the same objects.
     """
+    checked_handlers = dict(handlers)
+    checked_fast_handlers = dict(fast_handlers)
+    for code in SEND_CODES:
+        checked_handlers[code] = _check_refusal(in_sync, handlers[code])
+        if code in fast_handlers:
+            checked_fast_handlers[code] = _check_refusal_fast(in_sync, fast_handlers[code])
+    return checked_handlers, checked_fast_handlers
 
-    def check_first(handle: Handler) -> Handler:
-        """Return a handler that raises the refusal, or else calls `handle`."""
 
-        def send(command: Command, peer: Peer) -> Outcome:
-            if (refusal := in_sync.refusal) is not None:
-                raise refusal
-            return handle(command, peer)
+def _check_refusal(in_sync: InSyncReplicas, handle: Handler) -> Handler:
+    """Return a handler that raises the refusal of `in_sync`, or else calls `handle`."""
 
-        return send
+    def send(command: Command, peer: Peer) -> Outcome:
+        refusal = in_sync.refusal
+        if refusal is not None:
+            raise refusal
+        return handle(command, peer)
 
-    def check_first_fast(handle: FastHandler) -> FastHandler:
-        """Return a fast handler that returns False if there is a refusal, else calls `handle`."""
-        return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
+    return send
 
-    return (
-        {**handlers, **{code: check_first(handlers[code]) for code in SEND_CODES}},
-        {
-            code: check_first_fast(handle) if code in SEND_CODES else handle
-            for code, handle in fast_handlers.items()
-        },
-    )
+
+def _check_refusal_fast(in_sync: InSyncReplicas, handle: FastHandler) -> FastHandler:
+    """Return a fast handler that returns False if `in_sync` refuses, or else calls `handle`."""
+    return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
 
 def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
@@ -280,25 +287,6 @@ def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> 
 
     All other requests are missing in the result: their handlers stay.
     """
-
-    def refuse_with(code: int, remark: str | None) -> Handler:
-        """Return a handler that answers every request with this code and remark."""
-
-        def refuse(command: Command, peer: Peer) -> Command:
-            return Command(code, {}, remark=remark)
-
-        return refuse
-
-    def check_readable(handle: Handler) -> Handler:
-        """Return a handler that calls `handle` only while slaves serve readers."""
-
-        def read(command: Command, peer: Peer) -> Outcome:
-            if not settings.broker.slave_read:
-                return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)
-            return handle(command, peer)
-
-        return read
-
     send_code = ResponseCode.SYSTEM_BUSY
     send_remark = BUSY
     if settings.broker.acting_master:
@@ -306,13 +294,36 @@ def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> 
         send_remark = (
             "service not available now. This broker is a slave: messages go to its master."
         )
-    found: dict[int, Handler] = {
-        int(code): refuse_with(ResponseCode.SYSTEM_ERROR, NOT_HERE)
-        for code in readonly.REFUSED_CODES - LOCAL_CODES
-    }
-    found |= {code: refuse_with(send_code, send_remark) for code in SEND_CODES}
-    found[Code.END_TRANSACTION] = refuse_with(ResponseCode.SLAVE_NOT_AVAILABLE, None)
-    found[Code.INVOKE_BROKER_TO_RESET_OFFSET] = refuse_with(
+
+    slave_handlers: dict[int, Handler] = {}
+    for changing_code in readonly.REFUSED_CODES - LOCAL_CODES:
+        slave_handlers[int(changing_code)] = _refuse_with(ResponseCode.SYSTEM_ERROR, NOT_HERE)
+    for code in SEND_CODES:
+        slave_handlers[code] = _refuse_with(send_code, send_remark)
+    slave_handlers[Code.END_TRANSACTION] = _refuse_with(ResponseCode.SLAVE_NOT_AVAILABLE, None)
+    slave_handlers[Code.INVOKE_BROKER_TO_RESET_OFFSET] = _refuse_with(
         ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker"
     )
-    return found | {int(code): check_readable(handlers[code]) for code in READ_CODES}
+    for read_code in READ_CODES:
+        slave_handlers[int(read_code)] = _check_readable(settings, handlers[read_code])
+    return slave_handlers
+
+
+def _refuse_with(code: int, remark: str | None) -> Handler:
+    """Return a handler that answers every request with this code and remark."""
+
+    def refuse(command: Command, peer: Peer) -> Command:
+        return Command(code, {}, remark=remark)
+
+    return refuse
+
+
+def _check_readable(settings: Settings, handle: Handler) -> Handler:
+    """Return a handler that calls `handle` only while slaves serve readers."""
+
+    def read(command: Command, peer: Peer) -> Outcome:
+        if not settings.broker.slave_read:
+            return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)
+        return handle(command, peer)
+
+    return read

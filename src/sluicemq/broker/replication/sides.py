@@ -195,9 +195,14 @@ class MasterSide:
         `sluiceConsensus` is set, or `inSyncReplicas` is greater than 1.
         """
         config = self._settings.broker
-        default_port = config.listen_port + 1 if config.listen_port else 0
-        configured_port = default_port if config.ha_port is None else config.ha_port
-        port = previous_port or configured_port
+        if previous_port:
+            port = previous_port
+        elif config.ha_port is not None:
+            port = config.ha_port
+        elif config.listen_port:
+            port = config.listen_port + 1
+        else:
+            port = 0
         listener = self._network.stream_listener(
             self._accept, limits=ServerLimits.from_config(config)
         )
@@ -248,15 +253,15 @@ class MasterSide:
         assert in_sync is not None, "a master counts its slaves"
         if not in_sync.holds_answers or not self._settings.is_gated:
             return
-        is_replicated = asyncio.Event()
 
-        def slaves_that_count() -> Collection[int]:
+        def get_ids_that_count() -> Collection[int]:
             """Return the ids of the slaves that must have the changes, as of now."""
             if in_sync.term is not None:
                 return in_sync.awaited_members() - {in_sync.local_id}
             return state_log.active_slaves(self._clock.monotonic_s(), SILENT_S)
 
-        state_log.call_when_replicated(slaves_that_count, is_replicated.set)
+        is_replicated = asyncio.Event()
+        state_log.call_when_replicated(get_ids_that_count, is_replicated.set)
         try:
             async with asyncio.timeout(in_sync.timeout_s):
                 await is_replicated.wait()
@@ -266,10 +271,8 @@ class MasterSide:
                 f"{in_sync.timeout_s:g} s. It is lost if a slave without it becomes master.",
                 fix="Check `sluice cluster status`, and send the request again.",
             ) from None
-        results: list[int | BaseException] = []
-        in_sync.wait(0, results.append)  # calls immediately: with an error if not master any more
-        if isinstance(results[0], BaseException):
-            raise results[0]
+
+        _check_still_master(in_sync)
 
     def record_edits(self) -> None:
         """Record changes of access rules that were made outside of this process.
@@ -349,6 +352,24 @@ class SlaveSide:
         self._mark_path = f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 
+        self.state_receiver = self._make_state_receiver(
+            files, identity, in_executor=in_executor, sign=sign
+        )
+
+    def _make_state_receiver(
+        self,
+        files: Files,
+        identity: ReplicaIdentity,
+        *,
+        in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        sign: Callable[[Any], Any],
+    ) -> StateReceiver:
+        """Return the receiver of the master's state, which reloads the tables that have changed.
+
+        The parameters are those of the constructor.
+        """
+        core = self._core
+
         def reload_changed(names: set[str]) -> None:
             reload_tables(core.topics, core.groups, core.offsets, names)
 
@@ -359,10 +380,10 @@ class SlaveSide:
             on_changed=reload_changed,
             sign=sign,
         )
-        self.state_receiver = StateReceiver(
+        return StateReceiver(
             self.applier,
             identity,
-            log_end=lambda: log_follower.end,
+            log_end=lambda: self._log_follower.end,
             sync=core.store.sync,
             in_executor=in_executor,
             sign=sign,
@@ -388,8 +409,10 @@ class SlaveSide:
     def mark_incomplete(self) -> None:
         """Mark this replica, because its log is about to be truncated. Raises OSError."""
         self._is_marked = True
-        text = "The log was truncated. This replica cannot become master until it has caught up.\n"
-        replace_text(self._files, self._mark_path, text)
+        explanation = (
+            "The log was truncated. This replica cannot become master until it has caught up.\n"
+        )
+        replace_text(self._files, self._mark_path, explanation)
 
     def stop_following(self) -> None:
         """Follow no master from now on, and acknowledge nothing more."""
@@ -468,20 +491,29 @@ class SlaveSide:
         if (
             core.settings.store.flush_sync
             and not self._is_syncing
-            and (core.store.synced_offset < self._log_follower.end)
+            and core.store.synced_offset < self._log_follower.end
         ):
             self._is_syncing = True
             self._run_sync(self.on_synced)
 
-    def on_synced(self, result: int | BaseException) -> None:
+    def on_synced(self, synced_end: int | BaseException) -> None:
         """Report to the master what was synced, and sync again if the log has grown meanwhile.
 
-        `result` is the synced position, or the error if the sync failed. An error is logged, and
+        `synced_end` is that position, or the error if the sync failed. An error is logged, and
         nothing is reported.
         """
         self._is_syncing = False
-        if isinstance(result, BaseException):
-            log.error("Cannot sync the commit log: %s", result)
+        if isinstance(synced_end, BaseException):
+            log.error("Cannot sync the commit log: %s", synced_end)
             return
         self.log_receiver.report_synced()
         self.sync_if_due()
+
+
+def _check_still_master(in_sync: InSyncReplicas) -> None:
+    """Raise StoreUncertainError if this broker is not the master any more."""
+    # This calls immediately, because nothing has to be confirmed: with an error after `depose`.
+    confirmed: list[int | BaseException] = []
+    in_sync.wait(0, confirmed.append)
+    if isinstance(confirmed[0], BaseException):
+        raise confirmed[0]

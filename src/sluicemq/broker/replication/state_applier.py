@@ -44,9 +44,8 @@ class DiscardingFiles(RecordingFiles):
         """
         if self._state_log.paths.name_of(path) is None:
             return self._below.open(path, create=create, access=access)
-        return _DiscardingFile(
-            self._below.open(path) if self._below.exists(path) or not create else None
-        )
+        is_missing = create and not self._below.exists(path)
+        return _DiscardingFile(None if is_missing else self._below.open(path))
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, like `Files.rename`. Do nothing if `old` is replicated."""
@@ -218,9 +217,9 @@ class StateApplier:
         path = self._paths.path_of(operation.name)
         directory = path.rpartition("/")[0]
         if operation.kind is OperationKind.RENAME:
-            new = self._paths.path_of(operation.data.decode())
+            new_path = self._paths.path_of(operation.data.decode())
             self._sync_file(path)
-            self._files.rename(path, new)
+            self._files.rename(path, new_path)
             self._dirty_directories.add(directory)
         elif operation.kind is OperationKind.REMOVE:
             with contextlib.suppress(FileNotFoundError):
@@ -228,18 +227,23 @@ class StateApplier:
             self._dirty.discard(path)
             self._dirty_directories.add(directory)
         else:
-            if not self._files.exists(path):
-                self._files.make_directory(directory)
-                self._dirty_directories.add(directory)
-            access = self._access(path)
-            with closing(self._files.open(path, create=True, access=access)) as file:
-                if operation.kind is OperationKind.TRUNCATE:
-                    file.truncate(operation.offset)
-                else:
-                    file.pwrite(operation.data, operation.offset)
-            self._dirty.add(path)
+            self._change_content(path, operation)
 
-    def _access(self, path: str) -> Access:
+    def _change_content(self, path: str, operation: Operation) -> None:
+        """Apply a TRUNCATE or WRITE to the file at `path`, which is created if it is missing."""
+        if not self._files.exists(path):
+            directory = path.rpartition("/")[0]
+            self._files.make_directory(directory)
+            self._dirty_directories.add(directory)
+        access = self._choose_access(path)
+        with closing(self._files.open(path, create=True, access=access)) as file:
+            if operation.kind is OperationKind.TRUNCATE:
+                file.truncate(operation.offset)
+            else:
+                file.pwrite(operation.data, operation.offset)
+        self._dirty.add(path)
+
+    def _choose_access(self, path: str) -> Access:
         """Return the access of the file at `path`, or the access with which to create it.
 
         A new file with access rules is readable by its owner only.
@@ -288,15 +292,10 @@ class StateApplier:
         Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
         files that were written or removed; files that are the same already are not written.
         """
-        contents: dict[str, bytearray] = {}  # by name: the file in the snapshot
-        for operation in operations:
-            if operation.kind is OperationKind.UNIT:
-                topic, _, queue_id = operation.name.rpartition("/")
-                self._put_unit(topic, int(queue_id), operation.offset, operation.data)
-            else:
-                contents.setdefault(operation.name, bytearray()).extend(operation.data)
+        contents = self._put_units(operations)
         changed = set()
         unchanged = set()
+        # A list, because the loop removes files.
         for name, path in list(self._paths.find_files(self._files)):
             if name not in contents:
                 self._files.remove(path)
@@ -304,14 +303,26 @@ class StateApplier:
                 self._dirty_directories.add(path.rpartition("/")[0])
             elif read_file(self._files, path) == contents[name]:
                 unchanged.add(name)
+
         for name, content in contents.items():
             if name not in unchanged:
                 path = self._paths.path_of(name)
-                self._replace_file(path, content, self._access(path))
+                self._replace_file(path, content, self._choose_access(path))
                 changed.add(name)
         self._dirty.clear()
         self._sync()
         return changed
+
+    def _put_units(self, operations: list[Operation]) -> dict[str, bytearray]:
+        """Call `put_unit` for each UNIT of a snapshot. Return the contents of its files by name."""
+        contents: dict[str, bytearray] = {}
+        for operation in operations:
+            if operation.kind is OperationKind.UNIT:
+                topic, _, queue_id = operation.name.rpartition("/")
+                self._put_unit(topic, int(queue_id), operation.offset, operation.data)
+            else:
+                contents.setdefault(operation.name, bytearray()).extend(operation.data)
+        return contents
 
     def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
         """Replace or create the file at `path` atomically, with `content`, synced.

@@ -100,40 +100,56 @@ def encode_operations(operations: Iterable[Operation]) -> bytes:
     The encoding of each is big-endian: number 8, log end 8, kind 1, size of the name 2, offset 8,
     size of the data 4, name, data.
     """
-    parts = []
-    for number, log_end, kind, name, offset, data in operations:
-        encoded = name.encode()
-        parts += [_HEAD.pack(number, log_end, kind, len(encoded), offset, len(data)), encoded, data]
-    return b"".join(parts)
+    encoded_parts: list[bytes] = []
+    for operation in operations:
+        name = operation.name.encode()
+        head = _HEAD.pack(
+            operation.number,
+            operation.log_end,
+            operation.kind,
+            len(name),
+            operation.offset,
+            len(operation.data),
+        )
+        encoded_parts += (head, name, operation.data)
+    return b"".join(encoded_parts)
 
 
-def decode_operations(data: bytes) -> list[Operation]:
-    """Return the operations in `data`, which `encode_operations` has encoded.
+def decode_operations(encoded: bytes) -> list[Operation]:
+    """Return the operations that `encode_operations` has encoded.
 
-    Raises ProtocolError if an operation is invalid or `data` ends within one.
+    Raises ProtocolError if an operation is invalid or the bytes end within one.
     """
     operations = []
     position = 0
     try:
-        while position < len(data):
-            number, log_end, kind, name_size, offset, size = _HEAD.unpack_from(data, position)
-            position += _HEAD.size
-            name = data[position : position + name_size].decode()
-            position += name_size
-            content = data[position : position + size]
-            operations.append(
-                Operation(number, log_end, OperationKind(kind), name, offset, content)
-            )
-            position += size
+        while position < len(encoded):
+            operation, position = _decode_operation(encoded, position)
+            operations.append(operation)
     except (struct.error, ValueError) as error:
         raise ProtocolError(
             f"Operation {len(operations)} of the state log is invalid: {error}"
         ) from error
-    if position != len(data):
+    if position != len(encoded):
         raise ProtocolError(
-            f"The operations of the state log end {position - len(data)} bytes too early."
+            f"The operations of the state log end {position - len(encoded)} bytes too early."
         )
     return operations
+
+
+def _decode_operation(encoded: bytes, position: int) -> tuple[Operation, int]:
+    """Return the operation at a position of the encoded bytes, and where the next one begins.
+
+    Raises struct.error or ValueError if the operation is invalid. If the bytes end within its name
+    or data, the returned position is behind their end.
+    """
+    number, log_end, kind, name_size, offset, data_size = _HEAD.unpack_from(encoded, position)
+    name_start = position + _HEAD.size
+    data_start = name_start + name_size
+    end = data_start + data_size
+    name = encoded[name_start:data_start].decode()
+    data = encoded[data_start:end]
+    return Operation(number, log_end, OperationKind(kind), name, offset, data), end
 
 
 class ReplicatedPaths:
@@ -168,8 +184,8 @@ class ReplicatedPaths:
         """
         for name, root in self.roots.items():
             if path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "."):
-                found = name + path[len(root) :]
-                return None if found.startswith(UNREPLICATED_NAMES) else found
+                file_name = name + path[len(root) :]
+                return None if file_name.startswith(UNREPLICATED_NAMES) else file_name
         return None
 
     def path_of(self, name: str) -> str:
@@ -192,28 +208,33 @@ class ReplicatedPaths:
         for root_name, root in self.roots.items():
             if not root_name.startswith(start):
                 continue
-            parent, _, base_name = root.rpartition("/")
-            # Files such as backups, which continue the path of the root with a dot, belong to it.
-            siblings = [
-                f"{parent}/{sibling}"
-                for sibling in files.names(parent)
-                if sibling.startswith(base_name + ".")
-            ]
-            for searched_path in [root, *siblings]:
-                for path in _files_below(files, searched_path):
-                    name = root_name + path[len(root) :]
-                    if self.name_of(path) == name:  # else it is not replicated, or of another root
-                        yield name, path
+            for path in _iter_files_of_root(files, root):
+                name = root_name + path[len(root) :]
+                if self.name_of(path) == name:  # else it is not replicated, or of another root
+                    yield name, path
 
 
-def _files_below(files: Files, path: str) -> Iterator[str]:
+def _iter_files_of_root(files: Files, root: str) -> Iterator[str]:
+    """Yield the paths of the file `root`, or of the files below it, and of its siblings.
+
+    Siblings are files such as backups, which continue the path of the root with a dot.
+    """
+    parent, _, base_name = root.rpartition("/")
+    siblings = [name for name in files.names(parent) if name.startswith(base_name + ".")]
+    yield from _iter_files_below(files, root)
+    for sibling in siblings:
+        yield from _iter_files_below(files, f"{parent}/{sibling}")
+
+
+def _iter_files_below(files: Files, path: str) -> Iterator[str]:
     """Yield `path` if it is a file, or the paths of all files below it if it is a directory.
 
     Yield nothing if there is neither, or if the directory is empty.
     """
-    if inner := files.names(path):
-        for name in inner:
-            yield from _files_below(files, f"{path}/{name}")
+    names = files.names(path)
+    if names:
+        for name in names:
+            yield from _iter_files_below(files, f"{path}/{name}")
     elif files.exists(path):
         with contextlib.suppress(IsADirectoryError):
             files.open(path).close()
@@ -224,6 +245,10 @@ def read_file(files: Files, path: str) -> bytes:
     """Return the whole content of a file. Raises OSError."""
     with closing(files.open(path)) as file:
         return file.pread(file.size(), 0)
+
+
+_Change = tuple[OperationKind, str, int, bytes]
+"""The kind, name, offset and data of an operation, the arguments of `StateLog.record`."""
 
 
 class _SlaveProgress:
@@ -318,19 +343,20 @@ class StateLog:
         and TRUNCATE and WRITE for one that is new or has changed; the first call records all files.
         Called periodically. Blocks. Raises OSError.
         """
-        found = dict(self.paths.find_files(files, EDITED))
-        for name in self._edited_contents.keys() - found:
+        paths_by_name = dict(self.paths.find_files(files, EDITED))
+        for name in self._edited_contents.keys() - paths_by_name:
             with self.lock:
                 self.record(OperationKind.REMOVE, name)
             del self._edited_contents[name]
-        for name, path in found.items():
+        for name, path in paths_by_name.items():
             content = read_file(files, path)
-            if self._edited_contents.get(name) != content:
-                self._edited_contents[name] = content
-                with self.lock:
-                    self.record(OperationKind.TRUNCATE, name)
-                    for write in _split_write(name, content):
-                        self.record(*write)
+            if self._edited_contents.get(name) == content:
+                continue
+            self._edited_contents[name] = content
+            with self.lock:
+                self.record(OperationKind.TRUNCATE, name)
+                for write in _split_write(name, content):
+                    self.record(*write)
 
     # --- serving slaves
 
@@ -348,12 +374,16 @@ class StateLog:
         slave.asked_s = now_s
         self.check_replicated()
         with self.lock:
-            for key, other in list(self._slaves.items()):
-                if now_s - other.asked_s > FORGOTTEN_S:
-                    del self._slaves[key]
-            acked = min(other.number for other in self._slaves.values())
-            while self._operations and self._operations[0].number <= acked:
+            self._forget_silent_slaves(now_s)
+            acked_number = min(known_slave.number for known_slave in self._slaves.values())
+            while self._operations and self._operations[0].number <= acked_number:
                 self._drop_oldest()
+
+    def _forget_silent_slaves(self, now_s: float) -> None:
+        """Forget slaves that have not sent a request for FORGOTTEN_S. The caller holds `lock`."""
+        for replica_id, slave in list(self._slaves.items()):
+            if now_s - slave.asked_s > FORGOTTEN_S:
+                del self._slaves[replica_id]
 
     def operations_after(self, run_id: str, number: int) -> list[Operation] | None:
         """Return the operations after `number` of the run `run_id` that fit into one response.
@@ -365,90 +395,101 @@ class StateLog:
         if run_id != self.run_id:
             return None
         if number >= _SNAPSHOT_NUMBERS:
-            for snapshot in self._snapshots:
-                next_index = number - snapshot[0].number + 1
-                if 0 < next_index < len(snapshot):
-                    return _take_response(snapshot[next_index:])
-            return None
+            return self._rest_of_snapshot(number)
+
         with self.lock:
-            oldest = self._operations[0].number if self._operations else self.last_number + 1
-            is_retained = oldest - 1 <= number <= self.last_number
+            oldest_number = self.last_number + 1
+            if self._operations:
+                oldest_number = self._operations[0].number
+            is_retained = oldest_number - 1 <= number <= self.last_number
             if not is_retained:
                 return None
             return _take_response(op for op in self._operations if op.number > number)
+
+    def _rest_of_snapshot(self, number: int) -> list[Operation] | None:
+        """Return the operations of a snapshot after `number` that fit into one response.
+
+        Return None if no retained snapshot contains an operation after `number`.
+        """
+        for snapshot in self._snapshots:
+            next_index = number - snapshot[0].number + 1
+            if 0 < next_index < len(snapshot):
+                return _take_response(snapshot[next_index:])
+        return None
 
     def make_snapshot(self, files: Files) -> list[Operation]:
         """Make a snapshot of all replicated files, and return as much as fits into one response.
 
         The result is the list of its first operations; `operations_after` returns the rest. The
-        last two snapshots are kept. Blocks, and blocks
-        changes of the files meanwhile. Raises OSError.
+        last two snapshots are kept. Blocks, and blocks changes of the files meanwhile. Raises
+        OSError.
         """
         with self.lock:
             self._snapshots_made += 1
-            changes: list[tuple[OperationKind, str, int, bytes]] = [
-                (OperationKind.BEGIN, "", 0, b"")
-            ]
-            for name, path in self.paths.find_files(files):
-                changes.append((OperationKind.TRUNCATE, name, 0, b""))
-                changes += _split_write(name, read_file(files, path))
-            for topic, queue_id, offset, unit in self.expired_queues():
-                changes.append((OperationKind.UNIT, f"{topic}/{queue_id}", offset, unit))
-            changes.append((OperationKind.END, "", self.last_number, b""))
+            changes = self._collect_changes(files)
             first_number = self._snapshots_made * _SNAPSHOT_NUMBERS
             log_end = self.log_end()
-        # A slave applies a snapshot as a whole at its END, so only the END waits for the log.
-        operations = [
-            Operation(
-                number=first_number + index,
-                log_end=log_end if kind is OperationKind.END else 0,
-                kind=kind,
-                name=name,
-                offset=offset,
-                data=data,
-            )
-            for index, (kind, name, offset, data) in enumerate(changes)
-        ]
+
+        operations = []
+        for number, (kind, name, offset, data) in enumerate(changes, first_number):
+            # A slave applies a snapshot as a whole at its END, so only the END waits for the log.
+            needed_log_end = log_end if kind is OperationKind.END else 0
+            operations.append(Operation(number, needed_log_end, kind, name, offset, data))
         self._snapshots.append(operations)
         return _take_response(operations)
 
-    def call_when_recorded(self, number: int, done: Callable[[], None]) -> None:
-        """Call `done()` when operation `number` is recorded; immediately if it is already."""
+    def _collect_changes(self, files: Files) -> list[_Change]:
+        """Return the changes that make a slave's files those of this master. Raises OSError.
+
+        The caller holds `lock`.
+        """
+        changes: list[_Change] = [(OperationKind.BEGIN, "", 0, b"")]
+        for name, path in self.paths.find_files(files):
+            changes.append((OperationKind.TRUNCATE, name, 0, b""))
+            changes += _split_write(name, read_file(files, path))
+        for topic, queue_id, offset, unit in self.expired_queues():
+            changes.append((OperationKind.UNIT, f"{topic}/{queue_id}", offset, unit))
+        changes.append((OperationKind.END, "", self.last_number, b""))
+        return changes
+
+    def call_when_recorded(self, number: int, callback: Callable[[], None]) -> None:
+        """Call `callback()` when operation `number` is recorded; immediately if it is already."""
         if self.last_number >= number:
-            done()
+            callback()
         else:
-            self._waiting.append((number, done))
+            self._waiting.append((number, callback))
 
     def _wake(self) -> None:
         """Call the functions of `call_when_recorded` whose operation is recorded now."""
         self._is_waking = False
         waiting = self._waiting
         self._waiting = []
-        for number, done in waiting:
-            self.call_when_recorded(number, done)
+        for number, callback in waiting:
+            self.call_when_recorded(number, callback)
 
     # --- waiting until slaves have an operation
 
     def call_when_replicated(
-        self, get_replica_ids: Callable[[], Collection[int]], done: Callable[[], None]
+        self, get_replica_ids: Callable[[], Collection[int]], callback: Callable[[], None]
     ) -> None:
-        """Call `done()` when all slaves that count have every operation recorded so far.
+        """Call `callback()` when all slaves that count have every operation recorded so far.
 
         That may be immediately. `get_replica_ids()` returns the ids of the slaves that count. It is
         called each time the condition is checked, because slaves may leave.
         """
-        self._unreplicated.append((self.last_number, get_replica_ids, done))
+        self._unreplicated.append((self.last_number, get_replica_ids, callback))
         self.check_replicated()
 
     def check_replicated(self) -> None:
         """Call the functions of `call_when_replicated` whose condition is now met."""
         waiting = self._unreplicated
         self._unreplicated = []
-        for number, get_replica_ids, done in waiting:
-            if all(self.acked_number(replica_id) >= number for replica_id in get_replica_ids()):
-                done()
+        for number, get_replica_ids, callback in waiting:
+            acked_numbers = [self.acked_number(replica_id) for replica_id in get_replica_ids()]
+            if all(acked_number >= number for acked_number in acked_numbers):
+                callback()
             else:
-                self._unreplicated.append((number, get_replica_ids, done))
+                self._unreplicated.append((number, get_replica_ids, callback))
 
     def acked_number(self, replica_id: int) -> int:
         """Return the number of the last operation that a slave has.
@@ -463,7 +504,7 @@ class StateLog:
         return [key for key, slave in self._slaves.items() if now_s - slave.asked_s <= silent_s]
 
 
-def _split_write(name: str, content: bytes) -> list[tuple[OperationKind, str, int, bytes]]:
+def _split_write(name: str, content: bytes) -> list[_Change]:
     """Return the arguments of `StateLog.record` for writing `content` from offset 0 on."""
     return [
         (OperationKind.WRITE, name, offset, content[offset : offset + CHUNK_BYTES])
@@ -560,8 +601,8 @@ class _RecordingFile:
         """Write `data` at `offset`, and record it as one WRITE for each CHUNK_BYTES."""
         with self._state_log.lock:
             self._below.pwrite(data, offset)
-            for kind, name, start, part in _split_write(self._name, bytes(data)):
-                self._state_log.record(kind, name, offset + start, part)
+            for kind, name, chunk_start, chunk in _split_write(self._name, bytes(data)):
+                self._state_log.record(kind, name, offset + chunk_start, chunk)
 
     def truncate(self, size: int) -> None:
         """Set the size of the file, and record it."""

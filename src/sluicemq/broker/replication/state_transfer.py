@@ -140,15 +140,15 @@ class StateSender:
         operations: list[Operation] = yield lambda: self._state_log.make_snapshot(self._files)
         return self._make_response(operations)
 
-    def _answer_parked(self, peer: Peer, command: Command, number: int) -> None:
-        """Answer the parked request `command` with the operations after `number`.
+    def _answer_parked(self, peer: Peer, command: Command, last_number: int) -> None:
+        """Answer the parked request `command` with the operations after `last_number`.
 
         Do nothing if it was answered meanwhile, for example because its time was over.
         """
         _, parked_command = self._parked.get(peer, (0.0, None))
         if parked_command is command:
             del self._parked[peer]
-            operations = self._state_log.operations_after(self._state_log.run_id, number) or []
+            operations = self._state_log.operations_after(self._state_log.run_id, last_number) or []
             peer.write(encode_response_to(self._make_response(operations), command))
 
     def tick(self, now_s: float) -> None:
@@ -309,24 +309,30 @@ class StateReceiver:
         """
         applier = self.applier
         pause_s = POLL_S
-        silent_s = 0.0
-        while (needed := applier.next_log_end) is not None:
-            if self._log_end() < needed:
+        silent_s = 0.0  # since the last report
+        while (needed_log_end := applier.next_log_end) is not None:
+            if self._log_end() < needed_log_end:
                 await asyncio.sleep(pause_s)
                 silent_s += pause_s
                 pause_s = min(pause_s * 1.5, POLL_MAX_S)
                 if silent_s >= REPORT_S:
                     silent_s = 0.0
-                    answer = await self._request(channel, wants_none=True)
-                    header = self._handle_response(answer, channel)
-                    if header.run_id != applier.run_id:
-                        raise ProtocolError(
-                            "The master was restarted while this slave applied its operations."
-                        )
+                    await self._report_progress(channel)
                 continue
             changed = await self._in_executor(lambda: applier.apply(self._sync()))
             if changed:
                 self._on_changed(changed)
+
+    async def _report_progress(self, channel: Channel) -> None:
+        """Send a state report to the master, without asking for operations.
+
+        Raises ProtocolError if the master was restarted since it sent the operations that wait, and
+        what the request raises.
+        """
+        answer = await self._request(channel, wants_none=True)
+        header = self._handle_response(answer, channel)
+        if header.run_id != self.applier.run_id:
+            raise ProtocolError("The master was restarted while this slave applied its operations.")
 
 
 def reload_tables(topics: Topics, groups: Groups, offsets: Offsets, names: set[str]) -> None:
@@ -338,15 +344,21 @@ def reload_tables(topics: Topics, groups: Groups, offsets: Offsets, names: set[s
     """
     tables: tuple[Topics | Groups, ...] = (topics, groups)
     for table in tables:
-        if any(name.startswith(_name_of(table.document.path)) for name in names):
-            old = {item: table.config_of(item) for item in table.table}
-            table.table.clear()
-            table.load()
-            for item in {*old, *table.table}:
-                if old.get(item) != table.config_of(item):
-                    table.on_change(item)
+        file_name = _name_of(table.document.path)
+        if any(name.startswith(file_name) for name in names):
+            _reload_table(table)
     if any(name.startswith("config/consumerOffset.json") for name in names):
         offsets.load()
+
+
+def _reload_table(table: Topics | Groups) -> None:
+    """Load a table from its file, and call its `on_change` for each changed topic or group."""
+    old_configs = {name: table.config_of(name) for name in table.table}
+    table.table.clear()
+    table.load()
+    for name in {*old_configs, *table.table}:
+        if old_configs.get(name) != table.config_of(name):
+            table.on_change(name)
 
 
 def _name_of(path: str) -> str:

@@ -141,12 +141,12 @@ class ReplicaAdmin:
         The optional field `brokerId` is the id of the new master. Raises RequestError if it is not
         a natural number, or if the role controller refuses.
         """
-        text = (command.fields or {}).get("brokerId")
-        broker_id = None if text is None else natural(text)
-        if text is not None and broker_id is None:
+        requested_id = (command.fields or {}).get("brokerId")
+        broker_id = None if requested_id is None else natural(requested_id)
+        if requested_id is not None and broker_id is None:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
-                f"brokerId must be a number of 0 or more, got {text!r:.80}.",
+                f"brokerId must be a number of 0 or more, got {requested_id!r:.80}.",
             )
         self._require_role_controller().switch(broker_id)
         return Command(ResponseCode.SUCCESS)

@@ -39,25 +39,51 @@ def encode_terms(terms: tuple[LogTerm, ...]) -> str:
     return f"{len(terms)}\n{zlib.crc32(lines.encode()) & CRC_MASK}\n{lines}"
 
 
-def decode_terms(text: str) -> tuple[LogTerm, ...]:
+def decode_terms(file_text: str) -> tuple[LogTerm, ...]:
     """Return the terms in the text of the file.
 
     Raises ValueError if a line is not a term, if the number of terms or the checksum is wrong, or
     if numbers and start positions do not both increase from line to line.
     """
-    count, crc, *lines = text.split("\n")
-    pairs = (line.split("-") for line in lines if line)
-    terms = tuple(LogTerm(int(number), int(start)) for number, start in pairs)
+    count, crc, *lines = file_text.split("\n")
+    terms = [_parse_term(line) for line in lines if line]
     if int(count) != len(terms):
         raise ValueError(f"the first line says {count} terms, but the file has {len(terms)}")
 
+    # A checksum of 0 means that there is none.
     actual_crc = zlib.crc32("\n".join(lines).encode()) & CRC_MASK
     if int(crc) not in (0, actual_crc):
         raise ValueError(f"the checksum in the file is {crc}, but the terms have {actual_crc}")
 
-    if any(new.number <= old.number or new.start <= old.start for old, new in pairwise(terms)):
-        raise ValueError("the numbers and start positions of the terms do not increase")
-    return terms
+    for term, next_term in pairwise(terms):
+        if next_term.number <= term.number or next_term.start <= term.start:
+            raise ValueError("the numbers and start positions of the terms do not increase")
+    return tuple(terms)
+
+
+def _parse_term(line: str) -> LogTerm:
+    """Return the term in a line of the file. Raises ValueError if the line is not a term."""
+    number, start = line.split("-")
+    return LogTerm(int(number), int(start))
+
+
+def _load_terms(files: Files, path: str) -> tuple[LogTerm, ...]:
+    """Return the terms in the file at `path`, or in its backup if it does not exist; else ().
+
+    Raises StoreDamagedError if the file is invalid, and OSError.
+    """
+    read_path = path if files.exists(path) else path + ".bak"
+    file_text = read_text(files, read_path)
+    if file_text is None:
+        return ()
+    try:
+        return decode_terms(file_text)
+    except ValueError as error:
+        raise StoreDamagedError(
+            f"{path} cannot be read: {error}.",
+            fix="Restore a good copy of the file, or empty the store of this replica, so that "
+            "it copies everything from its master.",
+        ) from error
 
 
 class LogTerms:
@@ -75,15 +101,7 @@ class LogTerms:
         """
         self._files = files
         self._path = path
-        text = read_text(files, path if files.exists(path) else path + ".bak")
-        try:
-            self.entries = () if text is None else decode_terms(text)
-        except ValueError as error:
-            raise StoreDamagedError(
-                f"{path} cannot be read: {error}.",
-                fix="Restore a good copy of the file, or empty the store of this replica, so that "
-                "it copies everything from its master.",
-            ) from error
+        self.entries = _load_terms(files, path)
         self._store(tuple(term for term in self.entries if term.start <= log_end))
 
     @property
@@ -98,7 +116,8 @@ class LogTerms:
         the last term. Raises OSError.
         """
         if term.number > self.last.number:
-            self._store((*(old for old in self.entries if old.start < term.start), term))
+            earlier_terms = [earlier for earlier in self.entries if earlier.start < term.start]
+            self._store((*earlier_terms, term))
 
     def start_term(self, number: int, log_start: int, log_end: int) -> None:
         """Add the term `number` in which this replica is master, beginning at `log_end`.
@@ -133,10 +152,12 @@ class LogTerms:
         """
         if not self.entries:
             return NO_TERM, None
-        started = [index for index, term in enumerate(self.entries) if term.start <= position]
-        index = started[-1] if started else 0
-        is_last = index + 1 == len(self.entries)
-        return self.entries[index], None if is_last else self.entries[index + 1].start
+        found_term = self.entries[0]
+        for next_term in self.entries[1:]:
+            if next_term.start > position:
+                return found_term, next_term.start
+            found_term = next_term
+        return found_term, None
 
     def _store(self, entries: tuple[LogTerm, ...]) -> None:
         """Write `entries` to the file if they differ from the present ones. Raises OSError."""

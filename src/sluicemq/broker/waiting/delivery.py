@@ -136,12 +136,13 @@ class DelayedDelivery:
         self._timer_s = 0.0
         """The monotonic time of the next call of `run_slice` by the timer."""
 
-        def handle_level_messages(queue_id: int) -> None:
-            self.levels.note_new_messages(queue_id)
-            self.schedule_run()
-
-        group_commit.topic_listeners[SCHEDULE_TOPIC] = handle_level_messages
+        group_commit.topic_listeners[SCHEDULE_TOPIC] = self._on_level_messages
         group_commit.topic_listeners[TIMER_TOPIC] = lambda queue_id: self._worker.schedule()
+
+    def _on_level_messages(self, queue_id: int) -> None:
+        """Schedule the delivery of new messages of a delay level, which are visible now."""
+        self.levels.note_new_messages(queue_id)
+        self.schedule_run()
 
     def load(self) -> None:
         """Load the saved clock, the delay levels, the timer metrics and the timers. Blocking.
@@ -190,22 +191,31 @@ class DelayedDelivery:
         if self._worker.is_paused:
             self._set_timer(self._worker.paused_until_s, now_s)
             return
+        next_run_s = self._find_next_run_s(now_s)
+        if next_run_s <= now_s:
+            self._worker.schedule()
+        elif next_run_s < math.inf:
+            self._set_timer(next_run_s, now_s)
+
+    def _find_next_run_s(self, now_s: float) -> float:
+        """Return the monotonic time when there is something to do, `now_s` or earlier for now.
+
+        The result is infinite if no message waits.
+        """
         now_ms = self._clock.now_ms()
-        run_times_s = []
+        next_run_s = math.inf
         for source in self.sources:
             # A due timed message may have to wait until more of the timer queue is indexed.
             is_timers = source is self.timers
             next_ms = self.timers.next_deliverable_ms if is_timers else source.next_due_ms
             if next_ms is not None:
                 due_s = now_s + (next_ms - now_ms) / 1000
-                run_times_s.append(max(due_s, self._jobs.resume_s(source.name)))
+                run_s = max(due_s, self._jobs.resume_s(source.name))
+                next_run_s = min(next_run_s, run_s)
         if self.timers.is_behind:
-            run_times_s.append(max(now_s, self._jobs.resume_s(PREPARE_JOB)))
-        first_run_s = min(run_times_s, default=math.inf)
-        if first_run_s <= now_s:
-            self._worker.schedule()
-        elif first_run_s < math.inf:
-            self._set_timer(first_run_s, now_s)
+            prepare_s = max(now_s, self._jobs.resume_s(PREPARE_JOB))
+            next_run_s = min(next_run_s, prepare_s)
+        return next_run_s
 
     def _set_timer(self, time_s: float, now_s: float) -> None:
         """Let the event loop call `run_slice` at the monotonic time `time_s`.
@@ -254,6 +264,26 @@ class DelayedDelivery:
         store or the commit failed, the worker pauses and logs the reason.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
+        have_all_succeeded, store_error = self._append_due_messages(work)
+        # A source that failed may have appended messages before, which it did not count.
+        is_nothing_appended = have_all_succeeded and work.remaining == SLICE_MESSAGES
+        is_stored = is_nothing_appended or self.redelivery.commit()
+
+        if store_error is not None or not is_stored:
+            reason = store_error or "the group commit failed"
+            self._worker.pause_after_failure(f"delayed messages are delivered later: {reason}")
+        else:
+            self._worker.clear_failure()
+        for source in self.sources:
+            confirm = partial(source.confirm_deliveries, is_stored=is_stored)
+            self._jobs.run_now(f"{source.name}, settling", confirm)
+
+    def _append_due_messages(self, work: TimeSlice) -> tuple[bool, StoreError | None]:
+        """Let the sources append due messages until one of them finds that the store accepts none.
+
+        Return whether all sources have succeeded, and the error of the store, None if there is
+        none.
+        """
         store_error: StoreError | None = None
 
         def deliver(source: DueMessageSource) -> None:
@@ -266,23 +296,12 @@ class DelayedDelivery:
 
         have_all_succeeded = True
         for source in self.sources:
-            if store_error is None:
-                have_all_succeeded &= self._jobs.run_unless_pausing(
-                    source.name, partial(deliver, source)
-                )
-        # A source that failed may have appended messages before, which it did not count.
-        is_nothing_appended = (
-            work.remaining == SLICE_MESSAGES and store_error is None and have_all_succeeded
-        )
-        is_stored = is_nothing_appended or self.redelivery.commit()
-        if store_error is not None or not is_stored:
-            reason = store_error or "the group commit failed"
-            self._worker.pause_after_failure(f"delayed messages are delivered later: {reason}")
-        else:
-            self._worker.clear_failure()
-        for source in self.sources:
-            confirm = partial(source.confirm_deliveries, is_stored=is_stored)
-            self._jobs.run_now(f"{source.name}, settling", confirm)
+            have_all_succeeded &= self._jobs.run_unless_pausing(
+                source.name, partial(deliver, source)
+            )
+            if store_error is not None:
+                return False, store_error
+        return have_all_succeeded, None
 
     def _prepare(self) -> None:
         """Index and load timed messages for one slice.

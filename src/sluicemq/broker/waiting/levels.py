@@ -109,18 +109,8 @@ class DelayLevels:
         root = settings.store.root
         self.document = Document(files, f"{root}/config/delayOffset.json", self._render)
 
-        def render_cancelled() -> str:
-            """Return the offsets of cancelled messages as JSON: `{"<queue id>": [offset, …]}`."""
-            levels = self._levels.items()
-            cancelled = {
-                str(queue_id): sorted(level.cancelled_offsets) for queue_id, level in levels
-            }
-            return fastjson.dumps_file(
-                {queue_id: offsets for queue_id, offsets in cancelled.items() if offsets}
-            )
-
         self.cancellations = Document(
-            files, f"{root}/config/sluiceDelayCancelled.json", render_cancelled
+            files, f"{root}/config/sluiceDelayCancelled.json", self._render_cancelled
         )
 
     # --- the files
@@ -139,16 +129,7 @@ class DelayLevels:
         config = self._settings.store
         self._has_default_delays = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
 
-        def parse_offsets(text: str) -> dict[int, int]:
-            """Return the offsets by number of the level, and take the version of the file."""
-            values = fastjson.loads(text)
-            if not isinstance(values, dict) or not isinstance(values.get("offsetTable"), dict):
-                raise ProtocolError("The file has no object offsetTable.")
-            version = values.get("dataVersion") or {}
-            self._version |= {str(name): int(value) for name, value in version.items()}
-            return {int(level): int(offset) for level, offset in values["offsetTable"].items()}
-
-        self._unused_offsets = self.document.load(parse_offsets) or {}
+        self._unused_offsets = self.document.load(self._parse_offsets) or {}
         if self.document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last: it was removed, is an older copy, belongs"
@@ -157,11 +138,11 @@ class DelayLevels:
                 " action is needed.",
                 self.document.path,
             )
-        levels = [
-            self._get_level(queue_id, self._unused_offsets.pop(queue_id + 1, 0))
-            for topic, queue_id in self._store.queues()
-            if topic == SCHEDULE_TOPIC
-        ]
+        levels: list[DelayLevel] = []
+        for topic, queue_id in self._store.queues():
+            if topic == SCHEDULE_TOPIC:
+                saved_offset = self._unused_offsets.pop(queue_id + 1, 0)
+                levels.append(self._get_level(queue_id, saved_offset))
         for level in levels:
             self._rewind_to_undelivered(level)
         self._load_cancelled()
@@ -169,20 +150,26 @@ class DelayLevels:
         for level in levels:
             self._raise_clock(level)
 
+    def _parse_offsets(self, file_text: str) -> dict[int, int]:
+        """Return the offsets in delayOffset.json by number of the level, and take its version.
+
+        Raises ProtocolError or ValueError if the text is invalid.
+        """
+        document = fastjson.loads(file_text)
+        offset_table = document.get("offsetTable") if isinstance(document, dict) else None
+        if not isinstance(offset_table, dict):
+            raise ProtocolError("The file has no object offsetTable.")
+        version = document.get("dataVersion") or {}
+        self._version |= {str(name): int(number) for name, number in version.items()}
+        return {int(level): int(offset) for level, offset in offset_table.items()}
+
     def _load_cancelled(self) -> None:
         """Add the offsets in sluiceDelayCancelled.json to the levels. Blocking.
 
         If this broker did not write the file last, it is logged and ignored: its offsets may name
         other messages of this store. Raises StoreDamagedError if the file cannot be parsed.
         """
-
-        def parse_cancelled(text: str) -> dict[int, set[int]]:
-            return {
-                int(queue_id): {*map(int, offsets)}
-                for queue_id, offsets in fastjson.loads(text).items()
-            }
-
-        cancelled_by_queue = self.cancellations.load(parse_cancelled) or {}
+        cancelled_by_queue = self.cancellations.load(_parse_cancelled) or {}
         if self.cancellations.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
@@ -202,22 +189,7 @@ class DelayLevels:
         """
         deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
         for level in levels:
-            offset = level.next_offset
-            has_candidates = next(self._iter_due_before_log_end(level, offset), None) is not None
-            if has_candidates:
-                # Two messages may be alike. The deliveries of the messages that the file says to be
-                # delivered must not be taken for deliveries of the later ones.
-                low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-                start = max(low, offset - CHUNK_MESSAGES)
-                delivered = islice(self._iter_due_before_log_end(level, start), offset - start)
-                deliveries.use_up(list(delivered))
-            while chunk := list(
-                islice(self._iter_due_before_log_end(level, offset), CHUNK_MESSAGES)
-            ):
-                count = deliveries.count_delivered(chunk)
-                offset += count
-                if count < len(chunk):
-                    break  # A level delivers in order, so all later messages are undelivered.
+            offset = self._find_undelivered_offset(level, deliveries)
             if offset > level.next_offset:
                 log.info(
                     "messages %d to %d of delay level %d were delivered before the broker was"
@@ -232,6 +204,34 @@ class DelayLevels:
                 self.document.changed = True
                 self._update_due_ms(level)
 
+    def _find_undelivered_offset(self, level: DelayLevel, deliveries: LoggedDeliveries) -> int:
+        """Return the offset of the level's first message whose delivery is not in the log.
+
+        The search begins at `next_offset` of the level.
+        """
+        offset = level.next_offset
+        messages = self._take_due_before_log_end(level, offset, CHUNK_MESSAGES)
+        if messages:
+            # Two messages may be alike. The deliveries of the messages that the file says to be
+            # delivered must not be taken for deliveries of the later ones.
+            first_offset, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+            start = max(first_offset, offset - CHUNK_MESSAGES)
+            deliveries.use_up(self._take_due_before_log_end(level, start, offset - start))
+
+        while messages:
+            delivered_count = deliveries.count_delivered(messages)
+            offset += delivered_count
+            if delivered_count < len(messages):
+                break  # A level delivers in order, so all later messages are undelivered.
+            messages = self._take_due_before_log_end(level, offset, CHUNK_MESSAGES)
+        return offset
+
+    def _take_due_before_log_end(
+        self, level: DelayLevel, offset: int, count_max: int
+    ) -> list[DueLevelMessage]:
+        """Return the first `count_max` messages of `_iter_due_before_log_end`."""
+        return list(islice(self._iter_due_before_log_end(level, offset), count_max))
+
     def _iter_due_before_log_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
         """Yield the messages of a level that were due when the last record of the log was stored.
 
@@ -239,18 +239,19 @@ class DelayLevels:
         is missing are yielded without a record.
         """
         log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
-        while len(
-            units := self._store.reader.valid_units(
-                SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
-            )
-        ):
+        reader = self._store.reader
+        while True:
+            units = reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS)
+            if not len(units):
+                return
             for position, size, code in _unpack_units(units):
                 due_ms = self._find_due_ms(level, position, size, code)
                 if due_ms > log_end_ms:
                     return
-                has_message = size != BLANK_SIZE and offset not in level.cancelled_offsets
-                view = self._store.reader.view_at(position) if has_message else None
-                yield DueLevelMessage(due_ms, read_record(view))
+                record = None
+                if size != BLANK_SIZE and offset not in level.cancelled_offsets:
+                    record = read_record(reader.view_at(position))
+                yield DueLevelMessage(due_ms, record)
                 offset += 1
 
     def _rewind_to_undelivered(self, level: DelayLevel) -> None:
@@ -263,14 +264,7 @@ class DelayLevels:
         """
         if self.document.verdict is FileVerdict.SEALED:
             return
-        low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
-        offset = level.next_offset
-        while offset > low:
-            units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
-            if not len(units) or self._find_due_ms(level, *UNIT.unpack_from(units)) <= log_end_ms:
-                break
-            offset -= 1
+        offset = self._find_first_due_after_log_end(level)
         if offset < level.next_offset:
             log.warning(
                 "%s says that the messages from %d on of delay level %d are delivered, but the log"
@@ -285,6 +279,25 @@ class DelayLevels:
             self.document.changed = True
             self._update_due_ms(level)
 
+    def _find_first_due_after_log_end(self, level: DelayLevel) -> int:
+        """Return the offset of the first message before `next_offset` that was due after the log.
+
+        That is, after the last record of the log was stored. Return `next_offset` if there is none.
+        """
+        first_offset, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        offset = level.next_offset
+        while offset > first_offset:
+            # The unit, the 20-byte entry of the consume queue, of the message before `offset`.
+            unit = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            if not len(unit):
+                break
+            due_ms = self._find_due_ms(level, *UNIT.unpack_from(unit))
+            if due_ms <= log_end_ms:
+                break
+            offset -= 1
+        return offset
+
     def _raise_clock(self, level: DelayLevel) -> None:
         """Set the steady clock to the store time of the level's newest message, if it is behind.
 
@@ -293,12 +306,14 @@ class DelayLevels:
         nothing with delays of the user's own, which may have been others when the message was
         stored. Also do nothing if no message of the level waits.
         """
-        end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
-        if level.next_offset >= end or not self._has_default_delays:
+        _, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        if level.next_offset >= end_offset or not self._has_default_delays:
             return
-        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
-        if len(units):
-            _, size, due_ms = UNIT.unpack_from(units)
+        newest_unit = self._store.reader.valid_units(
+            SCHEDULE_TOPIC, level.queue_id, end_offset - 1, 1
+        )
+        if len(newest_unit):
+            _, size, due_ms = UNIT.unpack_from(newest_unit)
             if size != BLANK_SIZE:
                 self._clock.raise_to(due_ms - level.delay_ms)
                 self._update_due_ms(level)
@@ -311,9 +326,9 @@ class DelayLevels:
         level = self._levels.get(queue_id)
         if level is None:
             delays_ms = self._settings.store.delay_levels_ms
-            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
+            first_offset, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
             delay_ms = delays_ms[min(queue_id, len(delays_ms) - 1)]
-            start = min(max(offset, low), high)
+            start = min(max(offset, first_offset), end_offset)
             level = DelayLevel(queue_id, delay_ms, Progress(start), start, start)
             self._levels[queue_id] = level
             self._update_due_ms(level)
@@ -341,16 +356,26 @@ class DelayLevels:
             self.document.changed |= level.saved_offset != level.progress.value
         return self.encode_offsets()
 
+    def _render_cancelled(self) -> str:
+        """Return the offsets of cancelled messages as JSON: `{"<queue id>": [offset, …]}`."""
+        offsets_by_queue = {
+            str(queue_id): sorted(level.cancelled_offsets)
+            for queue_id, level in self._levels.items()
+            if level.cancelled_offsets
+        }
+        return fastjson.dumps_file(offsets_by_queue)
+
     def encode_offsets(self) -> str:
         """Return the text of delayOffset.json with the offsets of its last save.
 
         The text is RocketMQ's `{"dataVersion": {…}, "offsetTable": {"<level>": offset, …}}`.
         """
         offsets = {queue_id + 1: self._levels[queue_id].saved_offset for queue_id in self.queue_ids}
+        all_offsets = self._unused_offsets | offsets
         return fastjson.dumps_pretty(
             {
                 "dataVersion": self._version,
-                "offsetTable": dict(sorted((self._unused_offsets | offsets).items())),
+                "offsetTable": dict(sorted(all_offsets.items())),
             }
         )
 
@@ -369,10 +394,8 @@ class DelayLevels:
     @property
     def next_due_ms(self) -> int | None:
         """The time when the next message is due, in ms since 1970; None if no message waits."""
-        return min(
-            (level.due_ms for level in self._levels.values() if level.due_ms is not None),
-            default=None,
-        )
+        due_times_ms = [level.due_ms for level in self._levels.values() if level.due_ms is not None]
+        return min(due_times_ms, default=None)
 
     def _update_due_ms(self, level: DelayLevel) -> None:
         """Set `due_ms` of a level from the unit of its next message, None if there is none.
@@ -381,25 +404,26 @@ class DelayLevels:
         at the first message that the queue still contains.
         """
         offset = level.next_offset
-        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
-        if not len(units):
-            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-            is_removed = offset < low < high
-            if not is_removed:
-                level.due_ms = None
-                return
-            log.error(
-                "delayed messages %d to %d of delay level %d were deleted before their delivery",
-                offset,
-                low - 1,
-                level.queue_id + 1,
-            )
-            level.next_offset = low
-            level.progress.advance(low, 0)
-            self._update_due_ms(level)
+        next_unit = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        if len(next_unit):
+            position, size, code = UNIT.unpack_from(next_unit)
+            level.due_ms = self._find_due_ms(level, position, size, code)
             return
-        position, size, code = UNIT.unpack_from(units)
-        level.due_ms = self._find_due_ms(level, position, size, code)
+
+        first_offset, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        is_removed = offset < first_offset < end_offset
+        if not is_removed:
+            level.due_ms = None
+            return
+        log.error(
+            "delayed messages %d to %d of delay level %d were deleted before their delivery",
+            offset,
+            first_offset - 1,
+            level.queue_id + 1,
+        )
+        level.next_offset = first_offset
+        level.progress.advance(first_offset, 0)
+        self._update_due_ms(level)
 
     def _find_due_ms(self, level: DelayLevel, position: int, size: int, code: int) -> int:
         """Return when the message of a unit is due, in ms since 1970; 0 means at once.
@@ -513,15 +537,17 @@ class DelayLevels:
             return
         units = self._store.reader.valid_units
         offset = max(offset, level.next_offset)
-        for entry in iter_queue(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
-            record = entry.record
+        for queued in iter_queue(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
+            record = queued.record
             due_ms = 0
             if record is not None:
-                due_ms = self._find_due_ms(level, entry.position, record.size_bytes, entry.tag_code)
-            if entry.offset in level.cancelled_offsets:
+                due_ms = self._find_due_ms(
+                    level, queued.position, record.size_bytes, queued.tag_code
+                )
+            if queued.offset in level.cancelled_offsets:
                 record = None
-            cursor = f"L:{queue_id}:{entry.offset + 1}"
-            yield WaitingEntry(record, due_ms, cursor, queue_id + 1, entry.offset)
+            cursor = f"L:{queue_id}:{queued.offset + 1}"
+            yield WaitingEntry(record, due_ms, cursor, queue_id + 1, queued.offset)
 
     def find_waiting(self, queue_id: int, offset: int) -> WaitingEntry | None:
         """Return the entry of the waiting message at `offset` of a level's queue.
@@ -531,8 +557,8 @@ class DelayLevels:
         """
         if queue_id not in self._levels or offset < self._levels[queue_id].next_offset:
             return None
-        entry = next(self.iter_waiting(queue_id, offset), None)
-        return entry if entry is not None and entry.record is not None else None
+        first_entry = next(self.iter_waiting(queue_id, offset), None)
+        return first_entry if first_entry is not None and first_entry.record is not None else None
 
     def cancel(self, queue_id: int, offset: int) -> None:
         """Cancel the message at `offset` of a level, so that it is never delivered. Blocking.
@@ -559,11 +585,12 @@ class DelayLevels:
     @property
     def waiting_count(self) -> int:
         """The number of messages of all levels that wait, without cancelled ones."""
-        return sum(
-            max(self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1] - level.next_offset, 0)
-            - sum(offset >= level.next_offset for offset in level.cancelled_offsets)
-            for queue_id, level in self._levels.items()
-        )
+        count = 0
+        for queue_id, level in self._levels.items():
+            _, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
+            count += max(end_offset - level.next_offset, 0)
+            count -= sum(offset >= level.next_offset for offset in level.cancelled_offsets)
+        return count
 
     def get_runtime_info(self) -> dict[str, str]:
         """Return the fields of GET_BROKER_RUNTIME_INFO (28) about delay levels.
@@ -571,8 +598,15 @@ class DelayLevels:
         `scheduleMessageOffset_<level>` is the delivered offset and the end of the queue, separated
         by a comma.
         """
-        return {
-            f"scheduleMessageOffset_{queue_id + 1}": f"{level.progress.value},"
-            f"{self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1]}"
-            for queue_id, level in sorted(self._levels.items())
-        }
+        fields: dict[str, str] = {}
+        for queue_id, level in sorted(self._levels.items()):
+            _, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
+            delivered_offset = level.progress.value
+            fields[f"scheduleMessageOffset_{queue_id + 1}"] = f"{delivered_offset},{end_offset}"
+        return fields
+
+
+def _parse_cancelled(file_text: str) -> dict[int, set[int]]:
+    """Return the offsets of cancelled messages in sluiceDelayCancelled.json, by queue id."""
+    offsets_by_queue = fastjson.loads(file_text)
+    return {int(queue_id): {*map(int, offsets)} for queue_id, offsets in offsets_by_queue.items()}

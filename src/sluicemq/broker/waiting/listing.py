@@ -67,17 +67,18 @@ class TimerListing:
         first.
         """
         now_ms = self._clock.now_ms()
-        units = self._store.reader.valid_units
+        read_units = self._store.reader.valid_units
         start = max(offset, indexed_end)
-        for entry in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, units):
-            record = entry.record
+        for queued in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, read_units):
+            record = queued.record
             due_ms = 0
-            assigned = self._placing.assign_slot(record, now_ms) if record is not None else None
-            if record is None or assigned is None or assigned.magic & MAGIC_DELETE:
-                record = None
-            else:
-                due_ms = self._placing.compute_due_ms(record)
-            yield WaitingEntry(record, due_ms, f"Q:{entry.offset + 1}:0:{indexed_end}")
+            if record is not None:
+                assigned = self._placing.assign_slot(record, now_ms)
+                if assigned is None or assigned.magic & MAGIC_DELETE:
+                    record = None
+                else:
+                    due_ms = self._placing.compute_due_ms(record)
+            yield WaitingEntry(record, due_ms, f"Q:{queued.offset + 1}:0:{indexed_end}")
 
     def iter_wheel(self, slot_ms: int, unit: int, indexed_end: int) -> Iterator[WaitingEntry]:
         """Yield an entry for each message in the timer wheel.
@@ -92,23 +93,29 @@ class TimerListing:
         """
         precision_ms = self._placing.precision_ms
         read_ms = self._timers.read_ms
-        wheel = self._timers.files.wheel
         start_ms = max(slot_ms, read_ms)
         is_inside_slot = slot_ms == start_ms and unit != NEWEST_UNIT
         if is_inside_slot:
             recalled = self._recalled_keys.get(slot_ms, set())
             yield from self._iter_slot(slot_ms, unit, indexed_end, recalled)
             start_ms += precision_ms
+
         step_ms = _SLOTS_PER_STEP * precision_ms
         end_ms = read_ms + SLOTS // 2 * precision_ms
-        for begin_ms in range(start_ms, end_ms, step_ms):
-            for occupied_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
-                slot = wheel.get(occupied_ms)
-                if slot is not None:
-                    recalled = set()
-                    self._recalled_keys = {occupied_ms: recalled}
-                    yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
-            yield WaitingEntry(None, 0, f"T:{begin_ms + step_ms}:{NEWEST_UNIT}:{indexed_end}")
+        for step_start_ms in range(start_ms, end_ms, step_ms):
+            next_step_ms = step_start_ms + step_ms
+            yield from self._iter_slots(step_start_ms, min(next_step_ms, end_ms), indexed_end)
+            yield WaitingEntry(None, 0, f"T:{next_step_ms}:{NEWEST_UNIT}:{indexed_end}")
+
+    def _iter_slots(self, start_ms: int, end_ms: int, indexed_end: int) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message in the slots from `start_ms` to before `end_ms`."""
+        wheel = self._timers.files.wheel
+        for occupied_ms in wheel.iter_occupied_ms(start_ms, end_ms):
+            slot = wheel.get(occupied_ms)
+            if slot is not None:
+                recalled: set[bytes] = set()
+                self._recalled_keys = {occupied_ms: recalled}
+                yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
 
     def _iter_slot(
         self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]
@@ -128,6 +135,7 @@ class TimerListing:
                 record = None
             if record is not None and recalled and recall_key(record.properties) in recalled:
                 record = None
+            # `iter_queue` lists these messages.
             if record is not None and record.queue_offset >= indexed_end:
                 record = None
             due_ms = self._placing.compute_due_ms(record) if record is not None else 0

@@ -14,7 +14,7 @@ first of these records belong to the messages that are delivered according to th
 whose delivery is not found, for whatever reason, is delivered again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Record, read_record
@@ -92,11 +92,11 @@ class LoggedDeliveries:
         """
         candidates = self._find_candidates(messages)
         delivered_count = 0
-        for number, message in enumerate(messages, 1):
+        for message_count, message in enumerate(messages, 1):
             if message.record is not None:
                 if not self._match_delivery(message, candidates):
                     break
-                delivered_count = number
+                delivered_count = message_count
         return delivered_count
 
     def use_up(self, messages: Sequence[DueLevelMessage]) -> None:
@@ -155,30 +155,46 @@ class LoggedDeliveries:
         all calls together read no more than RECORDS_MAX records. Records that are matched already
         are left out. Each message must have a record.
         """
-        store = self._store
-        found = FoundDeliveries()
         records = [message.record for message in messages if message.record is not None]
         keys = {_delivery_key(record) for record in records}
-        first_position = min(record.physical_offset for record in records)
-        since_ms = min(message.due_ms for message in messages) - self._lead_ms
-        offset = max(
-            store.first_offset_from(*queue, first_position),
-            store.reader.offset_by_time(*queue, since_ms),
-        )
-        while self._records_left > 0 and len(
-            units := store.committed_units(*queue, offset, _CHUNK_UNITS)
+        candidates = FoundDeliveries()
+        for position, record in self._iter_unmatched_records(
+            queue, self._find_start(queue, messages)
         ):
+            # A delivery has kept the property with the topic, unlike a message of a producer.
+            if record.get_text(REAL_TOPIC):
+                key = _delivery_key(record)
+                if key in keys:
+                    stored_ms = record.store_time_ms + self._lead_ms
+                    candidates.setdefault(key, []).append((position, stored_ms))
+        return candidates
+
+    def _find_start(self, queue: QueueKey, messages: list[DueLevelMessage]) -> int:
+        """Return the offset of a queue before which no delivery of the messages can be."""
+        positions = [
+            message.record.physical_offset for message in messages if message.record is not None
+        ]
+        since_ms = min(message.due_ms for message in messages) - self._lead_ms
+        return max(
+            self._store.first_offset_from(*queue, min(positions)),
+            self._store.reader.offset_by_time(*queue, since_ms),
+        )
+
+    def _iter_unmatched_records(self, queue: QueueKey, offset: int) -> Iterator[tuple[int, Record]]:
+        """Yield position and record of each message of a queue, from `offset` on.
+
+        Messages that are matched already, or whose record is missing, are left out. Count all
+        records that are read. End when RECORDS_MAX have been counted.
+        """
+        while self._records_left > 0:
+            units = self._store.committed_units(*queue, offset, _CHUNK_UNITS)
+            if not len(units):
+                return
             for position, size, _ in UNIT.iter_unpack(units):
                 self._records_left -= 1
                 if size == BLANK_SIZE or position in self._used_positions:
                     continue
-                record = read_record(store.committed_record(position, size))
-                if (
-                    record is not None
-                    and record.get_text(REAL_TOPIC)
-                    and (key := _delivery_key(record)) in keys
-                ):
-                    stored_ms = record.store_time_ms + self._lead_ms
-                    found.setdefault(key, []).append((position, stored_ms))
+                record = read_record(self._store.committed_record(position, size))
+                if record is not None:
+                    yield position, record
             offset += len(units) // UNIT.size
-        return found

@@ -20,7 +20,7 @@ from typing import Final
 
 from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.group_commit import Announced, Durable
-from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
+from sluicemq.broker.produce.intake import MessageIntake, MessageToStore, Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.waiting.delivery import DelayedDelivery
@@ -105,16 +105,7 @@ class DelayHandlers:
         Raises RequestError if the handle is for another broker, if the message is due already, or
         if the time in the handle is later than any message may be due.
         """
-        broker = self.settings.broker.broker_name
-        if handle.broker != broker:
-            raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
-        wait_ms = handle.time_ms - self.clock.now_ms()
-        if wait_ms <= 0:
-            raise _illegal("Too late: the message has been delivered, or is about to be.")
-        if wait_ms >= self.settings.store.timer_delay_max_s * 1000:
-            raise _illegal(
-                "The time in the handle is later than any message may be due (timerMaxDelaySec)."
-            )
+        self._check_recall_handle(handle)
         properties = {
             TAGS: _RECALL_TAG,
             TIMER_DELETES: f"{handle.topic}+{handle.unique_id}",
@@ -135,6 +126,19 @@ class DelayHandlers:
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
         return Durable(encode_response(command, ResponseCode.SUCCESS, fields))
 
+    def _check_recall_handle(self, handle: RecallHandle) -> None:
+        """Raise RequestError if the message of a handle cannot be recalled here and now."""
+        broker = self.settings.broker.broker_name
+        if handle.broker != broker:
+            raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
+        wait_ms = handle.time_ms - self.clock.now_ms()
+        if wait_ms <= 0:
+            raise _illegal("Too late: the message has been delivered, or is about to be.")
+        if wait_ms >= self.settings.store.timer_delay_max_s * 1000:
+            raise _illegal(
+                "The time in the handle is later than any message may be due (timerMaxDelaySec)."
+            )
+
     def cancel(
         self, header: CancelDelayedRequest, command: Command, peer: Peer
     ) -> Announced | Durable:
@@ -147,25 +151,34 @@ class DelayHandlers:
         Raises RequestError if the handle is invalid or for another broker, or if the message is due
         already, and OSError if the file cannot be written.
         """
-        timed = parse_recall_handle(header.handle)
-        if timed is not None:
-            return self._store_recall_marker(timed, command, peer)
-        level_handle = _parse_level_handle(header.handle)
+        recall_handle = parse_recall_handle(header.handle)
+        if recall_handle is not None:
+            return self._store_recall_marker(recall_handle, command, peer)
+
+        unique_id = self._cancel_level_message(header.handle)
+        fields = encode_header(SendMessageResponse(message_id=unique_id))
+        return Announced(Command(ResponseCode.SUCCESS, fields))
+
+    def _cancel_level_message(self, handle: str) -> str:
+        """Cancel the message of a delay level that a handle names, and return its message id.
+
+        Raises RequestError and OSError as `cancel` does.
+        """
+        level_handle = _parse_level_handle(handle)
         if level_handle is None:
             raise _illegal(
-                f"{header.handle!r} is not a valid handle. Use one that `sluice delay list` shows."
+                f"{handle!r} is not a valid handle. Use one that `sluice delay list` shows."
             )
         queue_id, offset, unique_id = level_handle
-        entry = self.delayed.levels.find_waiting(queue_id, offset)
-        if entry is None or entry.due_ms <= self.clock.now_ms():
+        waiting = self.delayed.levels.find_waiting(queue_id, offset)
+        if waiting is None or waiting.due_ms <= self.clock.now_ms():
             raise _illegal(
                 "Too late: the message has been delivered or cancelled, or is about to be."
             )
-        if entry.record is None or entry.record.get_text(UNIQ_KEY) != unique_id:
+        if waiting.record is None or waiting.record.get_text(UNIQ_KEY) != unique_id:
             raise _illegal("The handle is for another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
-        fields = encode_header(SendMessageResponse(message_id=unique_id))
-        return Announced(Command(ResponseCode.SUCCESS, fields))
+        return unique_id
 
     # --- lists
 
@@ -184,12 +197,8 @@ class DelayHandlers:
         next_cursor: str | None = None
         for entry in self._iter_waiting(header.cursor or "L:0:0"):
             work.count_done()
-            message = self._describe(entry)
-            if (
-                message is not None
-                and header.topic in (None, "", message.topic)
-                and header.key in (None, "", message.unique_id, *message.keys.split())
-            ):
+            message = self._describe_message(entry)
+            if message is not None and _is_selected(message, header):
                 page.append(message)
             if work.is_over or len(page) == count_max:
                 next_cursor = entry.cursor
@@ -208,9 +217,7 @@ class DelayHandlers:
         # slot and the position of a unit (T).
         kind, first, second, indexed_end = _parse_cursor(cursor)
         if kind == "L":
-            levels = self.delayed.levels
-            for queue_id in (one for one in levels.queue_ids if one >= first):
-                yield from levels.iter_waiting(queue_id, second if queue_id == first else 0)
+            yield from self._iter_levels(first, second)
             kind = "Q"
             first = 0
             indexed_end = self.delayed.timers.files.queue_offset
@@ -220,7 +227,15 @@ class DelayHandlers:
             second = NEWEST_UNIT
         yield from listing.iter_wheel(first, second, indexed_end)
 
-    def _describe(self, entry: WaitingEntry) -> bodies.WaitingMessage | None:
+    def _iter_levels(self, first_queue_id: int, first_offset: int) -> Iterator[WaitingEntry]:
+        """Yield the messages of the delay levels, from an offset of one of their queues on."""
+        levels = self.delayed.levels
+        for queue_id in levels.queue_ids:
+            if queue_id >= first_queue_id:
+                start = first_offset if queue_id == first_queue_id else 0
+                yield from levels.iter_waiting(queue_id, start)
+
+    def _describe_message(self, entry: WaitingEntry) -> bodies.WaitingMessage | None:
         """Return the description of an entry's message for a list, with a handle to cancel it.
 
         Return None if the entry has no message, or if its message is due already. The due time in
@@ -229,27 +244,29 @@ class DelayHandlers:
         record = entry.record
         if record is None or entry.due_ms <= self.clock.now_ms():
             return None
-        topic = record.get_text(REAL_TOPIC)
-        unique_id = record.get_text(UNIQ_KEY)
-        if entry.level:
-            handle = _encode_level_handle(entry.level - 1, entry.queue_offset, unique_id)
-        else:
-            slot_ms = record.get_number(TIMER_OUT) or 0
-            broker = self.settings.broker.broker_name
-            handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
         wall_due_ms = entry.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
-            topic=topic,
+            topic=record.get_text(REAL_TOPIC),
             queue_id=record.get_number(REAL_QUEUE) or 0,
-            unique_id=unique_id,
+            unique_id=record.get_text(UNIQ_KEY),
             keys=record.get_text(KEYS),
             tag=record.get_text(TAGS),
             level=entry.level,
             due_ms=wall_due_ms,
             stored_ms=record.store_time_ms,
             body_bytes=len(record.body),
-            handle=handle,
+            handle=self._make_handle(entry, record),
         )
+
+    def _make_handle(self, entry: WaitingEntry, record: Record) -> str:
+        """Return the handle with which `cancel` cancels the message of an entry."""
+        unique_id = record.get_text(UNIQ_KEY)
+        if entry.level:
+            return _encode_level_handle(entry.level - 1, entry.queue_offset, unique_id)
+        slot_ms = record.get_number(TIMER_OUT) or 0
+        topic = record.get_text(REAL_TOPIC)
+        broker = self.settings.broker.broker_name
+        return RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
 
     # --- copies for slaves
 
@@ -266,6 +283,13 @@ class DelayHandlers:
         return Command(ResponseCode.SUCCESS, body=self.delayed.metrics.encode().encode())
 
 
+def _is_selected(message: bodies.WaitingMessage, header: ListDelayedRequest) -> bool:
+    """Return whether a message has the topic, and the key or message id, that a request names."""
+    has_topic = header.topic in (None, "", message.topic)
+    has_key = header.key in (None, "", message.unique_id, *message.keys.split())
+    return has_topic and has_key
+
+
 def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
     """Return the parts of a cursor as (kind, first, second, indexed_end).
 
@@ -279,17 +303,24 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
 
     Raises RequestError if the cursor is invalid.
     """
-    kind, *texts = cursor.split(":")
-    numbers = [natural(text.removeprefix("-")) for text in texts]
-    number_count = 2 if kind == "L" else 3
-    if kind not in ("L", "Q", "T") or len(numbers) != number_count or None in numbers:
-        remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
-        raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
-    first, second, *rest = (
-        -(number or 0) if text.startswith("-") else number or 0
-        for text, number in zip(texts, numbers, strict=True)
-    )
-    return kind, first, second, rest[0] if rest else 0
+    kind, *fields = cursor.split(":")
+    numbers = list(map(_parse_signed, fields))
+    match kind, numbers:
+        case "L", [int(first), int(second)]:
+            return kind, first, second, 0
+        case "Q" | "T", [int(first), int(second), int(indexed_end)]:
+            return kind, first, second, indexed_end
+        case _:
+            remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _parse_signed(digits: str) -> int | None:
+    """Return the number that `digits` writes, with or without a minus; None if it is not one."""
+    magnitude = natural(digits.removeprefix("-"))
+    if magnitude is not None and digits.startswith("-"):
+        return -magnitude
+    return magnitude
 
 
 def _encode_level_handle(queue_id: int, offset: int, unique_id: str) -> str:
@@ -310,12 +341,15 @@ def _parse_level_handle(handle: str) -> tuple[int, int, str] | None:
         plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):
         return None
-    parts = plain.split(" ", 3)
-    if len(parts) != 4 or parts[0] != _LEVEL_HANDLE_VERSION:
+    fields = plain.split(" ", 3)
+    if len(fields) != 4:
         return None
-    queue_id = natural(parts[1])
-    offset = natural(parts[2])
-    return None if queue_id is None or offset is None else (queue_id, offset, parts[3])
+    version, queue_id_text, offset_text, unique_id = fields
+    queue_id = natural(queue_id_text)
+    offset = natural(offset_text)
+    if version != _LEVEL_HANDLE_VERSION or queue_id is None or offset is None:
+        return None
+    return queue_id, offset, unique_id
 
 
 def _illegal(remark: str) -> RequestError:

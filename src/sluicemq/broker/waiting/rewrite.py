@@ -72,24 +72,16 @@ class DelayRewriter:
         many messages are due in the same slot.
         """
         properties = draft.properties
-        kind = draft.sys_flag & TRANSACTION_MASK
-        is_prepared = kind != COMMITTED and properties.get(TRAN_MSG, "").lower() == "true"
-        if draft.topic in _UNCHANGED_TOPICS or kind not in (0, COMMITTED) or is_prepared:
+        transaction_type = draft.sys_flag & TRANSACTION_MASK
+        is_marked = properties.get(TRAN_MSG, "").lower() == "true"
+        is_prepared = is_marked and transaction_type != COMMITTED
+        may_wait = transaction_type in (0, COMMITTED) and not is_prepared
+        if not may_wait or draft.topic in _UNCHANGED_TOPICS:
             return
 
         level = min(_parse_integer(properties, DELAY), len(self._delays_ms))
         if level > 0:
-            properties |= {
-                DELAY: str(level),
-                REAL_TOPIC: draft.topic,
-                REAL_QUEUE: str(draft.queue_id),
-            }
-            for name in TIMER_PROPERTIES:
-                properties.pop(name, None)
-            draft.topic = SCHEDULE_TOPIC
-            draft.queue_id = level - 1
-            draft.delay_ms = self._delays_ms[level - 1]
-            draft.delay_start_ms = self._clock.now_ms()
+            self._rewrite_for_level(draft, level)
         elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
             self._rewrite_timed(draft)
         elif TIMER_DELETES in properties and TIMER_OUT not in properties:
@@ -97,6 +89,23 @@ class DelayRewriter:
                 "A message that recalls another one (TIMER_DEL_UNIQKEY) must have the property "
                 "TIMER_DELIVER_MS."
             )
+
+    def _rewrite_for_level(self, draft: MessageToStore, level: int) -> None:
+        """Let a message wait in the queue of a delay level, without properties of timed messages.
+
+        The message gets the properties REAL_TOPIC and REAL_QID.
+        """
+        draft.properties |= {
+            DELAY: str(level),
+            REAL_TOPIC: draft.topic,
+            REAL_QUEUE: str(draft.queue_id),
+        }
+        for name in TIMER_PROPERTIES:
+            draft.properties.pop(name, None)
+        draft.topic = SCHEDULE_TOPIC
+        draft.queue_id = level - 1
+        draft.delay_ms = self._delays_ms[level - 1]
+        draft.delay_start_ms = self._clock.now_ms()
 
     def _rewrite_timed(self, draft: MessageToStore) -> None:
         """Let a message with a time wait in the timer queue, unless its time has come.
@@ -117,6 +126,7 @@ class DelayRewriter:
         slot_ms = self._find_slot_ms(draft.properties)
         if slot_ms is None:
             return
+
         if TIMER_DELETES in draft.properties:
             _check_recall_target(draft.topic, draft.properties[TIMER_DELETES])
         if self._slot_count(slot_ms) >= config.timer_slot_messages_max:
@@ -125,12 +135,8 @@ class DelayRewriter:
                 f"{config.timer_slot_messages_max:,} messages are due in the same second already "
                 "(timerCongestNumEachSlot). The message was not stored.",
             )
-        unique_id = draft.properties.get(UNIQ_KEY)
-        if unique_id and not draft.topic.startswith(RETRY_PREFIX):
-            # One ms later: the recall marker is placed in the same slot (spec/delivery.md §2).
-            broker = self._settings.broker.broker_name
-            handle = RecallHandle(draft.topic, broker, slot_ms + 1, unique_id)
-            draft.answer_fields["recallHandle"] = handle.encode()
+
+        self._add_recall_handle(draft, slot_ms)
         draft.properties |= {
             TIMER_OUT: str(slot_ms),
             REAL_TOPIC: draft.topic,
@@ -138,6 +144,18 @@ class DelayRewriter:
         }
         draft.topic = TIMER_TOPIC
         draft.queue_id = 0
+
+    def _add_recall_handle(self, draft: MessageToStore, slot_ms: int) -> None:
+        """Add the recall handle of a timed message in a slot to the fields of the answer.
+
+        Do nothing if the message has no message id, or is a retry.
+        """
+        unique_id = draft.properties.get(UNIQ_KEY)
+        if unique_id and not draft.topic.startswith(RETRY_PREFIX):
+            # One ms later: the recall marker is placed in the same slot (spec/delivery.md §2).
+            broker = self._settings.broker.broker_name
+            handle = RecallHandle(draft.topic, broker, slot_ms + 1, unique_id)
+            draft.answer_fields["recallHandle"] = handle.encode()
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
         """Return the slot of the time in the properties, in ms since 1970; None if it has come.
@@ -173,20 +191,22 @@ def _parse_integer(properties: Mapping[str, str], name: str) -> int:
 
     Raises RequestError if its value is not an integer, or out of the range of 64-bit integers.
     """
-    value = properties.get(name)
-    if value is None:
+    signed_digits = properties.get(name)
+    if signed_digits is None:
         return 0
-    digits = value[1:] if value[:1] in ("-", "+") else value
+    has_sign = signed_digits[:1] in ("-", "+")
+    digits = signed_digits[1:] if has_sign else signed_digits
     if not (digits.isascii() and digits.isdigit()):
         raise _illegal(
-            f"the property {name} is {value!r:.80}, not a number. The message was not stored."
+            f"the property {name} is {signed_digits!r:.80}, not a number. The message was not "
+            "stored."
         )
-    is_negative = value[0] == "-"
+    is_negative = signed_digits[0] == "-"
     number = natural(digits.lstrip("0") or "0", LONG_MAX + is_negative)
     if number is None:
         raise _illegal(
-            f"the property {name} is {value:.80}, beyond the range of 64-bit numbers, which ends "
-            f"at {LONG_MAX}. The message was not stored."
+            f"the property {name} is {signed_digits:.80}, beyond the range of 64-bit numbers, "
+            f"which ends at {LONG_MAX}. The message was not stored."
         )
     return -number if is_negative else number
 

@@ -1,13 +1,27 @@
-"""Functions on the records of timed messages, and the slots of messages that came too late."""
+"""What `Timers` knows about the records of timed messages: their slots, recalls and topics."""
 
+from array import array
 from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Final
 
 from sluicemq.broker.produce.intake import Record, decode_topic_name, iter_queue
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import find_property
 from sluicemq.store.store import Store
-from sluicemq.store.timers.placing import REAL_TOPIC_KEY, SlotRules
+from sluicemq.store.timers.files import MAGIC_DELETE, MAGIC_ROLL, NO_UNIT
+from sluicemq.store.timers.placing import (
+    REAL_TOPIC_KEY,
+    TIMER_DELETES_KEY,
+    SlotRules,
+    recall_key,
+    slot_for_due_time,
+)
+from sluicemq.store.timers.state import TimerFiles
+
+_STEP_UNITS: Final = 256
+"""The units of the timer log that `read_slot_units` reads before it yields."""
 
 
 def target_topic(record: Record) -> str:
@@ -21,16 +35,39 @@ def find_newest_store_ms(store: Store, placing: SlotRules) -> int:
     The result is in ms since 1970; 0 if the queue is empty or the record is missing. The time is
     computed from the message's slot. Without a slot, it is the wall-clock time in the record.
     """
-    low, high = store.queue_offsets(TIMER_TOPIC, 0)
-    if low == high:
+    first_offset, end_offset = store.queue_offsets(TIMER_TOPIC, 0)
+    if first_offset == end_offset:
         return 0
-    entry = next(iter_queue(store, TIMER_TOPIC, 0, high - 1), None)
-    if entry is None or entry.record is None:
+    newest = next(iter_queue(store, TIMER_TOPIC, 0, end_offset - 1), None)
+    if newest is None or newest.record is None:
         return 0
-    out_ms = entry.record.get_number("TIMER_OUT_MS")
+    out_ms = newest.record.get_number("TIMER_OUT_MS")
     if out_ms is None:
-        return entry.record.store_time_ms
-    return placing.stored_at_ms(entry.record, placing.slot_start(out_ms))
+        return newest.record.store_time_ms
+    return placing.stored_at_ms(newest.record, placing.slot_start(out_ms))
+
+
+def read_slot_units(
+    files: TimerFiles, slot_ms: int, end: int
+) -> "Generator[None, None, tuple[array[int], array[int]] | None]":
+    """Return the commit log positions and the magics of a slot's units, the newest unit first.
+
+    Units at position `end` of the timer log or later are left out. Return None if a unit cannot be
+    read. Yield after each `_STEP_UNITS` units.
+    """
+    positions = array("q")
+    magics = array("b")
+    slot = files.wheel.get(slot_ms)
+    last_unit = NO_UNIT if slot is None else slot.last_unit
+    for unit_position, unit in files.iter_chain(slot_ms, last_unit):
+        if unit is None:
+            return None
+        if unit_position < end:
+            positions.append(unit.position)
+            magics.append(unit.magic & (MAGIC_ROLL | MAGIC_DELETE))
+            if len(positions) % _STEP_UNITS == 0:
+                yield
+    return positions, magics
 
 
 def build_rolled_properties(record: Record, placing: SlotRules, lead_ms: int) -> dict[str, str]:
@@ -46,6 +83,13 @@ def build_rolled_properties(record: Record, placing: SlotRules, lead_ms: int) ->
     properties["TIMER_ROLL_TIMES"] = str(roll_count + 1)
     properties["TIMER_ENQUEUE_MS"] = str(placing.slot_start(record.store_time_ms))
     return properties
+
+
+def find_recall_markers(magics: Sequence[int]) -> list[int]:
+    """Return the indexes of the recall markers among the magics that `read_slot_units` returned."""
+    if not any(magics):
+        return []
+    return [index for index, magic in enumerate(magics) if magic == MAGIC_DELETE]
 
 
 class LateSlots:
@@ -82,3 +126,33 @@ class LateSlots:
     def clear(self) -> None:
         """Remove all slots."""
         self._slots.clear()
+
+
+class RecalledKeys:
+    """The keys of messages that recall markers of loaded slots recall, by slot."""
+
+    def __init__(self, precision_ms: int) -> None:
+        """Create the keys without one. `precision_ms` is the width of a slot."""
+        self._precision_ms = precision_ms
+        self._keys_by_slot: dict[int, set[bytes]] = {}
+        """By the start of a slot in ms since 1970. A slot without recalls has no entry."""
+
+    def add(self, slot_ms: int, marker: Record) -> None:
+        """Add the key in a recall marker of a slot. Do nothing if the marker has none."""
+        key = find_property(marker.properties, TIMER_DELETES_KEY)
+        if key is not None:
+            self._keys_by_slot.setdefault(slot_ms, set()).add(key)
+
+    # Called for each message that is due: keep it cheap.
+    def is_recalled(self, record: Record, due_ms: int) -> bool:
+        """Return whether a marker in the slot of a message that is due at `due_ms` recalls it."""
+        if not self._keys_by_slot:
+            return False
+        keys = self._keys_by_slot.get(slot_for_due_time(due_ms, self._precision_ms))
+        return keys is not None and recall_key(record.properties) in keys
+
+    def remove_before(self, slot_ms: int) -> None:
+        """Remove the keys of the slots before `slot_ms`, whose messages are all delivered."""
+        passed_slots = [slot for slot in self._keys_by_slot if slot < slot_ms]
+        for slot in passed_slots:
+            del self._keys_by_slot[slot]

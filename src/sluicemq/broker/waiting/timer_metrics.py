@@ -45,13 +45,14 @@ class TimerMetrics:
 
         Without a file, all counts stay 0. Raises StoreDamagedError if the file cannot be parsed.
         """
-        values = self.document.load(fastjson.loads)
-        if not isinstance(values, dict):
+        metrics = self.document.load(fastjson.loads)
+        if not isinstance(metrics, dict):
             return
-        self._version |= values.get("dataVersion") or {}
-        for topic, item in (values.get("timingCount") or {}).items():
-            self.counts[topic] = int(item.get("count", 0))
-            self._changed_ms[topic] = int(item.get("timeStamp", 0))
+        self._version |= metrics.get("dataVersion") or {}
+        metrics_by_topic = metrics.get("timingCount") or {}
+        for topic, topic_metrics in metrics_by_topic.items():
+            self.counts[topic] = int(topic_metrics.get("count", 0))
+            self._changed_ms[topic] = int(topic_metrics.get("timeStamp", 0))
 
     def add(self, topic: str, count: int) -> None:
         """Add `count`, which may be negative, to the number of messages of a topic.

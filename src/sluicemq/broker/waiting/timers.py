@@ -20,11 +20,10 @@ only says where they are stored.
 
 Timer wheel, timer log and checkpoint are derived from the queue (`store.timers.state`). A start may
 not know what was delivered before it. Then an *overdue* message, which was due before the start,
-waits until the log has been searched for its delivery (`store.timers.overdue`).
+waits until the log has been searched for its delivery (`OverdueMessages`).
 """
 
 import logging
-from array import array
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
 from typing import Final
@@ -41,10 +40,14 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.waiting.due_table import DueMessage, DueTable
+from sluicemq.broker.waiting.overdue import OverdueMessages
 from sluicemq.broker.waiting.timed_records import (
     LateSlots,
+    RecalledKeys,
     build_rolled_properties,
     find_newest_store_ms,
+    find_recall_markers,
+    read_slot_units,
     target_topic,
 )
 from sluicemq.clock import SteadyClock
@@ -54,16 +57,14 @@ from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import find_property, parse_property_text
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
-from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
+from sluicemq.store.timers.overdue import OverdueMessage
 from sluicemq.store.timers.placing import (
     REAL_TOPIC_KEY,
     TIMER_DELETES,
-    TIMER_DELETES_KEY,
     SlotRules,
-    recall_key,
     slot_for_due_time,
 )
-from sluicemq.store.timers.state import TimerFiles
+from sluicemq.store.timers.state import TimerFiles, TimerStart
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ LOADED_MESSAGES_MAX: Final = 200_000
 """No further slots are loaded while the table of due messages has more messages than this."""
 _CHUNK: Final = 64
 """The messages after which a time slice is checked."""
-_STEP_UNITS: Final = 256
+_UNDELIVERABLE: Final = "cannot deliver timed message %d, at position %d: %s"
 _TIMER_TOPIC_BYTES: Final = TIMER_TOPIC.encode()
 
 
@@ -142,17 +143,12 @@ class Timers:
         self._rebuild_end = self._rebuild_ms = self._rebuild_target = 0
         self._start_queue_end = 0  # the end of the queue at the start
         self._late_slots = LateSlots()
-        self._recalled_keys: dict[int, set[bytes]] = {}  # by slot: keys of messages to recall
+        self._recalled_keys = RecalledKeys(precision_ms)
         # What `deliver` has taken from the tables since the last `confirm_deliveries`, and topics.
         self._unconfirmed: list[tuple[DueTable, list[DueMessage]]] = []
         self._unconfirmed_topics: list[str] = []
         self._has_delivered = False  # since the last checkpoint
-        # Messages before `_doubt_log_end` in the log that were due by `_doubt_until_ms` may be
-        # delivered already. They wait in `_overdue` until `_overdue_check` has searched the log.
-        self._overdue: DeliveryLookup | None = None
-        self._overdue_check: Generator[None, None, list[OverdueMessage]] | None = None
-        self._doubt_until_ms = self._doubt_log_end = 0
-        self._late_recalled_keys: set[bytes] = set()  # of recall markers among those messages
+        self._overdue = OverdueMessages(store, redelivery)
         # Messages that were delivered, and are due after the last checkpoint's `done_ms`, are in
         # the log behind the floor. All of them are due by `_delivered_until_ms`.
         self._delivery_floor = self._delivered_until_ms = 0
@@ -178,42 +174,58 @@ class Timers:
         if start.is_exact:
             self._clock.raise_to(max(self._slot_start(checkpoint.read_ms), checkpoint.done_ms))
         self._clock.raise_to(find_newest_store_ms(self._store, self.placing))
-        now_ms = self._slot_start(self._clock.now_ms())
-        # The wheel cannot hold older slots beside the new ones. 60 slots are a margin.
-        oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else now_ms
-        if start.is_rebuilt:
-            self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
-            if start.is_exact:
-                self._begin_rebuild(checkpoint.replay_offset, checkpoint.read_ms)
-            else:
-                self._begin_rebuild(0, 0)
-        if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
-            self.read_ms = now_ms
+
+        self.read_ms = self._find_first_slot_ms(start)
         self._loaded_end_ms = self._load_done_ms = self.read_ms
-        self.delivered_before_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
-        self._checkpoint_done_ms = checkpoint.done_ms if start.is_exact else 0
+        if start.is_exact:
+            self.delivered_before_ms = self._slot_start(checkpoint.read_ms)
+            self._checkpoint_done_ms = checkpoint.done_ms
+            self._delivery_floor = checkpoint.log_position
+        else:
+            self.delivered_before_ms = 0
+            self._checkpoint_done_ms = 0
+            self._delivery_floor = 0
         self._checkpoint_offset = self.files.queue_offset if start.is_settled else NO_UNIT
-        self._delivery_floor = checkpoint.log_position if start.is_exact else 0
+
+        if start.is_rebuilt and start.is_exact:
+            self._begin_rebuild(checkpoint.replay_offset, checkpoint.read_ms)
+        elif start.is_rebuilt:
+            self._begin_rebuild(0, 0)
         self._begin_doubt()
         if start.is_settled:
-            self._overdue = None
+            self._overdue.end()
+
+    def _find_first_slot_ms(self, start: TimerStart) -> int:
+        """Return the slot at which delivery continues after a start.
+
+        It is the slot of the checkpoint if that can be trusted, else the present slot. If the wheel
+        is rebuilt, the slot of the checkpoint is moved to one that the wheel can hold.
+        """
+        now_ms = self._slot_start(self._clock.now_ms())
+        if not start.is_exact:
+            return now_ms
+
+        read_ms = self._slot_start(self.files.checkpoint.read_ms)
+        if start.is_rebuilt:
+            # The wheel cannot hold older slots beside the new ones. 60 slots are a margin.
+            oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
+            read_ms = max(min(read_ms, now_ms), oldest_ms)
+        if not read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
+            return now_ms
+        return read_ms
 
     def _begin_doubt(self) -> None:
         """Treat all messages that are stored and due now as maybe delivered already.
 
-        They wait in an empty `_overdue` look-up until the log has been searched. Delivery also
-        waits until the queue is indexed up to its present committed end, `_start_queue_end`.
+        They wait in `_overdue` until the log has been searched. Delivery also waits until the queue
+        is indexed up to its present committed end, `_start_queue_end`.
         """
         # Not the visible end: a new master does not show the messages that its slaves lack, but
         # the previous master has answered the recalls among them, so they are valid.
         self._start_queue_end = self._store.committed_offset(TIMER_TOPIC, 0)
-        self._doubt_until_ms = self._clock.now_ms()
-        self._doubt_log_end = self._store.written_offset
-        self._overdue = DeliveryLookup(self._store, self._doubt_log_end)
-        self._overdue_check = None
-        self._late_recalled_keys = set()
-        self._delivered_until_ms = self._doubt_until_ms
+        now_ms = self._clock.now_ms()
+        self._overdue.begin(now_ms)
+        self._delivered_until_ms = now_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
         """Prepare to fill empty files from the queue. The later calls of `prepare` fill them.
@@ -250,7 +262,7 @@ class Timers:
         self.files.start_rebuild(reason)
         self.due_table = DueTable()
         self._roll_table = DueTable()
-        self._recalled_keys = {}
+        self._recalled_keys = RecalledKeys(self._precision_ms)
         self._loading = None
         self._last_unindexed = None
         self._loaded_end_ms = self._load_done_ms = self.read_ms
@@ -272,16 +284,17 @@ class Timers:
 
         If its slot is loaded already, also add it to its table. Add nothing in these cases: the
         message has no record or no valid time, which is logged; it was delivered before a rebuild;
-        or its slot was over before the start (`_defer_unindexed`). `write_ms` is the present slot.
+        or its slot was over before the start (`OverdueMessages.defer_without_unit`). `write_ms` is
+        the present slot.
         """
         record = entry.record
         offset = self.files.queue_offset
-        assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
-        if record is None or assigned is None:
-            what = "its record is missing" if record is None else "it has no valid time"
-            log.error(
-                "cannot deliver timed message %d, at position %d: %s", offset, entry.position, what
-            )
+        if record is None:
+            log.error(_UNDELIVERABLE, offset, entry.position, "its record is missing")
+            return
+        assigned = self.placing.assign_slot(record, write_ms)
+        if assigned is None:
+            log.error(_UNDELIVERABLE, offset, entry.position, "it has no valid time")
             return
 
         slot_ms, magic = assigned
@@ -291,10 +304,12 @@ class Timers:
         if is_old and slot_ms < self._rebuild_ms:
             self._last_unindexed = entry
             return  # delivered before the files were lost
+
         if slot_ms < self.read_ms:
-            if self._defer_unindexed(entry, record, slot_ms, magic):
+            if self._overdue.defer_without_unit(entry, record, slot_ms, magic):
                 self._last_unindexed = entry
                 return
+            # The message is late: it gets the first slot that is not delivered.
             slot_ms = self.read_ms
             self._late_slots.add(slot_ms, offset)
         self._add_to_wheel(record, slot_ms, magic, write_ms)
@@ -323,80 +338,46 @@ class Timers:
         over. `is_old` says that the last checkpoint before the start knew the message, so that its
         `done_ms` tells whether the message was delivered.
         """
-        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
-            properties = record.properties if record is not None else b""
-            if (key := find_property(properties, TIMER_DELETES_KEY)) is not None:
-                self._recalled_keys.setdefault(slot_ms, set()).add(key)
+        is_roll = magic & MAGIC_ROLL
+        is_recall_marker = magic & MAGIC_DELETE and not is_roll
+        if is_recall_marker:
+            if record is not None:
+                self._recalled_keys.add(slot_ms, record)
             return
 
-        table = self.due_table
-        due_ms = slot_ms + self._precision_ms
-        if magic & MAGIC_ROLL:
+        if is_roll:
             if is_old and slot_ms < self._checkpoint_done_ms:
                 return
             table = self._roll_table
             due_ms = slot_ms + 1
-        elif record is not None:
-            due_ms = max(self.placing.compute_due_ms(record), slot_ms + 1)
-        if is_old and due_ms <= self._checkpoint_done_ms and not magic & MAGIC_ROLL:
-            return
-        message = OverdueMessage(position, slot_ms, due_ms, magic, has_unit=True)
-        floor = self._delivery_floor if is_old else position
-        if record is None or not self._defer_overdue(record, message, floor):
-            table.add(due_ms, position)
+        else:
+            table = self.due_table
+            if record is not None:
+                due_ms = max(self.placing.compute_due_ms(record), slot_ms + 1)
+            else:
+                due_ms = slot_ms + self._precision_ms
+            if is_old and due_ms <= self._checkpoint_done_ms:
+                return
+
+        if record is not None:
+            message = OverdueMessage(position, slot_ms, due_ms, magic, has_unit=True)
+            floor = self._delivery_floor if is_old else position
+            if self._overdue.defer(record, message, floor):
+                return
+        table.add(due_ms, position)
 
     # --- messages that may be delivered already
-
-    def _defer_overdue(self, record: Record, message: OverdueMessage, floor: int) -> bool:
-        """Add a message to `_overdue` if it may be delivered already. Return whether it was added.
-
-        The delivery would be in the log at position `floor` or later. A message is not added if it
-        is due or stored after the start, or if its topic has a gate, which knows what is delivered.
-        """
-        overdue = self._overdue
-        if (
-            overdue is None
-            or message.due_ms > self._doubt_until_ms
-            or message.position >= self._doubt_log_end
-            or target_topic(record) in self._redelivery.gates
-        ):
-            return False
-        overdue.add(record, message, floor, is_roll=bool(message.magic & MAGIC_ROLL))
-        return True
-
-    def _defer_unindexed(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
-        """Handle a message of an earlier run whose slot is over, without a unit in the wheel.
-
-        A recall marker is added to `_late_recalled_keys`; other messages may wait in `_overdue`.
-        Return True for both, and if the gate of the topic drops the message. Return False if the
-        caller must add the message to the wheel, to deliver it late.
-        """
-        if self._overdue is None or entry.position >= self._doubt_log_end:
-            return False
-        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
-            self._late_recalled_keys.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
-            return True
-        gate = self._redelivery.gates.get(target_topic(record))
-        if gate is not None:
-            return gate(record) is None
-        message = OverdueMessage(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
-        return self._defer_overdue(record, message, entry.position)
 
     @property
     def _is_doubtful(self) -> bool:
         """Whether some messages may be delivered or not, or a rebuild has not read the queue."""
-        return self._has_overdue or self.files.queue_offset < self._rebuild_target
+        is_rebuilding = self.files.queue_offset < self._rebuild_target
+        return self._overdue.has_waiting or is_rebuilding
 
     @property
-    def _lacks_start_queue(self) -> bool:
-        """Whether messages of the queue that existed at the start are not indexed."""
-        return self.files.queue_offset < self._start_queue_end
-
-    @property
-    def _has_overdue(self) -> bool:
-        """Whether overdue messages wait until their delivery has been searched."""
-        waiting_count = self._overdue.waiting_count if self._overdue is not None else 0
-        return waiting_count > 0 or self._overdue_check is not None
+    def _is_indexed(self) -> bool:
+        """Whether all messages of the queue are indexed, and all that existed at the start."""
+        return not self.unindexed_count and self.files.queue_offset >= self._start_queue_end
 
     @property
     def _can_check_overdue(self) -> bool:
@@ -404,13 +385,10 @@ class Timers:
 
         All messages that decide about them must be indexed, unless no more overdue ones fit.
         """
-        overdue = self._overdue
-        if self._overdue_check is not None:
-            return True
-        if overdue is None or not overdue.waiting_count:
+        if not self._overdue.has_waiting:
             return False
-        is_indexed = not (self.unindexed_count or self._lacks_start_queue)
-        return (is_indexed and self._loading is None) or overdue.is_full
+        is_complete = self._is_indexed and self._loading is None
+        return self._overdue.can_search(is_complete=is_complete)
 
     def _check_overdue(self, work: TimeSlice) -> None:
         """Search the log for deliveries of overdue messages until the slice is over.
@@ -418,20 +396,8 @@ class Timers:
         A later call continues the search. At its end, the undelivered messages are added to their
         tables. Do nothing while `_can_check_overdue` is False.
         """
-        overdue = self._overdue
-        if overdue is None:
-            return
-        if self._overdue_check is None:
-            if not self._can_check_overdue:
-                return
-            self._overdue_check = overdue.find_undelivered()
-        try:
-            while not work.is_over:
-                next(self._overdue_check)
-                work.count_done(_CHUNK)
-        except StopIteration as end:
-            self._overdue_check = None
-            for message in end.value:
+        if self._can_check_overdue:
+            for message in self._overdue.search(work):
                 self._add_undelivered(message)
 
     def _add_undelivered(self, message: OverdueMessage) -> None:
@@ -449,20 +415,19 @@ class Timers:
         if not self._store.is_record_live(topic, self._delivery_floor or message.position):
             log.info("skipped a timed message of topic %s, which was deleted", topic)
             return
-        if not is_roll and recall_key(record.properties) in self._late_recalled_keys:
+        if not is_roll and self._overdue.is_recalled(record):
             self.recalled_count += 1
             return
 
-        table = self._roll_table if is_roll else self.due_table
         due_ms = message.due_ms
         if not message.has_unit:
-            slot_ms = self.read_ms
-            self._late_slots.add(slot_ms, record.queue_offset)
+            self._late_slots.add(self.read_ms, record.queue_offset)
             write_ms = self._slot_start(self._clock.now_ms())
-            self._add_to_wheel(record, slot_ms, message.magic, write_ms)
-            if slot_ms >= self._loaded_end_ms:
+            self._add_to_wheel(record, self.read_ms, message.magic, write_ms)
+            if self.read_ms >= self._loaded_end_ms:
                 return
-            due_ms = slot_ms + 1
+            due_ms = self.read_ms + 1
+        table = self._roll_table if is_roll else self.due_table
         table.add(due_ms, message.position)
 
     # --- loading
@@ -504,40 +469,38 @@ class Timers:
         Units at position `end` of the timer log or later are ignored. If a unit of the slot cannot
         be read, add no message and report the damage (`_note_damage`).
         """
-        positions = array("q")
-        magics = array("b")
-        slot = self.files.wheel.get(slot_ms)
-        last_unit = NO_UNIT if slot is None else slot.last_unit
-        for unit_position, unit in self.files.iter_chain(slot_ms, last_unit):
-            if unit is None:
-                reason = f"the timer log is damaged at the slot {slot_ms} ms"
-                self._note_damage(reason, slot_ms + 1)
-                return
-            if unit_position < end:
-                positions.append(unit.position)
-                magics.append(unit.magic & (MAGIC_ROLL | MAGIC_DELETE))
-                if len(positions) % _STEP_UNITS == 0:
-                    yield
+        units = yield from read_slot_units(self.files, slot_ms, end)
+        if units is None:
+            reason = f"the timer log is damaged at the slot {slot_ms} ms"
+            self._note_damage(reason, slot_ms + 1)
+            return
+        positions, magics = units
 
-        is_partly_done = slot_ms < self._checkpoint_done_ms  # some of it may be delivered
-        is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_partly_done
-        if self._overdue is not None and slot_ms <= self._doubt_until_ms:
-            is_over = False  # the records are needed to find out what is delivered
-        if is_over:
-            # All messages are due, so their exact times, and their records, are not needed.
+        needs_records = self._needs_records(slot_ms)
+        if not needs_records:
             self._inexact_until_ms = max(self._inexact_until_ms, slot_ms + self._precision_ms)
-        markers = (
-            [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE] if any(magics) else []
-        )
-        for number, index in enumerate(chain(markers, reversed(range(len(positions))))):
+        markers = find_recall_markers(magics)
+        # The units are in the order of the newest first, the messages are added the oldest first.
+        oldest_first = reversed(range(len(positions)))
+        for count, index in enumerate(chain(markers, oldest_first)):
             position = positions[index]
             record = None
-            if number < len(markers) or not is_over:
+            if count < len(markers) or needs_records:
                 record = read_record(self._store.committed_record_at(position))
             is_old = position < self.files.log_end_at_start
             self._add_to_table(slot_ms, position, magics[index], record, is_old=is_old)
-            if number % _CHUNK == 0:
+            if count % _CHUNK == 0:
                 yield
+
+    def _needs_records(self, slot_ms: int) -> bool:
+        """Return whether the records of a slot's messages must be read to load the slot.
+
+        They show the exact times, which do not matter when the whole slot is over, and what may be
+        delivered already.
+        """
+        is_over = slot_ms + self._precision_ms <= self._clock.now_ms()
+        is_partly_delivered = slot_ms < self._checkpoint_done_ms
+        return not is_over or is_partly_delivered or self._overdue.may_contain(slot_ms)
 
     # --- delivering
 
@@ -571,7 +534,7 @@ class Timers:
         queue is indexed up to that time. Only timers that are far behind do not wait: they index
         nothing before they have delivered.
         """
-        if self._is_far_behind(now_ms) or not (self.unindexed_count or self._lacks_start_queue):
+        if self._is_indexed or self._is_far_behind(now_ms):
             return now_ms
         return min(now_ms, self._indexed_until_ms)
 
@@ -595,10 +558,7 @@ class Timers:
         record = self._read_timed_message(position, due_ms)
         if record is None:
             return
-        recalled = self._recalled_keys and self._recalled_keys.get(
-            slot_for_due_time(due_ms, self._precision_ms)
-        )
-        if recalled and recall_key(record.properties) in recalled:
+        if self._recalled_keys.is_recalled(record, due_ms):
             self.recalled_count += 1
             self._unconfirmed_topics.append(target_topic(record))
             return
@@ -660,10 +620,13 @@ class Timers:
         for topic in topics:
             self._add_count(topic, -1)
         for table, chunk in unconfirmed:
-            self.delivered_count += len(chunk) if table is self.due_table else 0
-            latest_ms = chunk[-1][0] if chunk else 0
-            self._delivered_until_ms = max(self._delivered_until_ms, latest_ms)
-        self._has_delivered |= any(chunk for _, chunk in unconfirmed)
+            if not chunk:
+                continue
+            if table is self.due_table:
+                self.delivered_count += len(chunk)
+            last_due_ms, _position = chunk[-1]
+            self._delivered_until_ms = max(self._delivered_until_ms, last_due_ms)
+            self._has_delivered = True
 
     # --- the work
 
@@ -676,42 +639,60 @@ class Timers:
         before they were indexed are logged and skipped. At the end, overdue messages are looked up,
         and the timer log is written. Raises OSError if that fails.
         """
-        now_ms = self._slot_start(work.now_ms)
+        # Before a rebuild, which empties the tables: `read_ms` must not pass their messages.
         next_ms = self.next_due_ms
         if self._damage_reason:
             self._rebuild_now()
-        limit_ms = min(now_ms, self._load_done_ms)
-        if next_ms is not None:
-            limit_ms = min(limit_ms, slot_for_due_time(next_ms, self._precision_ms))
-        if limit_ms > self.read_ms and not self._is_doubtful:
-            self.read_ms = limit_ms
-            self._late_slots.remove_before(limit_ms)
-            for slot_ms in [slot for slot in self._recalled_keys if slot < limit_ms]:
-                del self._recalled_keys[slot_ms]
+        self._advance_read_ms(work.now_ms, next_ms)
         self._load(work)
         if self._damage_reason:
             self._rebuild_now()
         if self._is_far_behind(work.now_ms):
             return
 
-        low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
-        if self.files.queue_offset < low:
+        self._skip_removed_messages()
+        self._index_new_messages(work)
+        self._check_overdue(work)
+        self.files.log.write()
+
+    def _advance_read_ms(self, now_ms: int, next_due_ms: int | None) -> None:
+        """Advance `read_ms` to the first slot that may contain undelivered messages at `now_ms`.
+
+        `next_due_ms` is the time of the next message of the tables, or None. Forget the recalls and
+        late slots of the slots that `read_ms` passes.
+        """
+        limit_ms = min(self._slot_start(now_ms), self._load_done_ms)
+        if next_due_ms is not None:
+            limit_ms = min(limit_ms, slot_for_due_time(next_due_ms, self._precision_ms))
+        if limit_ms <= self.read_ms or self._is_doubtful:
+            return
+
+        self.read_ms = limit_ms
+        self._late_slots.remove_before(limit_ms)
+        self._recalled_keys.remove_before(limit_ms)
+
+    def _skip_removed_messages(self) -> None:
+        """Log and skip the messages of the queue that retention removed before their indexing."""
+        first_offset, _end_offset = self._store.queue_offsets(TIMER_TOPIC, 0)
+        if self.files.queue_offset < first_offset:
             log.error(
                 "the timed messages %d to %d are lost: retention has removed them before they were"
                 " indexed",
                 self.files.queue_offset,
-                low - 1,
+                first_offset - 1,
             )
-            self.files.queue_offset = low
+            self.files.queue_offset = first_offset
+
+    def _index_new_messages(self, work: TimeSlice) -> None:
+        """Index messages of the queue until all are indexed or the slice is over."""
+        now_ms = self._slot_start(work.now_ms)
         units = self._store.reader.valid_units
-        new = iter_queue(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
-        for entry in takewhile(lambda _: not work.is_over, new):
+        new_entries = iter_queue(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
+        for entry in takewhile(lambda _: not work.is_over, new_entries):
             self._index(entry, now_ms)
             self.files.queue_offset += 1
             self.files.record_position = entry.position
             work.count_done()
-        self._check_overdue(work)
-        self.files.log.write()
 
     @property
     def next_due_ms(self) -> int | None:

@@ -91,13 +91,14 @@ def offload_to_executor(executor: Executor, *, computes: bool = False) -> Offloa
         if computes:
             stack.enter_context(fast_thread_switching())
 
-        def finished(future: asyncio.Future[Any]) -> None:
+        def report_outcome(future: asyncio.Future[Any]) -> None:
             stack.close()
             if not future.cancelled():
                 error = future.exception()
                 on_done(error if error is not None else future.result())
 
-        asyncio.get_running_loop().run_in_executor(executor, job).add_done_callback(finished)
+        future = asyncio.get_running_loop().run_in_executor(executor, job)
+        future.add_done_callback(report_outcome)
 
     return offload
 
@@ -108,10 +109,10 @@ def offload_inline(job: Job, on_done: Callable[[Any], None]) -> None:
     This is the `Offload` of tests, which have no other thread. Other exceptions are raised.
     """
     try:
-        result = job()
+        outcome = job()
     except (SluiceError, OSError) as error:
-        result = error
-    on_done(result)
+        outcome = error
+    on_done(outcome)
 
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class _RunningItem:
     job. `weight` is that of `FairScheduler.begin_work`.
     """
 
-    item: WorkItem[Any]
+    work_item: WorkItem[Any]
     peer: Peer | None
     on_end: Callable[[Any], None]
     sent_value: Any = None
@@ -167,12 +168,12 @@ class Background:
         """Return the number of work items that have not ended."""
         return len(self._running)
 
-    def answer(self, item: WorkItem[Command], command: Command, peer: Peer) -> Command | None:
-        """Run `item`, and return the response to `command` if it ends within the first slice.
+    def answer(self, work_item: WorkItem[Command], command: Command, peer: Peer) -> Command | None:
+        """Run `work_item`, and return the response to `command` if it ends within the first slice.
 
         Otherwise return None; the response is written to `peer` when the work item ends. Raise
         RequestError (SYSTEM_BUSY) if LONG_REQUESTS_MAX work items are in progress, and whatever
-        `item` raises within the first slice.
+        `work_item` raises within the first slice.
         """
         if len(self._running) >= LONG_REQUESTS_MAX:
             raise RequestError(
@@ -180,29 +181,30 @@ class Background:
                 f"Too many long-running requests are in progress (limit {LONG_REQUESTS_MAX}). "
                 "Try again later.",
             )
-        early: list[Command | Exception] = []
+        early_outcomes: list[Command | Exception] = []
         is_late = False
         begin_s = self._clock.monotonic_s()
 
-        def ended(outcome: Command | Exception) -> None:
+        def on_end(outcome: Command | Exception) -> None:
             self._log_if_slow(command, peer, begin_s)
             if is_late:
                 peer.write(encode_response_to(_response_of(outcome, command), command))
             else:
-                early.append(outcome)
+                early_outcomes.append(outcome)
 
-        self._begin(_RunningItem(item, peer, ended))
+        self._begin(_RunningItem(work_item, peer, on_end))
         is_late = True
-        if not early:
+        if not early_outcomes:
             return None
-        if isinstance(early[0], Exception):
-            raise early[0]
-        return early[0]
+        outcome = early_outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def run_request(
-        self, item: WorkItem[Any], command: Command, peer: Peer, weight: int = 1
+        self, work_item: WorkItem[Any], command: Command, peer: Peer, weight: int = 1
     ) -> None:
-        """Run `item` for the request `command`, and deliver its outcome to `peer`.
+        """Run `work_item` for the request `command`, and deliver its outcome to `peer`.
 
         A Command or an exception becomes the response, bytes are written unchanged, None is not
         written, and any other outcome goes to `deliver_outcome`. The number of work items is not
@@ -210,7 +212,7 @@ class Background:
         """
         begin_s = self._clock.monotonic_s()
 
-        def ended(outcome: Any) -> None:
+        def on_end(outcome: Any) -> None:
             self._log_if_slow(command, peer, begin_s)
             if isinstance(outcome, Command | Exception):
                 outcome = encode_response_to(_response_of(outcome, command), command)
@@ -219,20 +221,20 @@ class Background:
             elif outcome is not None and self._deliver_outcome is not None:
                 self._deliver_outcome(outcome, command, peer)
 
-        self._begin(_RunningItem(item, peer, ended, weight=weight))
+        self._begin(_RunningItem(work_item, peer, on_end, weight=weight))
 
-    def run_in_background(self, item: WorkItem[None], peer: Peer | None = None) -> None:
-        """Run `item`, whose result is not needed, and charge `peer` (None: the server itself).
+    def run_in_background(self, work_item: WorkItem[None], peer: Peer | None = None) -> None:
+        """Run `work_item`, whose result is not needed, and charge `peer` its time.
 
-        An exception that ends it is logged.
+        None as `peer` means the server itself. An exception that ends the work item is logged.
         """
 
-        def ended(outcome: Exception | None) -> None:
+        def on_end(outcome: Exception | None) -> None:
             if outcome is not None:
-                name = getattr(item, "__qualname__", "work item")
+                name = getattr(work_item, "__qualname__", "work item")
                 log.error("background work %s failed: %s", name, outcome, exc_info=outcome)
 
-        self._begin(_RunningItem(item, peer, ended))
+        self._begin(_RunningItem(work_item, peer, on_end))
 
     def _log_if_slow(self, command: Command, peer: Peer, begin_s: float) -> None:
         """Log the request if more than the scheduler's `slow_s` have passed since `begin_s`."""
@@ -265,20 +267,20 @@ class Background:
         """
         begin_s = self._clock.monotonic_s()
         if running.peer is not None and running.peer.closed:
-            running.item.close()
+            running.work_item.close()
             self._end(running, None, is_wanted=False)
             return
-        value = running.sent_value
+        job_result = running.sent_value
         running.sent_value = None
         passed_s = 0.0
         while passed_s < SLICE_S:
             try:
-                job = running.item.send(value)
+                job = running.work_item.send(job_result)
                 if job is not None and self.offload is not None:
                     self._jobs.append((running, job))
                     self._start_next_job()
                     return
-                value = None if job is None else job()
+                job_result = None if job is None else job()
             except StopIteration as end:
                 self._end(running, end.value)
                 return
@@ -286,7 +288,7 @@ class Background:
                 self._end(running, error)
                 return
             passed_s = self._clock.monotonic_s() - begin_s
-        running.sent_value = value
+        running.sent_value = job_result
         if passed_s > LONG_SLICE_S and self.call_later is not None:
             self.call_later(passed_s, lambda: self._schedule_slice(running))
         else:
@@ -310,7 +312,12 @@ class Background:
         """
         if self._is_computing or not self._jobs or self.offload is None:
             return
-        running, job = min(self._jobs, key=lambda entry: self._scheduler.used_time_s(entry[0].peer))
+
+        def used_time_s(waiting: tuple[_RunningItem, Job]) -> float:
+            waiting_item, _job = waiting
+            return self._scheduler.used_time_s(waiting_item.peer)
+
+        running, job = min(self._jobs, key=used_time_s)
         self._jobs.remove((running, job))
         begin_s = self._clock.monotonic_s()
         self._is_computing = True
@@ -320,7 +327,7 @@ class Background:
             if running.peer is None or not running.peer.closed:
                 self._scheduler.charge(running.peer, self._clock.monotonic_s() - begin_s)
             if isinstance(outcome, Exception):
-                running.item.close()
+                running.work_item.close()
                 self._end(running, outcome)
             else:
                 running.sent_value = outcome
@@ -361,38 +368,38 @@ def decode_body(decode: Callable[[bytes | memoryview], T], body: bytes | memoryv
     return (yield job)  # type: ignore[no-any-return]
 
 
-def run_first_step(item: WorkItem[T]) -> T | WorkItem[T]:
-    """Run `item` up to its first yield.
+def run_first_step(work_item: WorkItem[T]) -> T | WorkItem[T]:
+    """Run `work_item` up to its first yield.
 
     Return its result if it ends before that, else a work item that does the rest. Raise whatever
     the first step raises.
     """
     try:
-        job = next(item)
+        job = next(work_item)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    return _continue(job, item)
+    return _continue_after(job, work_item)
 
 
-def _continue(job: Job | None, item: WorkItem[T]) -> WorkItem[T]:
-    """Return a work item that yields `job`, which `item` has already yielded, and then the rest."""
+def _continue_after(job: Job | None, work_item: WorkItem[T]) -> WorkItem[T]:
+    """Return a work item that first yields `job`, which `work_item` has already yielded."""
     while True:
-        value = yield job
+        job_result = yield job
         try:
-            job = item.send(value)
+            job = work_item.send(job_result)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
 
-def run_now(item: WorkItem[T]) -> T:
-    """Run all of `item` on this thread, its jobs included, and return its result.
+def run_now(work_item: WorkItem[T]) -> T:
+    """Run all of `work_item` on this thread, its jobs included, and return its result.
 
     Raise whatever a step or a job raises.
     """
-    value = None
+    job_result = None
     while True:
         try:
-            job = item.send(value)
+            job = work_item.send(job_result)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        value = None if job is None else job()
+        job_result = None if job is None else job()

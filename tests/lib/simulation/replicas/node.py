@@ -17,7 +17,8 @@ from simulation.cluster.network import FaultyNetwork
 from simulation.cluster.nodes import HOST, SMALL, Node
 from simulation.cluster.processes import Process
 from sluicemq.broker.failover.election import INCOMPLETE
-from sluicemq.broker.failover.replica import LogEnd, Replica
+from sluicemq.broker.failover.replica import Replica
+from sluicemq.broker.failover.role_executor import LogEnd
 from sluicemq.broker.group_commit import Postponed
 from sluicemq.broker.replication.admission import AddressCheck
 from sluicemq.broker.replication.in_sync import InSyncReplicas, Term

@@ -9,7 +9,8 @@ import pytest
 
 from sluicemq.broker.failover.broker_replica import BrokerRoleExecutor
 from sluicemq.broker.failover.election import INCOMPLETE
-from sluicemq.broker.failover.replica import BrokerClosedError, LogEnd
+from sluicemq.broker.failover.replica import BrokerClosedError
+from sluicemq.broker.failover.role_executor import LogEnd
 from sluicemq.broker.replication.in_sync import Term
 from sluicemq.broker.replication.state_transfer import ReplicaIdentity
 from sluicemq.errors import StoreError

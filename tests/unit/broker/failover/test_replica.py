@@ -11,7 +11,8 @@ import pytest
 from sluicemq.broker.failover import election
 from sluicemq.broker.failover.consensus import Entries
 from sluicemq.broker.failover.election import INCOMPLETE, State
-from sluicemq.broker.failover.replica import LEASE_S, LogEnd, Replica
+from sluicemq.broker.failover.replica import LEASE_S, Replica
+from sluicemq.broker.failover.role_executor import LogEnd
 from sluicemq.broker.replication.in_sync import Term
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.files.incarnation import Incarnation

@@ -1,19 +1,6 @@
-"""An HTTP/2 server (RFC 9113) with the features that gRPC needs.
+"""The connections of an HTTP/2 server: they read frames, apply limits and order what is sent.
 
-    socket -> Http2Connection -> Stream.headers_received, .data_received, .cancelled
-    Stream.send_response, .send_headers, .send_data, .send_trailers -> frames -> one write
-
-A `Stream` is one request and its response. A subclass (`grpc.Call`) gives it a meaning. There is no
-task and no future: the methods of streams are called as frames arrive. Frames that are sent leave
-in one write, when the chunk is handled or in the next iteration of the event loop. Everything that
-a client may send is supported, except that priorities are ignored. Server push is not supported.
-
-The limits of a connection, and their reasons, are in `http2_limits`.
-
-The work of a frame does not grow with the number of streams. The window of a stream is stored as
-its difference from the window that SETTINGS give to all streams, so SETTINGS change one number. The
-streams whose bytes wait are ordered by their windows. An increase of the connection's window looks
-at the stream with the largest window first; if that is closed, all are.
+The package's docstring explains the design. The limits, and their reasons, are in `http2_limits`.
 """
 
 import asyncio
@@ -24,214 +11,11 @@ from typing import Final, cast
 
 from sluicemq.net import http2_limits as limits
 from sluicemq.net.accept import AcceptedConnection, OnPeer, Server
+from sluicemq.net.http2.stream import Stream, StreamFactory
 from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import HeaderDecoder
-
-
-class Stream:
-    """One stream: a request and its response. A subclass handles the request.
-
-    The `send_*` methods do nothing if the response is complete or the stream is closed.
-    """
-
-    __slots__ = (
-        "_outgoing",
-        "_rank",
-        "_trailers",
-        "_unreturned_bytes",
-        "connection",
-        "header_list_bytes",
-        "headers",
-        "is_closed",
-        "is_half_closed",
-        "stream_id",
-        "window_delta",
-    )
-
-    def __init__(
-        self, connection: "Http2Connection", stream_id: int, headers: dict[str, str]
-    ) -> None:
-        self.connection = connection
-        self.stream_id = stream_id
-        self.headers = headers
-        """The request headers by lower-case name, with pseudo-headers such as ":path"."""
-        self.header_list_bytes = connection.header_list_bytes
-        self.is_half_closed = False
-        """Whether the client has sent END_STREAM: no data and no trailers follow."""
-        self.is_closed = False
-        self.window_delta = 0
-        """The difference between the stream's send window and `connection.stream_window`."""
-        self._rank: int | None = None  # the `window_delta` by which the connection orders it
-        self._unreturned_bytes = 0  # received, and not returned by WINDOW_UPDATE
-        self._outgoing: bytearray | None = None  # data that waits for a window
-        self._trailers: bytes | None = None  # the block that follows `_outgoing`
-
-    # ------------------------------------------------- events, which a subclass implements
-
-    def headers_received(self) -> None:
-        """Begin the request. Its headers are in `headers`."""
-        raise NotImplementedError
-
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes of the request. If `is_half_closed`, they are the last, and may be b""."""
-        raise NotImplementedError
-
-    def cancelled(self) -> None:
-        """Stop the request: the stream was reset, or the connection is gone."""
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        """Go on after `Http2Connection.resume_later`."""
-
-    @property
-    def send_window(self) -> int:
-        """The number of bytes that the client accepts on this stream.
-
-        It is negative if SETTINGS have lowered it below the bytes that were sent (RFC 9113
-        section 6.9.2).
-        """
-        return self.connection.stream_window + self.window_delta
-
-    @property
-    def is_response_complete(self) -> bool:
-        """Whether nothing can be added to the response. Its bytes may still wait for a window."""
-        return self.is_closed or self._trailers is not None
-
-    # --------------------------------------------------------------------------- the response
-
-    # Called for each unary call: keep it cheap.
-    def send_response(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole response. `headers` and `trailers` are encoded header blocks."""
-        connection = self.connection
-        stream_id = self.stream_id
-        size = len(data)
-        if self.is_response_complete:
-            return
-        window = connection.send_window
-        if size > connection.frame_bytes_max or size > self.send_window or size > window:
-            self.send_headers(headers)
-            self.send_data(data)
-            self.send_trailers(trailers)
-            return
-        connection.send_window -= size
-        head = h.encode_frame_header
-        end_flags = h.END_HEADERS | h.END_STREAM
-        start = head(len(headers), h.HEADERS, h.END_HEADERS, stream_id) + headers
-        end = head(len(trailers), h.HEADERS, end_flags, stream_id) + trailers
-        connection.write(b"".join((start, head(size, h.DATA, 0, stream_id), data, end)))
-        connection.response_completed(self)
-
-    def send_headers(self, headers: bytes) -> None:
-        """Begin a response with an encoded header block."""
-        if not self.is_response_complete:
-            self.connection.write(h.encode_frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
-
-    def send_data(self, data: bytes) -> None:
-        """Send bytes of the response as far as the windows allow. The rest waits in memory."""
-        if self.is_response_complete or not data:
-            return
-        connection = self.connection
-        connection.queued_bytes += len(data)
-        if self._outgoing is None:
-            self._outgoing = bytearray(data)
-            connection.stalled_streams[self.stream_id] = self
-        else:
-            self._outgoing += data
-        self.flush()
-
-    def send_trailers(self, trailers: bytes) -> None:
-        """End the response with an encoded header block, when all data has been sent.
-
-        While bytes wait for a window, the block waits behind them.
-        """
-        if self.is_response_complete:
-            return
-        if self._outgoing is not None:
-            self._trailers = trailers
-        else:
-            flags = h.END_HEADERS | h.END_STREAM
-            self.connection.write(h.encode_frame(h.HEADERS, flags, self.stream_id, trailers))
-            self.connection.response_completed(self)
-
-    def flush(self) -> None:
-        """Send the waiting bytes that the windows allow."""
-        while self.send_data_frame():
-            pass
-        if self._outgoing is not None and self._rank != self.window_delta:
-            self.update_rank()
-            self.connection.rank_stream(self)
-
-    def update_rank(self) -> None:
-        """Note that the connection orders the stream by its present window."""
-        self._rank = self.window_delta
-
-    def send_data_frame(self) -> bool:
-        """Send one frame of the waiting bytes. Return False if none wait or a window is closed."""
-        connection = self.connection
-        outgoing = self._outgoing
-        if outgoing is None:
-            return False
-        size = min(
-            len(outgoing), self.send_window, connection.send_window, connection.frame_bytes_max
-        )
-        if size <= 0:
-            return False
-        connection.write(h.encode_frame(h.DATA, 0, self.stream_id, bytes(outgoing[:size])))
-        del outgoing[:size]
-        self.window_delta -= size
-        connection.send_window -= size
-        connection.queued_bytes -= size
-        if not outgoing:
-            self._outgoing = self._rank = None
-            del connection.stalled_streams[self.stream_id]
-            if self._trailers is not None:
-                trailers = self._trailers
-                self._trailers = None
-                self.send_trailers(trailers)
-        return True
-
-    def reset(self, code: h.ErrorCode) -> None:
-        """Send RST_STREAM with this error code, and cancel the request."""
-        if not self.is_closed:
-            self.connection.write(h.encode_rst_stream(self.stream_id, code))
-            self.connection.remove_stream(self)
-            self.cancelled()
-
-    # ------------------------------------------------------------- called by the connection
-
-    def close(self) -> None:
-        """Close the stream, and drop the bytes that wait for a window."""
-        self.is_closed = True
-        if self._outgoing is not None:
-            self.connection.queued_bytes -= len(self._outgoing)
-            self.connection.stalled_streams.pop(self.stream_id, None)
-            self._outgoing = self._trailers = None
-
-    def increase_send_window(self, size: int) -> bool:
-        """Add `size` bytes to the send window. Return False if it exceeds 2**31 - 1."""
-        self.window_delta += size
-        connection = self.connection
-        connection.largest_delta = max(connection.largest_delta, self.window_delta)
-        return self.send_window <= h.WINDOW_BYTES_MAX
-
-    def count_received(self, size: int) -> bool:
-        """Count `size` bytes of DATA against the receive window, and return window to the client.
-
-        Return False if the client has exceeded the window.
-        """
-        self._unreturned_bytes += size
-        if self._unreturned_bytes > limits.STREAM_WINDOW_BYTES:
-            return False
-        if self._unreturned_bytes > limits.STREAM_WINDOW_BYTES // 2 and not self.is_half_closed:
-            self.connection.write(h.encode_window_update(self.stream_id, self._unreturned_bytes))
-            self._unreturned_bytes = 0
-        return True
-
-
-StreamFactory = Callable[["Http2Connection", int, dict[str, str]], Stream]
-"""Return the stream for a new request: `(connection, stream_id, headers)`."""
 
 
 class Http2Connection(AcceptedConnection):
@@ -348,11 +132,13 @@ class Http2Connection(AcceptedConnection):
     def _handle_frames(self, whole: bytes | None) -> None:
         """Handle every whole frame, keep the rest, and send all responses in one write."""
         data = whole or b""
+        position = 0
         self._is_handling = True
         try:
             if not self._has_preface:
                 data = self._read_preface(data)
-            position = self._dispatch_frames(data) if self._has_preface else 0
+            if self._has_preface:
+                position = self._dispatch_frames(data)
         except h.Http2Error as error:
             self.close_with_reason(str(error), error.code)
             return
@@ -371,18 +157,18 @@ class Http2Connection(AcceptedConnection):
         Return the bytes after the preface, or all of `data` if the preface is not whole. Raise
         Http2Error if the client does not speak HTTP/2.
         """
-        size = len(h.PREFACE)
-        if data[:size] != h.PREFACE[: len(data)]:
+        preface_bytes = len(h.PREFACE)
+        if data[:preface_bytes] != h.PREFACE[: len(data)]:
             raise h.Http2Error(
                 h.ErrorCode.PROTOCOL_ERROR,
                 "the client does not speak HTTP/2, which this port serves for gRPC. Clients of the "
                 "remoting protocol must connect to the ports of name server and broker.",
             )
-        if len(data) < size:
+        if len(data) < preface_bytes:
             return data
         self._has_preface = True
         self._outgoing.append(limits.SETTINGS)
-        return data[size:]
+        return data[preface_bytes:]
 
     # Called for every chunk of every connection: keep it cheap.
     def _dispatch_frames(self, data: bytes) -> int:
@@ -396,40 +182,44 @@ class Http2Connection(AcceptedConnection):
         unpack = h.unpack_frame_header
         handlers = _HANDLERS
         position = 0
-        size = len(data)
+        data_bytes = len(data)
         self._measured_s = scheduler.now_s()
+
         if self._resumed is not None:
-            stream = self._resumed
+            resumed_stream = self._resumed
             self._resumed = None
-            stream.resume()
-        while self._resumed is None and size - position >= h.FRAME_HEADER_BYTES:
+            resumed_stream.resume()
+        # A stream that calls `resume_later` ends the loop: its messages come before other frames.
+        while self._resumed is None and data_bytes - position >= h.FRAME_HEADER_BYTES:
             length_and_type, flags, stream_id = unpack(data, position)
             frame_type = length_and_type & 0xFF
-            start = position + h.FRAME_HEADER_BYTES
-            length = length_and_type >> 8
-            end = start + length
-            if length > h.FRAME_BYTES_MAX:
-                raise h.Http2Error(
-                    h.ErrorCode.FRAME_SIZE_ERROR,
-                    f"A frame of {length} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
-                )
-            if end > size or peer.closed:
+            payload_start = position + h.FRAME_HEADER_BYTES
+            payload_bytes = length_and_type >> 8
+            frame_end = payload_start + payload_bytes
+            if payload_bytes > h.FRAME_BYTES_MAX:
+                raise _frame_too_large_error(payload_bytes)
+            if frame_end > data_bytes or peer.closed:
                 return position
             if scheduler.is_tight and scheduler.has_to_wait(peer):
                 break
+            # Only CONTINUATION frames of the same stream may follow the first part of a block.
             if self._block_stream_id and (
                 frame_type != h.CONTINUATION or stream_id != self._block_stream_id
             ):
                 raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "A header block is interrupted.")
-            position = end
+
+            position = frame_end
             if frame_type < len(handlers):
-                handlers[frame_type](self, flags, stream_id & h.STREAM_MAX, data[start:end])
+                payload = data[payload_start:frame_end]
+                handlers[frame_type](self, flags, stream_id & h.STREAM_MAX, payload)
             else:
                 self._count_overhead()
             self._measured_s = scheduler.spent(peer, self._measured_s)
         else:
             if self._resumed is None:
                 return position
+
+        # The rest waits for a later scheduling round.
         self._defer_frames(data[position:])
         return position
 
@@ -453,8 +243,9 @@ class Http2Connection(AcceptedConnection):
         Bytes for a closed stream are dropped. Raise Http2Error if the connection's window is
         exceeded; if only the stream's is, the stream is reset.
         """
-        size = len(payload)
-        self._unreturned_bytes += size
+        # The padding counts, too: the client has taken it from the windows.
+        counted_bytes = len(payload)
+        self._unreturned_bytes += counted_bytes
         if self._unreturned_bytes > limits.CONNECTION_WINDOW_BYTES:
             raise h.Http2Error(
                 h.ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window."
@@ -465,14 +256,15 @@ class Http2Connection(AcceptedConnection):
         if stream is None or stream.is_half_closed:
             self._check_was_opened(stream_id)
             return
+
         if flags & h.END_STREAM:
             stream.is_half_closed = True
-        elif not size:
+        elif not counted_bytes:
             self._count_overhead()
         if stream.is_closed:
             self._stop_receiving(stream)
-        elif stream.count_received(size):
-            self._useful_frames += size > 0
+        elif stream.count_received(counted_bytes):
+            self._useful_frames += counted_bytes > 0
             stream.data_received(payload)
         else:
             stream.reset(h.ErrorCode.FLOW_CONTROL_ERROR)
@@ -526,33 +318,42 @@ class Http2Connection(AcceptedConnection):
         """
         # The block is decoded in any case, because it changes the HPACK table for the next ones.
         headers = self._reader.decode(block)
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            if stream.is_half_closed or not flags & h.END_STREAM:
-                raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "HEADERS that are not trailers.")
-            stream.is_half_closed = True
-            if stream.is_closed:
-                self._stop_receiving(stream)
-            else:
-                stream.data_received(b"")
-        elif stream_id <= self._last_stream_id:
+        open_stream = self._streams.get(stream_id)
+        if open_stream is not None:
+            self._handle_trailers(open_stream, flags)
+            return
+        if stream_id <= self._last_stream_id:
             self._check_was_opened(stream_id)
+            return
+
+        # Clients open streams with odd ids.
+        if not stream_id & 1:
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, f"A client opened stream {stream_id}.")
+        self._last_stream_id = stream_id
+        is_full = self.queued_bytes > self._server.write_buffer_bytes_max
+        if self._is_draining or is_full or len(self._streams) >= limits.STREAMS_MAX:
+            self._count_overhead()
+            self.write(h.encode_rst_stream(stream_id, h.ErrorCode.REFUSED_STREAM))
+            return
+
+        self._useful_frames += 1
+        stream = self._streams[stream_id] = self._make_stream(self, stream_id, headers)
+        self._headers_bytes += stream.header_list_bytes
+        stream.is_half_closed = bool(flags & h.END_STREAM)
+        stream.headers_received()
+
+    def _handle_trailers(self, stream: Stream, flags: int) -> None:
+        """End a request with trailers, whose content has no meaning here.
+
+        Raise Http2Error if the block does not end the stream, or if it was ended before.
+        """
+        if stream.is_half_closed or not flags & h.END_STREAM:
+            raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "HEADERS that are not trailers.")
+        stream.is_half_closed = True
+        if stream.is_closed:
+            self._stop_receiving(stream)
         else:
-            if not stream_id & 1:
-                raise h.Http2Error(
-                    h.ErrorCode.PROTOCOL_ERROR, f"A client opened stream {stream_id}."
-                )
-            self._last_stream_id = stream_id
-            is_full = self.queued_bytes > self._server.write_buffer_bytes_max
-            if self._is_draining or is_full or len(self._streams) >= limits.STREAMS_MAX:
-                self._count_overhead()
-                self.write(h.encode_rst_stream(stream_id, h.ErrorCode.REFUSED_STREAM))
-                return
-            self._useful_frames += 1
-            stream = self._streams[stream_id] = self._make_stream(self, stream_id, headers)
-            self._headers_bytes += stream.header_list_bytes
-            stream.is_half_closed = bool(flags & h.END_STREAM)
-            stream.headers_received()
+            stream.data_received(b"")
 
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
         """Remove a stream, and cancel its request. Raise Http2Error if most requests are reset."""
@@ -581,18 +382,23 @@ class Http2Connection(AcceptedConnection):
             return
         settings = h.read_settings(payload)
         self.frame_bytes_max = settings.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
-        window = settings.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
-        is_wider = window > self.stream_window
-        self.stream_window = window
-        if window + self.largest_delta > h.WINDOW_BYTES_MAX:
-            # `largest_delta` may be too high since a stream has ended.
-            deltas = [stream.window_delta for stream in self._streams.values()]
-            self.largest_delta = max(deltas, default=0)
-            if window + self.largest_delta > h.WINDOW_BYTES_MAX:
-                raise h.Http2Error(h.ErrorCode.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
+        new_window = settings.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
+        is_wider = new_window > self.stream_window
+        self.stream_window = new_window
+        self._check_stream_windows()
         self.write(h.encode_frame(h.SETTINGS, h.ACK, 0))
         if is_wider:
             self._send_stalled()
+
+    def _check_stream_windows(self) -> None:
+        """Raise Http2Error if `stream_window` makes the window of a stream exceed 2**31 - 1."""
+        if self.stream_window + self.largest_delta <= h.WINDOW_BYTES_MAX:
+            return
+        # `largest_delta` may be too high since a stream has ended.
+        deltas = [stream.window_delta for stream in self._streams.values()]
+        self.largest_delta = max(deltas, default=0)
+        if self.stream_window + self.largest_delta > h.WINDOW_BYTES_MAX:
+            raise h.Http2Error(h.ErrorCode.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         """Answer a PING. The answer to our own PING of a drain begins to refuse new streams."""
@@ -670,7 +476,10 @@ class Http2Connection(AcceptedConnection):
         """Add a stalled stream, with its present window, to the order of stalled streams."""
         if len(self._ranks) > 2 * len(self.stalled_streams) + limits.STALE_RANKS:
             # Most entries are invalid: rebuild the heap.
-            self._ranks = [(-it.window_delta, key) for key, it in self.stalled_streams.items()]
+            self._ranks = [
+                (-stalled.window_delta, stream_id)
+                for stream_id, stalled in self.stalled_streams.items()
+            ]
             heapq.heapify(self._ranks)
         else:
             heapq.heappush(self._ranks, (-stream.window_delta, stream.stream_id))
@@ -759,6 +568,14 @@ class Http2Connection(AcceptedConnection):
         if not self._is_draining and not self.peer.closed:
             self._is_draining = True
             self.write(h.encode_goaway(self._last_stream_id, h.ErrorCode.NO_ERROR))
+
+
+def _frame_too_large_error(payload_bytes: int) -> h.Http2Error:
+    """Return the error for a frame whose payload has `payload_bytes`, more than allowed."""
+    return h.Http2Error(
+        h.ErrorCode.FRAME_SIZE_ERROR,
+        f"A frame of {payload_bytes} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
+    )
 
 
 _FrameHandler = Callable[[Http2Connection, int, int, bytes], None]
