@@ -24,9 +24,10 @@ import orjson
 import sluicemq
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.pipelines.file import Pipeline, load_pipeline
-from sluicemq.pipelines.plan import plan, summarize_spark_error
+from sluicemq.pipelines.plan import plan
 from sluicemq.pipelines.record import record_progress
 from sluicemq.pipelines.run import Event, Listener, StopRequest, run, stop_on_signals
+from sluicemq.spark.errors import summarize_spark_error
 from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:

@@ -35,20 +35,16 @@ archive when the replay began, so that later runs of the archive do not change i
 
 import json
 import threading
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
-from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.message import SHARDING_KEY
 from sluicemq.model.properties import REFUSED_PROPERTIES
-from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines.ready import (
     DURATION,
     INTEGER,
@@ -61,6 +57,7 @@ from sluicemq.pipelines.ready import (
     Task,
     load_messages,
 )
+from sluicemq.pipelines.sinks.archive_runs import SCHEMA, ArchiveRun, ArchiveRuns
 from sluicemq.pipelines.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
@@ -72,7 +69,7 @@ from sluicemq.pipelines.steps import (
 )
 from sluicemq.pipelines.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.spark.options import parse_options, parse_timestamp
-from sluicemq.spark.schema import BAD_BODY_RAW, BASE_TYPES, ERROR_NAME, EXTRA_TYPES
+from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import (
     Bounds,
     Offsets,
@@ -85,21 +82,11 @@ from sluicemq.spark.sources.offsets import (
     queue_label,
 )
 
-VERSION: Final = 1
-"""The version of the format of run files."""
-RUNS: Final = "_sluice/runs"
-STAGING: Final = "_sluice/staging"
 REPLAYS: Final = "_sluice/replays"
 NEW = "new"
 ALL = "all"
 NONE = "none"
 """What a run verifies."""
-_TYPES: Final = BASE_TYPES | EXTRA_TYPES | {ERROR_NAME: StringType()}
-SCHEMA: Final = StructType(
-    [StructField(name, _TYPES[name]) for name in COLUMNS if name != "topic"]
-    + [StructField("topic", BASE_TYPES["topic"]), StructField("day", DateType())]
-)
-"""The schema of an archive. The last two columns are directories."""
 DAY: Final = "date_from_unix_date(cast(unix_millis(store_time) div 86400000 as int)) as day"
 """The expression of the column `day`."""
 TASK_ROWS_MAX: Final = 250_000
@@ -113,174 +100,6 @@ _SESSION_SETTINGS: Final = {
     "spark.sql.optimizer.plannedWrite.enabled": "false",
     "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
-
-
-# ---- the state of an archive
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveRun:
-    """One committed run of an archive.
-
-    `ranges` are the offsets that it archived, and `gaps` those that were deleted at the brokers
-    before it could. For every queue that was ever archived, `first_offsets` has the offset where
-    the archive begins, and `next_offsets` the one where the next run begins. `time` is in ISO 8601.
-    `files` are relative to the archive, and to `staging` until they have been moved.
-    """
-
-    number: int
-    time: str
-    ranges: tuple[QueueRange, ...]
-    first_offsets: Offsets
-    next_offsets: Offsets
-    rows: int
-    is_verified: bool
-    files: tuple[str, ...]
-    staging: str
-    gaps: tuple[QueueRange, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run as the JSON object of its run file.
-
-        {"version": 1, "run": 7, "time": "…", "rows": 120, "verified": true,
-         "first": {TOPIC: {BROKER: {QUEUE: OFFSET}}}, "next": {…},
-         "ranges": [[TOPIC, BROKER, QUEUE, START, END], …], "gaps": […],
-         "staging": "_sluice/staging/…", "files": ["topic=…/day=…/part-….parquet", …]}
-        """
-
-        def ranges_to_lists(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
-            return [[*part.queue, part.start, part.end] for part in ranges]
-
-        return {
-            "version": VERSION,
-            "run": self.number,
-            "time": self.time,
-            "rows": self.rows,
-            "verified": self.is_verified,
-            "first": offsets_to_table(self.first_offsets, by_topic=True),
-            "next": offsets_to_table(self.next_offsets, by_topic=True),
-            "ranges": ranges_to_lists(self.ranges),
-            "gaps": ranges_to_lists(self.gaps),
-            "staging": self.staging,
-            "files": list(self.files),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any], path: str) -> "ArchiveRun":
-        """Return the run that the JSON object of a run file describes.
-
-        `document` has the keys that `to_json` writes, and `path` is the archive's path, for the
-        texts of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is
-        missing or has a wrong type.
-        """
-
-        def lists_to_ranges(lists: list[list[Any]]) -> tuple[QueueRange, ...]:
-            return tuple(
-                QueueRange(MessageQueue(topic, broker, queue_id), start, end)
-                for topic, broker, queue_id, start, end in lists
-            )
-
-        try:
-            if document["version"] != VERSION:
-                raise ConfigurationError(
-                    f"the archive {path} has version {document['version']!r}, not {VERSION}.",
-                    fix="Use the SluiceMQ that wrote it, or a newer one.",
-                )
-            return cls(
-                number=document["run"],
-                time=document["time"],
-                ranges=lists_to_ranges(document["ranges"]),
-                first_offsets=dict(iterate_table(document["first"])),
-                next_offsets=dict(iterate_table(document["next"])),
-                rows=document["rows"],
-                is_verified=document["verified"],
-                files=tuple(document["files"]),
-                staging=document["staging"],
-                gaps=lists_to_ranges(document["gaps"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"the last run of the archive {path} cannot be read: {error!r}.",
-                fix="Restore the file, or use another path.",
-            ) from None
-
-
-@dataclass(slots=True)
-class ArchiveRuns:
-    """The committed runs of an archive.
-
-    `last` is the last of them, None if there is none; the others are not held in memory. The
-    constructor reads it, and raises ConfigurationError if its file cannot be read.
-    """
-
-    folder: Folder
-    last: ArchiveRun | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        run_files = [name for name in self.folder.list_names(RUNS) if name.endswith(".json")]
-        self.last = None
-        if run_files and not run_files[-1].startswith("."):
-            document = self.folder.read_json(f"{RUNS}/{run_files[-1]}")
-            self.last = ArchiveRun.from_json(document or {}, self.folder.path)
-
-    @property
-    def number(self) -> int:
-        """The number of the last run, or 0 if there is none."""
-        return 0 if self.last is None else self.last.number
-
-    @property
-    def first_offsets(self) -> Offsets:
-        """The first archived offset of each queue. Empty before the first run."""
-        return {} if self.last is None else self.last.first_offsets
-
-    @property
-    def next_offsets(self) -> Offsets:
-        """The offset of each queue where the next run begins. Empty before the first run."""
-        return {} if self.last is None else self.last.next_offsets
-
-    def recover(self) -> None:
-        """Complete the last run, and remove staging directories that are not needed any more.
-
-        Files of the last run that are still staged are moved. Staging directories of its number and
-        of earlier ones are removed. Those of the next number are kept, because that run may be in
-        progress.
-        """
-        self.finish_last_run()
-        for name in self.folder.list_names(STAGING):
-            run_number = name.partition("-")[0]
-            if run_number.isdigit() and int(run_number) <= self.number:
-                self.folder.remove(f"{STAGING}/{name}")
-
-    def finish_last_run(self) -> None:
-        """Move the files of the last run that are still staged to their final paths.
-
-        Does nothing if they have been moved. Readers may call this at any time.
-        """
-        if self.last is not None and self.folder.exists(self.last.staging):
-            for name in self.last.files:
-                self.folder.move(f"{self.last.staging}/{name}", name)
-
-    def new_staging(self) -> tuple[int, str]:
-        """Return the number of a new run, and an unused name for its staging directory."""
-        number = self.number + 1
-        return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
-
-    def commit(self, run: ArchiveRun) -> None:
-        """Write the run file of `run`, which makes its rows part of the archive.
-
-        After that, its files are moved to their final paths, and `run` becomes the last run. If
-        another run of this number has been committed, the staged rows are removed and
-        ConfigurationError is raised.
-        """
-        if not self.folder.publish(f"{RUNS}/{run.number:08d}.json", run.to_json()):
-            self.folder.remove(run.staging)
-            raise ConfigurationError(
-                f"another run has archived to {self.folder.path} in the meantime; the rows of this"
-                " run are discarded, and nothing is lost.",
-                fix="Run one archive pipeline at a time for each archive.",
-            )
-        self.last = run
-        self.recover()
 
 
 def read_archive(spark: Any, path: str) -> Any:

@@ -30,7 +30,6 @@ from sluicemq.filter.check import check_sql92
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
 from sluicemq.hints import suggest
-from sluicemq.pipelines.dedup import check_url
 from sluicemq.pipelines.document import Document, Entries, Entry
 from sluicemq.pipelines.ready import (
     AVAILABLE_NOW,
@@ -50,6 +49,7 @@ from sluicemq.pipelines.ready import (
     parse_duration_s,
     parse_trigger_s,
 )
+from sluicemq.pipelines.sinks.databases import check_url
 from sluicemq.spark.errors import FileProblem, PlaceError, Secrets
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,

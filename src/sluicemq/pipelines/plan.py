@@ -10,16 +10,7 @@ separately for each reference to the view, with the predicates that hold for tha
 `INSERT`) as soon as it gets the text. A dry run must change nothing, so the text is parsed first,
 and anything but a query is refused. Errors name the line of the file where Spark found them.
 
-**Sinks.**
-
-| kind | batch | stream |
-|---|---|---|
-| topic | `df.write.format("rocketmq")` | `writeStream`: exactly once if the sink asks for it |
-| parquet | `df.write.parquet` | Spark's file sink: exactly once |
-| table | tasks upsert their partitions | the same in `foreachBatch`: repeats change nothing |
-
-`Writer.check` and `Writer.describe` only read. `Writer.prepare` is the first step with an effect:
-it creates a missing table.
+**Sinks.** `pipelines.sinks.writers` has a writer for each kind of sink.
 
 **Dry run** (`plan`). It has no effect anywhere. It reads the queues and their ends at the brokers,
 the checkpoint of a stream, Spark's plan of the transform, and the topics, directories and tables of
@@ -29,32 +20,25 @@ the sinks. Messages are only read if a property has the type `auto` or the sourc
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
-from sluicemq.hints import suggest
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
-from sluicemq.pipelines import dedup as databases
 from sluicemq.pipelines.file import (
-    MESSAGE,
     PARQUET,
     ROCKETMQ,
     STORE,
-    TABLE,
-    TOPIC,
     VIEW,
     Pipeline,
-    Sink,
     Source,
 )
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
+from sluicemq.pipelines.sinks.writers import WRITERS, Writer
 from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
-from sluicemq.spark.errors import FileProblem, PlaceError
+from sluicemq.spark.errors import FileProblem, PlaceError, summarize_spark_error
 from sluicemq.spark.filters import (
     SAMPLE_MESSAGES_MAX,
     PushedFilters,
@@ -64,11 +48,9 @@ from sluicemq.spark.filters import (
     try_on_properties,
 )
 from sluicemq.spark.options import (
-    EXACTLY_ONCE,
     READ,
     STORE_OPTIONS_BY_NAME,
     STREAM,
-    WRITE,
     parse_options,
 )
 from sluicemq.spark.references import (
@@ -79,7 +61,6 @@ from sluicemq.spark.references import (
     scala_elements,
 )
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.source import resolve_roles
 from sluicemq.spark.sources.offsets import (
     Offsets,
     check_selector,
@@ -95,7 +76,6 @@ from sluicemq.spark.sources.offsets import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
 
 FORMATS: Final = {ROCKETMQ: "rocketmq", STORE: "rocketmq_store", PARQUET: "parquet"}
 """Spark's format for each kind of source."""
@@ -111,13 +91,6 @@ _RANGE_OPTIONS: Final = (
 """The options that `ReadRange.pin` replaces."""
 _LOGICAL_PLANS: Final = "org.apache.spark.sql.catalyst.plans.logical"
 _LINE_AND_POSITION: Final = re.compile(r"\(line (\d+), pos (\d+)\)|;? ?line (\d+),? pos (\d+)")
-_SPARK_DETAILS: Final = re.compile(
-    r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*|JVM stacktrace:.*"
-    r"|;\n'.*|;\n\w.*)",
-    re.DOTALL,
-)
-"""The parts of Spark's error texts to leave out: position, SQL state, query and stack trace."""
-_ERROR_CHARACTERS_MAX: Final = 600
 
 
 # ---- the range of offsets that a run reads
@@ -254,7 +227,7 @@ def load_checked_frame(
     or a sink does not accept the columns.
     """
     frame = apply_transform(pipeline, spark, load_source(pipeline, spark))
-    writers = [_WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
+    writers = [WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
     for writer in writers:
         writer.check(frame)
     return frame, writers
@@ -376,261 +349,6 @@ def to_place_error(error: Exception, line: int, key: str) -> PlaceError:
         line += int(found[1] or found[3]) - 1
         text = f"at position {int(found[2] or found[4]) + 1} of the line: {text}"
     return PlaceError(FileProblem(line, key, text))
-
-
-def summarize_spark_error(error: BaseException) -> str:
-    """Return the essential part of an exception's text, at most 600 characters in one line.
-
-    If the text contains an error of SluiceMQ from a Python worker, it is that error's text. If the
-    text is empty, it is the name of the exception's class.
-    """
-    text = str(error)
-    own_error = re.search(r"sluicemq\.errors\.\w+: (.+)", text)
-    if own_error is not None:
-        return own_error[1].strip()
-    plain = re.search(r"(?:PySparkRuntimeError|\[PYTHON_DATA_SOURCE_ERROR\])[^\n]*\n?(.*)", text)
-    cut = _SPARK_DETAILS.sub("", text if plain is None else plain[0]).strip()
-    return " ".join(cut.split())[:_ERROR_CHARACTERS_MAX] or type(error).__name__
-
-
-# ---- sinks
-
-
-class Writer(ABC):
-    """Writes a DataFrame to one sink. `target` names it in texts, such as "topic 'report'"."""
-
-    target: str
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        self.pipeline = pipeline
-        self.sink = sink
-
-    @abstractmethod
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if the sink cannot accept the DataFrame. Nothing is written."""
-
-    @abstractmethod
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines that say what a run would do at the sink. Nothing is written."""
-
-    def prepare(self, frame: "DataFrame") -> None:  # noqa: B027 - most sinks need nothing
-        """Create what must exist before the first row is written."""
-
-    def require_columns(self, frame: "DataFrame", field_name: str, names: Sequence[str]) -> None:
-        """Raise PlaceError if the DataFrame lacks one of the columns that `field_name` lists."""
-        for name in names:
-            if name not in frame.columns:
-                fix = suggest(name, frame.columns)
-                raise self.sink.error(f"there is no column {name!r}.", fix, field_name=field_name)
-
-    @abstractmethod
-    def write_batch(self, frame: "DataFrame") -> None:
-        """Write a DataFrame that is not streaming. Return when all rows are written."""
-
-    @abstractmethod
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        """Return a writer for a streaming DataFrame, without query name, trigger and checkpoint."""
-
-
-class TopicWriter(Writer):
-    """Sends rows as messages, with the sink `rocketmq`."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        self.target = f"topic {sink.options.get('topic')!r}"
-
-    def select_message_columns(self, frame: "DataFrame") -> "DataFrame":
-        """Return the parts of messages as columns. Raises PlaceError for an invalid expression.
-
-        If the file has no expressions, `frame` is returned unchanged. Otherwise the columns are the
-        expressions, and the body is the column `value` or `body` unless it has an expression.
-        """
-        given = [name for name in MESSAGE if self.sink.fields.get(name)]
-        if not given:
-            return frame
-        columns = []
-        for name in given:
-            expression = self.sink.fields[name]
-            try:
-                part = frame.selectExpr(f"({expression}) as `{name}`")
-                columns.append(f"({expression}) as `{part.columns[0]}`")
-            except Exception as error:
-                raise self.sink.error(summarize_spark_error(error), field_name=name) from error
-        if "value" not in given:
-            body = next((name for name in ("value", "body") if name in frame.columns), None)
-            if body is None:
-                raise self.sink.error(
-                    "there is no column 'value' or 'body'.", "Add value: to_json(struct(*))."
-                )
-            columns.insert(0, f"`{body}`")
-        return frame.selectExpr(*columns)
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if an expression is invalid, or the sink cannot write the columns."""
-        schema = self.select_message_columns(frame).schema
-        try:
-            resolve_roles(schema, parse_options(self.sink.options, WRITE))
-        except ConfigurationError as error:
-            raise self.sink.error(str(error)) from None
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines about the topic, the delivery guarantee, and the columns of the messages."""
-        options = parse_options(self.sink.options, WRITE)
-        columns = ", ".join(
-            f"{one.name} {one.dataType.simpleString()}"
-            for one in self.select_message_columns(frame).schema.fields
-        )
-        with open_admin(options) as admin:
-            state = "it does not exist; the first message creates it, if the brokers allow that"
-            if admin.find_route(options["topic"]) is not None:
-                state = f"it has {len(admin.queues(options['topic']))} queues"
-        is_exact = options["delivery"] == EXACTLY_ONCE
-        how = "exactly once (at least once on a Java broker)" if is_exact else "at least once"
-        return [f"{state}; {how}", f"message: {columns}"]
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        messages = self.select_message_columns(frame)
-        writer = messages.write.format("rocketmq").options(**self.sink.options)
-        writer.mode("append").save()
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        messages = self.select_message_columns(frame)
-        return messages.writeStream.format("rocketmq").options(**self.sink.options)
-
-
-class ParquetWriter(Writer):
-    """Writes rows to Parquet files, with Spark's own sink."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        self.target = f"parquet {sink.fields['path']}"
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if a partition column is missing or the directory is not new.
-
-        The directory only has to be new for a batch with `write: fail`. One with a URL is not
-        examined.
-        """
-        path: str = self.sink.fields["path"]
-        self.require_columns(frame, "partition_by", self.sink.fields["partition_by"])
-        must_be_new = not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
-        if must_be_new and "://" not in path and SYSTEM_FILES.names(path):
-            raise self.sink.error(
-                f"the directory {path!r} has files already.",
-                "Write write: append or write: overwrite.",
-                field_name="path",
-            )
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        columns = self.sink.fields["partition_by"]
-        partitioning = f"partitioned by {', '.join(columns)}" if columns else "not partitioned"
-        if self.pipeline.is_streaming:
-            return [partitioning, "files are added"]
-        effects = {
-            "fail": "the directory must be new",
-            "append": "files are added",
-            "overwrite": "existing files are replaced",
-        }
-        return [partitioning, effects[self.sink.fields["write"]]]
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        fields = self.sink.fields
-        mode = {"fail": "error"}.get(fields["write"], fields["write"])
-        writer = frame.write.mode(mode).options(**fields["options"])
-        writer.partitionBy(*fields["partition_by"]).parquet(fields["path"])
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        fields = self.sink.fields
-        writer = frame.writeStream.format("parquet").options(**fields["options"])
-        writer = writer.option("path", fields["path"])
-        return writer.partitionBy(*fields["partition_by"]) if fields["partition_by"] else writer
-
-
-class TableWriter(Writer):
-    """Upserts rows into a table of a database."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        shown_url = databases.url_without_password(sink.fields["url"])
-        self.target = f"table {sink.fields['table']} at {shown_url}"
-        self.url = databases.absolute_url(sink.fields["url"])
-
-    def build_target(self, frame: "DataFrame") -> databases.Target:
-        """Return the table of the sink with the columns of the DataFrame."""
-        fields = self.sink.fields
-        return databases.Target(
-            self.url,
-            fields["table"],
-            tuple(fields["key"]),
-            tuple(frame.dtypes),
-            fields["version"],
-            fields["batch_rows"],
-        )
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if columns are missing or the table in the database does not fit.
-
-        The database is asked, but nothing is created. A missing table is an error only if `create`
-        is False.
-        """
-        fields = self.sink.fields
-        target = self.build_target(frame)
-        self.require_columns(frame, "key", fields["key"])
-        self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
-        field_name = ""
-        try:
-            databases.build_table(target, "")
-            with databases.temporary_engine(self.url) as engine:
-                field_name = "table"
-                is_missing = databases.is_table_missing(engine, target)
-                if not is_missing:
-                    databases.check_table(engine, target)
-        except ConfigurationError as error:
-            raise self.sink.error(str(error), field_name=field_name) from None
-        except Exception as error:  # noqa: BLE001 - each driver raises its own errors
-            message = f"the database cannot be reached: {summarize_spark_error(error)}"
-            raise self.sink.error(message, field_name="url") from None
-        if is_missing and not fields["create"]:
-            raise self.sink.error(
-                f"the table {target.table!r} does not exist.",
-                "Create it, or write create: true.",
-                field_name=field_name,
-            )
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines that say whether the table exists, and by which rule rows are replaced."""
-        target = self.build_target(frame)
-        with databases.temporary_engine(target.url) as engine:
-            is_missing = databases.is_table_missing(engine, target)
-        effect = f"rows are replaced by {', '.join(target.key)}"
-        if target.version is not None:
-            effect += f" if {target.version} is not smaller"
-        return ["it would be created" if is_missing else "it exists", effect]
-
-    def prepare(self, frame: "DataFrame") -> None:
-        """Register the sink with Spark, and create the table if it is missing."""
-        databases.register_sink(frame.sparkSession)
-        target = self.build_target(frame)
-        with databases.temporary_engine(target.url) as engine:
-            databases.create_table(engine, target)
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        target = databases.encode_target(self.build_target(frame))
-        frame.write.format(databases.FORMAT).option("target", target).mode("append").save()
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        def write_micro_batch(batch: "DataFrame", _epoch: int) -> None:
-            self.write_batch(batch)
-
-        writer = frame.writeStream.foreachBatch(write_micro_batch)
-        return writer.outputMode(self.sink.fields["output"])
-
-
-_WRITERS: Final[Mapping[str, Callable[[Pipeline, Sink], Writer]]] = {
-    TOPIC: TopicWriter,
-    PARQUET: ParquetWriter,
-    TABLE: TableWriter,
-}
 
 
 # ---- the dry run

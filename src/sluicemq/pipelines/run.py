@@ -27,12 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.pipelines.file import ROCKETMQ, Pipeline
-from sluicemq.pipelines.plan import (
-    Writer,
-    load_checked_frame,
-    resolve_read_range,
-    summarize_spark_error,
-)
+from sluicemq.pipelines.plan import load_checked_frame, resolve_read_range
 from sluicemq.pipelines.ready import (
     CHECK_S,
     Report,
@@ -41,8 +36,9 @@ from sluicemq.pipelines.ready import (
     finish_query,
     spark_trigger,
 )
+from sluicemq.pipelines.sinks.writers import Writer
 from sluicemq.spark.classic import get_spark_context
-from sluicemq.spark.errors import PlaceError, Secrets
+from sluicemq.spark.errors import PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.progress import stream_progress
 
 if TYPE_CHECKING:
