@@ -92,6 +92,7 @@ DAY: Final = "date_from_unix_date(cast(unix_millis(store_time) div 86400000 as i
 TASK_ROWS_MAX: Final = 250_000
 """The most offsets that one task reads."""
 GAPS_SHOWN_MAX: Final = 5
+MS_PER_DAY: Final = 86_400_000
 _SESSION_SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -140,34 +141,26 @@ class ArchivePlan:
         ConfigurationError if the options name no topic, or if an offset is beyond the end of its
         queue, which means that the topic was created again, and the client's errors.
         """
-        topic_options = {}
-        if task.options["topics"]:
-            topic_options["topics"] = ",".join(task.options["topics"])
-        if task.options["pattern"]:
-            topic_options["topicsPattern"] = task.options["pattern"]
-        if not topic_options:
-            raise ConfigurationError(
-                "no topic is named.", fix="Set topics, or a pattern that their names match."
-            )
-        options = parse_options({**task.connection, **topic_options})
+        options = parse_options({**task.connection, **_select_topics(task)})
         with open_admin(options) as admin:
             bounds = fetch_bounds(admin, parse_topics(options).resolve(admin))
         ranges = []
         gaps = []
-        for queue, (low, high) in sorted(bounds.items()):
-            start = next_offsets.get(queue, low)
-            if start > high:
+        for queue, (lowest, end) in sorted(bounds.items()):
+            start = next_offsets.get(queue, lowest)
+            if start > end:
                 raise ConfigurationError(
                     f"the archive contains {queue_label(queue)} of {queue.topic!r} up to offset"
-                    f" {start}, but the queue at the broker ends at {high}: the topic was created"
+                    f" {start}, but the queue at the broker ends at {end}: the topic was created"
                     " again, or messages were lost.",
                     fix="Archive it to another path.",
                 )
-            if start < low:
-                gaps.append(QueueRange(queue, start, low))
-                start = low
-            if start < high:
-                ranges.append(QueueRange(queue, start, high))
+            if start < lowest:
+                # The broker has deleted messages that were not archived yet.
+                gaps.append(QueueRange(queue, start, lowest))
+                start = lowest
+            if start < end:
+                ranges.append(QueueRange(queue, start, end))
         return cls(tuple(ranges), bounds, tuple(gaps))
 
     @classmethod
@@ -179,9 +172,9 @@ class ArchivePlan:
         """
         ranges = []
         for queue, archived_end in sorted(runs.next_offsets.items()):
-            low, high = bounds.get(queue, (0, 0))
-            start = max(low, runs.first_offsets[queue])
-            end = min(archived_end, high)
+            lowest, broker_end = bounds.get(queue, (0, 0))
+            start = max(lowest, runs.first_offsets[queue])
+            end = min(archived_end, broker_end)
             if start < end:
                 ranges.append(QueueRange(queue, start, end))
         return cls(tuple(ranges), bounds)
@@ -195,6 +188,10 @@ class ArchivePlan:
     def offset_count(self) -> int:
         """The number of offsets in all ranges."""
         return sum(planned.size for planned in self.ranges)
+
+    def ranges_of(self, topic: str) -> list[QueueRange]:
+        """Return the ranges of the queues of a topic."""
+        return [planned for planned in self.ranges if planned.queue.topic == topic]
 
     def describe_gaps(self) -> str:
         """Return a text with the number of messages in gaps, and the first gaps."""
@@ -212,10 +209,17 @@ class ArchivePlan:
         are stored.
         """
         topics = self.topics
-        # A queue without a range is read from its end to its end.
-        ends = {queue: high for queue, (_, high) in self.bounds.items() if queue.topic in topics}
-        starts = ends | {planned.queue: planned.start for planned in self.ranges}
-        ends |= {planned.queue: planned.end for planned in self.ranges}
+        starts: Offsets = {}
+        ends: Offsets = {}
+        for queue, (_, end) in self.bounds.items():
+            if queue.topic in topics:
+                # The source needs offsets of every queue. One without a range is read from its end
+                # to its end.
+                starts[queue] = end
+                ends[queue] = end
+        for planned in self.ranges:
+            starts[planned.queue] = planned.start
+            ends[planned.queue] = planned.end
         return load_messages(
             spark,
             task.connection,
@@ -229,6 +233,25 @@ class ArchivePlan:
         )
 
 
+def _select_topics(task: Task) -> dict[str, str]:
+    """Return the options of the source that select the topics to archive.
+
+    Raises ConfigurationError if the task names neither topics nor a pattern.
+    """
+    topic_names = ",".join(task.options["topics"])
+    pattern = task.options["pattern"]
+    if not topic_names and not pattern:
+        raise ConfigurationError(
+            "no topic is named.", fix="Set topics, or a pattern that their names match."
+        )
+    source_options = {}
+    if topic_names:
+        source_options["topics"] = topic_names
+    if pattern:
+        source_options["topicsPattern"] = pattern
+    return source_options
+
+
 def _run_once(task: Task) -> Report:
     """Archive the messages since the last run, and return the report.
 
@@ -237,21 +260,14 @@ def _run_once(task: Task) -> Report:
     the verification finds a difference, and ConfigurationError.
     """
     spark = task.spark.newSession()
-    for name, value in _SESSION_SETTINGS.items():
-        spark.conf.set(name, value)
-    runs = ArchiveRuns(Folder(spark, task.options["path"]))
+    for setting, setting_value in _SESSION_SETTINGS.items():
+        spark.conf.set(setting, setting_value)
+    runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
     runs.recover()
     report = Report(figures={"rows": 0, "verified": 0}, files=[runs.folder.path])
     planned = ArchivePlan.create(task, runs.next_offsets)
     if planned.gaps:
-        if task.options["on_gap"] == "fail":
-            raise OffsetOutOfRangeError(
-                f"{planned.describe_gaps()}.",
-                fix="Set on_gap: note to continue with the remaining messages, and archive more"
-                " often.",
-            )
-        task.say(planned.describe_gaps())
-        report.figures["lost"] = sum(gap.size for gap in planned.gaps)
+        _report_gaps(task, planned, report)
     if planned.offset_count:
         _write_run(spark, task, runs, planned, report)
     else:
@@ -259,6 +275,21 @@ def _run_once(task: Task) -> Report:
     if task.options["verify"] == ALL:
         _verify_archive(spark, task, runs, planned.bounds, report)
     return report
+
+
+def _report_gaps(task: Task, planned: ArchivePlan, report: Report) -> None:
+    """Report the messages that were deleted before they were archived.
+
+    Their number becomes the figure `lost`. Raises OffsetOutOfRangeError instead if the option
+    `on_gap` is "fail".
+    """
+    if task.options["on_gap"] == "fail":
+        raise OffsetOutOfRangeError(
+            f"{planned.describe_gaps()}.",
+            fix="Set on_gap: note to continue with the remaining messages, and archive more often.",
+        )
+    task.say(planned.describe_gaps())
+    report.figures["lost"] = sum(gap.size for gap in planned.gaps)
 
 
 def _verify_archive(
@@ -273,7 +304,7 @@ def _verify_archive(
     if not comparable.ranges:
         task.report_lines(report, "no message of the archive is still at the brokers")
         return
-    ranges = [(*part.queue, part.start, part.end) for part in comparable.ranges]
+    ranges = [(*verified.queue, verified.start, verified.end) for verified in comparable.ranges]
     archived_rows = spark.read.schema(SCHEMA).parquet(runs.folder.path)
     archived_rows = rows_in_ranges(archived_rows, ranges)
     row_count = verify_rows(comparable.load_rows(task, spark), archived_rows)
@@ -302,12 +333,8 @@ def _write_run(
     else:
         row_count = staged_rows.count()
 
-    first_offsets = dict(runs.first_offsets)
-    next_offsets = dict(runs.next_offsets)
-    for archived in planned.ranges:
-        first_offsets.setdefault(archived.queue, archived.start)
-        next_offsets[archived.queue] = archived.end
-    run = ArchiveRun(
+    first_offsets, next_offsets = _advance_offsets(runs, planned)
+    committed_run = ArchiveRun(
         number=run_number,
         time=datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(),
         ranges=planned.ranges,
@@ -319,8 +346,8 @@ def _write_run(
         staging=staging,
         gaps=planned.gaps,
     )
-    runs.commit(run)
-    _report_run(task, report, run, planned, SYSTEM_CLOCK.monotonic_s() - started_s)
+    runs.commit(committed_run)
+    _report_run(task, report, committed_run, planned, SYSTEM_CLOCK.monotonic_s() - started_s)
 
 
 def _stage_rows(
@@ -342,19 +369,30 @@ def _stage_rows(
     return files, spark.read.schema(SCHEMA).parquet(staging_path)
 
 
+def _advance_offsets(runs: ArchiveRuns, planned: ArchivePlan) -> tuple[Offsets, Offsets]:
+    """Return the first and the next offset of each queue, as they are after the planned run."""
+    first_offsets = dict(runs.first_offsets)
+    next_offsets = dict(runs.next_offsets)
+    for archived in planned.ranges:
+        first_offsets.setdefault(archived.queue, archived.start)
+        next_offsets[archived.queue] = archived.end
+    return first_offsets, next_offsets
+
+
 def _report_run(
     task: Task, report: Report, run: ArchiveRun, planned: ArchivePlan, duration_s: float
 ) -> None:
     """Add the lines and figures of a committed run, which took `duration_s`, to `report`."""
     report.figures["rows"] += run.rows
+    verification = "not verified"
     if run.is_verified:
         report.figures["verified"] += run.rows
-    verification = f"verified {run.rows:,} rows" if run.is_verified else "not verified"
-    rate = run.rows / max(duration_s, 0.001)
+        verification = f"verified {run.rows:,} rows"
+    rows_per_s = run.rows / max(duration_s, 0.001)
     task.report_lines(
         report,
         f"run {run.number}: archived {run.rows:,} rows of {len(planned.topics)} topics in"
-        f" {len(run.files)} files, {verification} ({rate:,.0f} rows/s)",
+        f" {len(run.files)} files, {verification} ({rows_per_s:,.0f} rows/s)",
     )
     empty_count = planned.offset_count - run.rows
     if empty_count > 0:
@@ -389,40 +427,76 @@ def _open_replay(task: Task) -> tuple[JobState, Any]:
     The state file of a new replay is not written yet. Raises ConfigurationError if the name or a
     time is invalid, if there is no archive, or if the replay was started with other options.
     """
-    options = task.options
-    name = task.options["name"]
-    rows = read_archive(task.spark, options["path"])
-    next_offsets = ArchiveRuns(Folder(task.spark, options["path"])).next_offsets
-    if "/" in name or not name:
-        raise ConfigurationError(f"the name {name!r} is invalid.", fix="Use letters, digits and -.")
-    folder = Folder(task.spark, options["state"] or options["path"])
-    file_name = f"{name}.json" if options["state"] else f"{REPLAYS}/{name}.json"
-    state = JobState(folder, file_name)
-    settings = {key: options[key] for key in _FIXED_OPTIONS} | {"topics": list(options["topics"])}
-    if not state.resume(name, settings):
-        state.document |= {
-            "limits": offsets_to_table(next_offsets, by_topic=True),
-            "query": f"replay-{name}",
-            "step_rows": rows_per_step(float(options["rate"]), options["step"]),
-        }
-    if options["topics"]:
-        rows = rows.where(F.col("topic").isin(list(options["topics"])))
-    for option, sign, day_sign in (("since", ">=", ">="), ("until", "<", "<=")):
-        if options[option]:
-            try:
-                time_ms = parse_timestamp(str(options[option]))
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"the option {option!r} has the invalid value {options[option]!r}: {error}."
-                ) from None
-            rows = rows.where(f"store_time {sign} timestamp_millis({time_ms})")
-            # The day is a directory, so this condition lets Spark skip whole directories.
-            rows = rows.where(f"day {day_sign} date_from_unix_date({time_ms // 86_400_000})")
-    if options["where"]:
-        rows = rows.where(options["where"])
+    archive_path = task.options["path"]
+    rows = read_archive(task.spark, archive_path)
+    archive_ends = ArchiveRuns(Folder(task.spark, archive_path)).next_offsets
+    state = _resume_replay(task, archive_ends)
+    rows = _select_replay_rows(task, rows)
     # The limits are the end offsets of the archive when the replay began.
     limits = sorted(iterate_table(state["limits"]))
     return state, rows_in_ranges(rows, [(*queue, 0, end) for queue, end in limits])
+
+
+def _resume_replay(task: Task, archive_ends: Offsets) -> JobState:
+    """Return the state of the replay that the task names; `archive_ends` limit a new replay.
+
+    The state file of a new replay is not written yet. Raises ConfigurationError if the name is
+    invalid, or if the replay was started with other options.
+    """
+    options = task.options
+    replay_name = options["name"]
+    if "/" in replay_name or not replay_name:
+        raise ConfigurationError(
+            f"the name {replay_name!r} is invalid.", fix="Use letters, digits and -."
+        )
+    if options["state"]:
+        state = JobState(Folder(task.spark, options["state"]), f"{replay_name}.json")
+    else:
+        state = JobState(Folder(task.spark, options["path"]), f"{REPLAYS}/{replay_name}.json")
+
+    fixed_options = {key: options[key] for key in _FIXED_OPTIONS}
+    fixed_options["topics"] = list(options["topics"])
+    is_resumed = state.resume(replay_name, fixed_options)
+    if not is_resumed:
+        state.document |= {
+            "limits": offsets_to_table(archive_ends, by_topic=True),
+            "query": f"replay-{replay_name}",
+            "step_rows": rows_per_step(float(options["rate"]), options["step"]),
+        }
+    return state
+
+
+def _select_replay_rows(task: Task, rows: Any) -> Any:
+    """Return the rows of an archive that `topics`, `since`, `until` and `where` select.
+
+    Raises ConfigurationError if one of the times is invalid.
+    """
+    options = task.options
+    if options["topics"]:
+        rows = rows.where(F.col("topic").isin(list(options["topics"])))
+    # The day is a directory, so its condition lets Spark skip whole directories. `until` needs <=
+    # there, because a part of its day may be before it.
+    if options["since"]:
+        since_ms = _parse_time_option(task, "since")
+        rows = rows.where(f"store_time >= timestamp_millis({since_ms})")
+        rows = rows.where(f"day >= date_from_unix_date({since_ms // MS_PER_DAY})")
+    if options["until"]:
+        until_ms = _parse_time_option(task, "until")
+        rows = rows.where(f"store_time < timestamp_millis({until_ms})")
+        rows = rows.where(f"day <= date_from_unix_date({until_ms // MS_PER_DAY})")
+    if options["where"]:
+        rows = rows.where(options["where"])
+    return rows
+
+
+def _parse_time_option(task: Task, option: str) -> int:
+    """Return the time that an option contains, in milliseconds, or raise ConfigurationError."""
+    try:
+        return parse_timestamp(str(task.options[option]))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the option {option!r} has the invalid value {task.options[option]!r}: {error}."
+        ) from None
 
 
 def _split_off_undecodable(rows: Any) -> tuple[Any, int]:
@@ -430,18 +504,45 @@ def _split_off_undecodable(rows: Any) -> tuple[Any, int]:
     return rows.where(f"{ERROR_NAME} is null"), rows.where(f"{ERROR_NAME} is not null").count()
 
 
-def _describe_undecodable(count: int) -> str:
-    """Return the line about `count` messages that are not sent.
-
-    Their bodies cannot be decoded.
-    """
+def _describe_undecodable(message_count: int) -> str:
+    """Return the line about messages that are not sent, because their bodies cannot be decoded."""
     return (
-        f"left out: {count:,} messages whose bodies cannot be decoded; the archive has their"
-        f" stored bytes ({ERROR_NAME} is not null)"
+        f"left out: {message_count:,} messages whose bodies cannot be decoded; the archive has"
+        f" their stored bytes ({ERROR_NAME} is not null)"
     )
 
 
+def _choose_sink_columns(task: Task) -> list[str]:
+    """Return the expressions of the columns that the sink gets, as the options demand.
+
+    The topic is a column only if the option `to` names none; the queue and the message id, only if
+    they are to be the same as before.
+    """
+    columns = [
+        "body",
+        "tags",
+        "keys",
+        f"{OWN_PROPERTIES} as properties",
+        f"properties['{SHARDING_KEY}'] as sharding_key",
+        *ORIGIN_COLUMNS,
+    ]
+    if not task.options["to"]:
+        columns.append("topic")
+    if task.options["queues"] == "same":
+        columns.append("queue_id")
+    if task.options["ids"] == "same":
+        columns.append("msg_id as message_id")
+    return columns
+
+
 # ---- the ready pipelines
+
+
+def _pause(task: Task, pause_s: float) -> None:
+    """Wait `pause_s` seconds, or until the task is stopped, which is checked every 0.5 s."""
+    end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
+    while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
+        threading.Event().wait(min(0.5, pause_s))
 
 
 class Archive(ReadyPipeline):
@@ -499,11 +600,12 @@ class Archive(ReadyPipeline):
         """
         runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
         planned = ArchivePlan.create(task, runs.next_offsets)
-        lines = [planned.describe_gaps()] if planned.gaps else []
+        lines = []
+        if planned.gaps:
+            lines.append(planned.describe_gaps())
         for topic in planned.topics:
-            ranges = [part for part in planned.ranges if part.queue.topic == topic]
-            count = sum(part.size for part in ranges)
-            lines.append(f"archive {count:,} messages of {len(ranges)} queues of {topic!r}")
+            sizes = [planned_range.size for planned_range in planned.ranges_of(topic)]
+            lines.append(f"archive {sum(sizes):,} messages of {len(sizes)} queues of {topic!r}")
         return lines or ["nothing new: the archive is complete"]
 
     def run(self, task: Task) -> Report:
@@ -514,9 +616,7 @@ class Archive(ReadyPipeline):
         report = _run_once(task)
         pause_s = float(task.options["every"])
         while pause_s and not task.stopping():
-            end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
-            while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
-                threading.Event().wait(min(0.5, pause_s))
+            _pause(task, pause_s)
             if not task.stopping():
                 next_report = _run_once(task)
                 report.lines = next_report.lines
@@ -578,7 +678,7 @@ class Replay(ReadyPipeline):
 
         The run ends when all are sent or the task is stopped; a later run continues.
         """
-        options = task.options
+        delivery = task.options["delivery"]
         state, rows = _open_replay(task)
         if not state["steps"]:
             state.start()
@@ -587,27 +687,15 @@ class Replay(ReadyPipeline):
         if undecodable_count:
             report.figures["undecodable"] = undecodable_count
             task.report_lines(report, _describe_undecodable(undecodable_count))
-        task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
+        task.report_lines(report, describe_guarantee(task.connection, delivery))
 
-        columns = [
-            "body",
-            "tags",
-            "keys",
-            f"{OWN_PROPERTIES} as properties",
-            f"properties['{SHARDING_KEY}'] as sharding_key",
-            *ORIGIN_COLUMNS,
-        ]
-        sink_options = {"delivery": options["delivery"]}
-        if options["to"]:
-            sink_options["topic"] = options["to"]
-        else:
-            columns.append("topic")
-        if options["queues"] == "same":
-            columns.append("queue_id")
-        if options["ids"] == "same":
-            columns.append("msg_id as message_id")
+        columns = _choose_sink_columns(task)
+        sink_options = {"delivery": delivery}
+        if task.options["to"]:
+            sink_options["topic"] = task.options["to"]
 
         def send_step(step_number: int, step_rows: Any) -> None:
+            """Send the rows of one step."""
             sink_rows = step_rows.selectExpr(*columns)
             write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
 

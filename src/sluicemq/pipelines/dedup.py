@@ -90,10 +90,13 @@ def build_source_options(
 
     `source` are further options, and override `connection`. `topic` None means that they name it.
     """
-    options = {**connection, **source} | ({} if topic is None else {"topic": topic})
-    wanted = [part.strip() for part in options.get("columns", ",".join(BASE_TYPES)).split(",")]
-    _, needed = KEYS.get(key, (key, ()))
-    options["columns"] = ",".join([*wanted, *(name for name in needed if name not in wanted)])
+    options = {**connection, **source}
+    if topic is not None:
+        options["topic"] = topic
+    columns = [name.strip() for name in options.get("columns", ",".join(BASE_TYPES)).split(",")]
+    _, key_columns = KEYS.get(key, (key, ()))
+    added_columns = [name for name in key_columns if name not in columns]
+    options["columns"] = ",".join([*columns, *added_columns])
     return options
 
 
@@ -110,9 +113,13 @@ def select_table_rows(
             f"the name {KEY_COLUMN!r} is reserved for the key column.",
             fix="Use another column name, or set key: to change the key.",
         )
-    chosen = [F.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
-    expression, _ = KEYS.get(key, (key, ()))
-    return messages.select(F.expr(expression).cast("string").alias(KEY_COLUMN), *chosen)
+    key_expression, _ = KEYS.get(key, (key, ()))
+    key_column = F.expr(key_expression).cast("string").alias(KEY_COLUMN)
+    expression_by_name = columns or COLUMNS
+    value_columns = [
+        F.expr(expression).alias(name) for name, expression in expression_by_name.items()
+    ]
+    return messages.select(key_column, *value_columns)
 
 
 def _build_target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
@@ -181,17 +188,22 @@ def stream_table(
     target = _build_target(rows, url, table, batch_rows)
     prepare_table(target, create=create)
 
-    def write(batch: "DataFrame", number: int) -> None:
+    def insert_micro_batch(batch: "DataFrame", number: int) -> None:
         on_batch(number, insert_new_rows(batch, target))
 
-    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    writer = rows.writeStream.foreachBatch(insert_micro_batch)
+    writer = writer.option("checkpointLocation", checkpoint)
+    return _set_trigger(writer, trigger).start()
+
+
+def _set_trigger(writer: Any, trigger: str) -> Any:
+    """Return the writer of a stream with a trigger; raise ConfigurationError if it is invalid."""
     try:
-        writer = writer.trigger(**spark_trigger(parse_trigger_s(trigger)))
+        return writer.trigger(**spark_trigger(parse_trigger_s(trigger)))
     except ValueError as error:
         raise ConfigurationError(
             f"the trigger {trigger!r} is invalid: {error}.", fix=f"Write {AVAILABLE_NOW} or 10s."
         ) from None
-    return writer.start()
 
 
 # ---- the ready pipeline
@@ -225,55 +237,73 @@ class Dedup(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return lines about the source, the key, the columns and the table.
+
+        The source is loaded as a batch, so that Spark checks the expressions.
+        """
         options = task.options
-        key = task.options["key"]
+        key = options["key"]
         source = build_source_options(task.connection, options["topic"], key, options["source"])
-        batch = {name: text for name, text in source.items() if not name.startswith("max")}
-        messages = task.spark.read.format("rocketmq").options(**batch).load()
+        # Options such as maxOffsetsPerTrigger are only for streams.
+        batch_options = {
+            name: option for name, option in source.items() if not name.startswith("max")
+        }
+        messages = task.spark.read.format("rocketmq").options(**batch_options).load()
         rows = select_table_rows(messages, key, options["columns"] or None)
-        expression, _ = KEYS.get(key, (key, ()))
+
+        key_expression, _ = KEYS.get(key, (key, ()))
+        described_columns = [f"{name} {spark_type}" for name, spark_type in rows.dtypes[1:]]
         return [
             f"read {source.get('topic', 'the source')} as a {options['mode']}",
-            f"key {KEY_COLUMN}: {expression}",
-            f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
+            f"key {KEY_COLUMN}: {key_expression}",
+            f"columns {', '.join(described_columns)}",
             f"insert new rows into {options['table']} of {url_without_password(options['url'])}",
         ]
 
     def run(self, task: Task) -> Report:
+        """Insert the messages, as a batch or a stream, and report the numbers of rows.
+
+        A stream runs until it ends or the task is stopped.
+        """
         options = task.options
-        table = f"{options['table']} of {url_without_password(options['url'])}"
+        table_label = f"{options['table']} of {url_without_password(options['url'])}"
         names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
-        given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
+        arguments = {name: options[name] for name in names}
+        arguments["columns"] = options["columns"] or None
         if options["mode"] == BATCH:
-            done = write_table(task.spark, task.connection, **given)
+            written = write_table(task.spark, task.connection, **arguments)
         elif not options["checkpoint"]:
             raise ConfigurationError(
                 "a stream needs a checkpoint.", fix="Set checkpoint: DIRECTORY, or mode: batch."
             )
         else:
-            done = _run_stream(task, given, table)
-        repeated = done.rows - done.new
-        report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
+            written = _run_stream(task, arguments, table_label)
+
+        repeated_count = written.rows - written.new
+        report = Report({"rows": written.rows, "new": written.new, "repeated": repeated_count})
         task.report_lines(
             report,
-            f"{done.rows:,} messages, {done.new:,} new rows in {table};"
-            f" {repeated:,} existed already",
+            f"{written.rows:,} messages, {written.new:,} new rows in {table_label};"
+            f" {repeated_count:,} existed already",
         )
         return report
 
 
-def _run_stream(task: Task, given: Mapping[str, Any], table: str) -> Written:
+def _run_stream(task: Task, arguments: Mapping[str, Any], table_label: str) -> Written:
     """Run a stream until it ends or the task is stopped; return the sums of all its micro-batches.
 
-    `given` are arguments of `stream_table`, and `table` names the table in texts. Each micro-batch
-    is reported by `task.say`. When the task is stopped, the current one is finished.
+    `arguments` are those of `stream_table`, and `table_label` names the table in texts. Each
+    micro-batch is reported by `task.say`. When the task is stopped, the current one is finished.
     """
-    done = Written()
+    sums = Written()
 
     def add_batch(number: int, written: Written) -> None:
-        nonlocal done
-        done = Written(done.rows + written.rows, done.new + written.new)
-        task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {table}")
+        """Add the numbers of one micro-batch to `sums`, and report them."""
+        nonlocal sums
+        sums = Written(sums.rows + written.rows, sums.new + written.new)
+        task.say(
+            f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {table_label}"
+        )
 
     query = stream_table(
         task.spark,
@@ -281,14 +311,14 @@ def _run_stream(task: Task, given: Mapping[str, Any], table: str) -> Written:
         checkpoint=task.options["checkpoint"],
         trigger=task.options["trigger"],
         on_batch=add_batch,
-        **given,
+        **arguments,
     )
     while query.isActive and not task.stopping():
         threading.Event().wait(STOP_CHECK_S)
     if query.isActive:
         finish_query(query)
     query.awaitTermination()
-    return done
+    return sums
 
 
 DEDUP: Final = Dedup()

@@ -20,9 +20,11 @@ the sinks. Messages are only read if a property has the type `auto` or the sourc
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.model.subscription import SQL92
@@ -38,7 +40,7 @@ from sluicemq.pipelines.file import (
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
 from sluicemq.pipelines.sinks.writers import WRITERS, Writer
 from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
-from sluicemq.spark.errors import FileProblem, PlaceError, summarize_spark_error
+from sluicemq.spark.errors import FileProblem, PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.filters import (
     SAMPLE_MESSAGES_MAX,
     PushedFilters,
@@ -51,6 +53,7 @@ from sluicemq.spark.options import (
     READ,
     STORE_OPTIONS_BY_NAME,
     STREAM,
+    Options,
     parse_options,
 )
 from sluicemq.spark.references import (
@@ -116,14 +119,18 @@ class ReadRange:
     def pin(self, pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with a source that reads exactly this range."""
         source = pipeline.source
-        has_several_topics = len(self.topics) > 1
         assert source is not None
+        by_topic = len(self.topics) > 1
+        starts = offsets_to_table(self.starts, by_topic=by_topic)
+        ends = offsets_to_table(self.ends, by_topic=by_topic)
+
         options = {
-            name: text for name, text in source.options.items() if name not in _RANGE_OPTIONS
+            name: option for name, option in source.options.items() if name not in _RANGE_OPTIONS
         }
-        options["topics" if has_several_topics else "topic"] = ",".join(self.topics)
-        for name, offsets in (("startingOffsets", self.starts), ("endingOffsets", self.ends)):
-            options[name] = json.dumps(offsets_to_table(offsets, by_topic=has_several_topics))
+        topics_option = "topics" if by_topic else "topic"
+        options[topics_option] = ",".join(self.topics)
+        options["startingOffsets"] = json.dumps(starts)
+        options["endingOffsets"] = json.dumps(ends)
         return replace(pipeline, source=replace(source, options=options))
 
     def queue_rows(self) -> list[tuple[str, str, int, int]]:
@@ -148,34 +155,43 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
     options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
     with open_admin(options) as admin:
         topics = tuple(parse_topics(options).resolve(admin))
-        wanted = build_subscription(
-            parse_topics(options).label,
-            options["filter.tags"],
-            options["filter.sql"],
-            PushedFilters(),
-        )
-        selector: str | None = "nothing matches"
-        if wanted is not None and wanted[0].kind == SQL92:
-            text = wanted[0].expression
-            check_selector(admin, topics, options["group"] or "sluice-pipeline", text)
-            selector = f"SQL92 {text}"
-        elif wanted is not None:
-            tags = wanted[0].expression
-            selector = None if tags == "*" else f"tags {tags}"
-
+        selector = _describe_selector(admin, topics, options)
         bounds = fetch_bounds(admin, topics)
         if not pipeline.is_streaming:
             starts = resolve_starting_offsets(admin, options, bounds, "earliest")
             ends = resolve_ending_offsets(admin, options, bounds)
             return ReadRange(topics, starts, ends, selector)
-        ends = {queue: highest for queue, (_, highest) in bounds.items()}
+
+        ends = {queue: end for queue, (_, end) in bounds.items()}
         committed = None if checkpoint is None else read_committed_offsets(checkpoint)
         if committed is None:
             starts = resolve_starting_offsets(admin, options, bounds, "latest")
-            return ReadRange(topics, starts, ends, selector)
-        # A queue that the checkpoint does not contain is new, and read from its beginning.
-        starts = {queue: committed.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
+        else:
+            # A queue that the checkpoint does not contain is new, and read from its beginning.
+            starts = {queue: committed.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         return ReadRange(topics, starts, ends, selector)
+
+
+def _describe_selector(admin: Admin, topics: Sequence[str], options: Options) -> str | None:
+    """Return a text about the filter at the broker, such as "tags A || B"; None if there is none.
+
+    `options` are the parsed options of the source. Raises RequestError if a broker rejects the
+    expression of `filter.sql`, and the client's other errors.
+    """
+    subscription_and_rest = build_subscription(
+        parse_topics(options).label,
+        options["filter.tags"],
+        options["filter.sql"],
+        PushedFilters(),
+    )
+    if subscription_and_rest is None:
+        return "nothing matches"
+    subscription = subscription_and_rest[0]
+    expression = subscription.expression
+    if subscription.kind == SQL92:
+        check_selector(admin, topics, options["group"] or "sluice-pipeline", expression)
+        return f"SQL92 {expression}"
+    return None if expression == "*" else f"tags {expression}"
 
 
 def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
@@ -184,13 +200,18 @@ def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
     Return None if the checkpoint has no committed micro-batch, or is not on this machine.
     """
     directory = checkpoint.removeprefix("file://")
-    done = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
-    text = read_text(SYSTEM_FILES, f"{directory}/offsets/{max(done, key=int)}") if done else None
-    if text is None:
+    commits = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
+    if not commits:
+        return None
+    last_commit = max(commits, key=int)
+    offsets_file = read_text(SYSTEM_FILES, f"{directory}/offsets/{last_commit}")
+    if offsets_file is None:
         return None
     # Line 1 is a version, line 2 metadata, and line 3 the offsets of the only source.
-    found: Any = json.loads(text.splitlines()[2])
-    return parse_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
+    source_offsets: Any = json.loads(offsets_file.splitlines()[2])
+    if not isinstance(source_offsets, dict) or "queues" not in source_offsets:
+        return None
+    return parse_checkpoint(source_offsets, None)
 
 
 def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
@@ -207,12 +228,13 @@ def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
         options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
         with open_admin(options) as admin:
             topics = parse_topics(options).resolve(admin)
-            return collect_findings(sql, lambda text: try_at_brokers(admin, topics, text))
+            return collect_findings(sql, lambda variant: try_at_brokers(admin, topics, variant))
+
     from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - a slow import
 
     with open_snapshot(parse_options(source.options, READ, STORE_OPTIONS_BY_NAME)) as snapshot:
         newest = list(snapshot.read_newest_properties(SAMPLE_MESSAGES_MAX))
-    return collect_findings(sql, lambda text: try_on_properties(newest, text))
+    return collect_findings(sql, lambda variant: try_on_properties(newest, variant))
 
 
 # ---- source and transform
@@ -234,18 +256,18 @@ def load_checked_frame(
 
 
 def load_source(
-    pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **more: str
+    pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **option_overrides: str
 ) -> "DataFrame":
     """Return the source as a DataFrame, which is streaming if the pipeline is.
 
-    `more` are options that replace those of the file. `schema` is the schema of the source if the
-    caller knows it; the schema of Parquet is always that of the file or of the data. Raises
-    PlaceError if Spark or the source refuses the options.
+    `option_overrides` are options that replace those of the file. `schema` is the schema of the
+    source if the caller knows it; the schema of Parquet is always that of the file or of the data.
+    Raises PlaceError if Spark or the source refuses the options.
     """
     source = pipeline.source
     assert source is not None
     reader = spark.readStream if pipeline.is_streaming else spark.read
-    options = dict(source.options) | more
+    options = dict(source.options) | option_overrides
     try:
         if source.kind == PARQUET:
             schema = options.pop("schema", None)
@@ -287,9 +309,9 @@ def _contains_command(spark: "SparkSession", plan: Any) -> bool:
     )
 
     gateway = get_gateway(spark)
-    kinds = (f"{_LOGICAL_PLANS}.Command", f"{_LOGICAL_PLANS}.ParsedStatement")
-    if any(is_instance_of(gateway, plan, kind) for kind in kinds):
-        return True
+    for java_class in (f"{_LOGICAL_PLANS}.Command", f"{_LOGICAL_PLANS}.ParsedStatement"):
+        if is_instance_of(gateway, plan, java_class):
+            return True
     return any(_contains_command(spark, child) for child in scala_elements(plan.children()))
 
 
@@ -319,16 +341,17 @@ def _push_down_predicates(
         return view
 
     try:
-        text, query = replace_unknown_tables(spark, transform, create_view)
-        found = extract_predicates(query, list(placeholders.values()))
-        if not any(found):
+        query_over_views, query = replace_unknown_tables(spark, transform, create_view)
+        predicates_by_view = extract_predicates(query, list(placeholders.values()))
+        if not any(predicates_by_view):
             return None
-        for view, predicates in zip(placeholders, found, strict=True):
-            more = {"predicates": predicates} if predicates else {}
-            loaded = load_source(pipeline, spark, schema, **more)
+        # Replace each placeholder by the source with the predicates of that reference.
+        for view, predicates in zip(placeholders, predicates_by_view, strict=True):
+            predicates_option = {"predicates": predicates} if predicates else {}
+            loaded = load_source(pipeline, spark, schema, **predicates_option)
             loaded.createOrReplaceTempView(quote_name(view))
-        return spark.sql(text)
-    finally:
+        return spark.sql(query_over_views)
+    finally:  # the DataFrame keeps the meaning of its views
         for view in placeholders:
             spark.catalog.dropTempView(view)
 
@@ -343,12 +366,15 @@ def to_place_error(error: Exception, line: int, key: str) -> PlaceError:
         return error
     if isinstance(error, SluiceError):
         return PlaceError(FileProblem(line, key, str(error)))
-    text = summarize_spark_error(error)
-    found = _LINE_AND_POSITION.search(str(error)) if key == "transform" else None
-    if found is not None:
-        line += int(found[1] or found[3]) - 1
-        text = f"at position {int(found[2] or found[4]) + 1} of the line: {text}"
-    return PlaceError(FileProblem(line, key, text))
+
+    message = summarize_spark_error(error)
+    place = _LINE_AND_POSITION.search(str(error)) if key == "transform" else None
+    if place is not None:
+        sql_line = int(place[1] or place[3])  # counted from 1
+        position = int(place[2] or place[4])  # counted from 0
+        line += sql_line - 1
+        message = f"at position {position + 1} of the line: {message}"
+    return PlaceError(FileProblem(line, key, message))
 
 
 # ---- the dry run
@@ -374,26 +400,31 @@ def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
 
     Raises the errors that `run` raises before it changes anything.
     """
-    mask = pipeline.secrets.mask
-
-    def masked(value: Any) -> Any:
-        """Return the value with secrets masked in all strings within it."""
-        if isinstance(value, str):
-            return mask(value)
-        if isinstance(value, list):
-            return [masked(one) for one in value]
-        if isinstance(value, dict):
-            return {name: masked(one) for name, one in value.items()}
-        return value
-
     try:
         if pipeline.use is None:
-            found = _plan_source_and_sinks(pipeline, spark)
+            unmasked = _plan_source_and_sinks(pipeline, spark)
         else:
-            found = _plan_ready_pipeline(pipeline, spark, pipeline.use)
+            unmasked = _plan_ready_pipeline(pipeline, spark, pipeline.use)
     except PlaceError as error:
         raise pipeline.to_configuration_error(error) from error.__cause__
-    return Plan(masked(found.sections), masked(found.figures))
+    return Plan(
+        _mask_strings(unmasked.sections, pipeline.secrets),
+        _mask_strings(unmasked.figures, pipeline.secrets),
+    )
+
+
+def _mask_strings(value: Any, secrets: Secrets) -> Any:
+    """Return the value with secrets masked in all strings within its lists and dicts.
+
+    The keys of dicts are not masked.
+    """
+    if isinstance(value, str):
+        return secrets.mask(value)
+    if isinstance(value, list):
+        return [_mask_strings(element, secrets) for element in value]
+    if isinstance(value, dict):
+        return {key: _mask_strings(element, secrets) for key, element in value.items()}
+    return value
 
 
 def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) -> Plan:
@@ -412,47 +443,57 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     """
     source = pipeline.source
     assert source is not None
-    ranges = _resolve_ranges(pipeline)
-    read_range = next(iter(ranges.values()), None)
-    is_pinned = read_range is not None and not pipeline.is_streaming
-    pinned = read_range.pin(pipeline) if read_range is not None and is_pinned else pipeline
+    range_by_suffix = _resolve_ranges(pipeline)
+    read_range = next(iter(range_by_suffix.values()), None)
+    pinned = pipeline
+    if read_range is not None and not pipeline.is_streaming:
+        pinned = read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
 
-    found = Plan({f"pipeline {pipeline.name}: {_describe_mode(pipeline)}": []})
-    for name, topic_range in ranges.items():
-        found.sections[f"source{name}"] = _describe_range(topic_range, source)
-    if not ranges:
-        found.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
-    found.sections["filter"] = _describe_filters(pipeline, frame, read_range)
-    found.sections["columns"] = [f"{name} {kind}" for name, kind in frame.dtypes]
-    if frame.isStreaming:  # Spark makes a physical plan for each micro-batch only
-        text = get_query_execution(frame).analyzed().toString()
-    else:
-        text = explain_plan(frame, "simple")
-    found.sections["plan of Spark"] = [line for line in str(text).splitlines() if line.strip()]
+    result = Plan({f"pipeline {pipeline.name}: {_describe_mode(pipeline)}": []})
+    for suffix, topic_range in range_by_suffix.items():
+        result.sections[f"source{suffix}"] = _describe_range(topic_range, source)
+    if not range_by_suffix:
+        result.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
+    result.sections["filter"] = _describe_filters(pipeline, frame, read_range)
+    result.sections["columns"] = [f"{name} {spark_type}" for name, spark_type in frame.dtypes]
+    result.sections["plan of Spark"] = _describe_spark_plan(frame)
 
-    sinks = []
+    sink_figures = []
     for writer in writers:
         lines = writer.describe(frame)
         if pipeline.is_streaming:
             lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
-        found.sections[f"sink {writer.sink.name}: {writer.target}"] = lines
-        sinks.append({"name": writer.sink.name, "target": writer.target, "what": lines})
-    queues = [] if read_range is None else read_range.queue_rows()
-    found.figures = {
+        result.sections[f"sink {writer.sink.name}: {writer.target}"] = lines
+        sink_figures.append({"name": writer.sink.name, "target": writer.target, "what": lines})
+
+    queue_rows = [] if read_range is None else read_range.queue_rows()
+    result.figures = {
         "pipeline": pipeline.name,
         "mode": pipeline.mode,
         "messages": None if read_range is None else read_range.message_count,
         "queues": [
             {"topic": topic, "queue": queue, "start": start, "end": end}
-            for topic, queue, start, end in queues
+            for topic, queue, start, end in queue_rows
         ],
-        "filter": found.sections["filter"],
+        "filter": result.sections["filter"],
         "columns": dict(frame.dtypes),
-        "plan": found.sections["plan of Spark"],
-        "sinks": sinks,
+        "plan": result.sections["plan of Spark"],
+        "sinks": sink_figures,
     }
-    return found
+    return result
+
+
+def _describe_spark_plan(frame: "DataFrame") -> list[str]:
+    """Return Spark's plan of a DataFrame as lines: the physical one, or the analyzed of a stream.
+
+    Spark makes the physical plan of a stream for each micro-batch only.
+    """
+    if frame.isStreaming:
+        plan_text = get_query_execution(frame).analyzed().toString()
+    else:
+        plan_text = explain_plan(frame, "simple")
+    return [line for line in str(plan_text).splitlines() if line.strip()]
 
 
 def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
@@ -462,18 +503,19 @@ def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
     a batch or a single sink, else " for SINK". The queries of a stream may have different ranges,
     because each has a checkpoint of its own.
     """
-    checkpoints: dict[str, str | None] = {"": None}
+    checkpoint_by_suffix: dict[str, str | None] = {"": None}
     if pipeline.is_streaming:
-        suffix = " for {}" if len(pipeline.sinks) > 1 else ""
-        checkpoints = {
-            suffix.format(sink.name): pipeline.checkpoint_of(sink) for sink in pipeline.sinks
+        has_several_sinks = len(pipeline.sinks) > 1
+        checkpoint_by_suffix = {
+            f" for {sink.name}" if has_several_sinks else "": pipeline.checkpoint_of(sink)
+            for sink in pipeline.sinks
         }
-    ranges = {}
-    for name, checkpoint in checkpoints.items():
-        found = resolve_read_range(pipeline, checkpoint=checkpoint)
-        if found is not None:
-            ranges[name] = found
-    return ranges
+    range_by_suffix = {}
+    for suffix, checkpoint in checkpoint_by_suffix.items():
+        read_range = resolve_read_range(pipeline, checkpoint=checkpoint)
+        if read_range is not None:
+            range_by_suffix[suffix] = read_range
+    return range_by_suffix
 
 
 def _describe_mode(pipeline: Pipeline) -> str:
@@ -505,15 +547,17 @@ def _describe_filters(
 
     `frame` is the transformed DataFrame. `read_range` is None if the source is not topics.
     """
-    assert pipeline.source is not None
-    own_filter = pipeline.source.options.get("filter.sql")
-    selector = read_range.selector if read_range is not None else own_filter
+    if read_range is not None:
+        selector = read_range.selector
+    else:
+        assert pipeline.source is not None
+        selector = pipeline.source.options.get("filter.sql")
     lines = [f"at the broker, by the file: {selector or '-'}"]
     if not pipeline.is_streaming:
         pushed = pushdown(frame)
         at_broker = ", ".join(pushed.broker) or "-"
-        lines += [
-            f"at the broker, pushed down from the transform: {at_broker}",
-            f"by Spark: {', '.join(pushed.spark) or '-'}",
-        ]
-    return lines + [f"warning: {one}" for one in find_filter_mistakes(pipeline)]
+        by_spark = ", ".join(pushed.spark) or "-"
+        lines.append(f"at the broker, pushed down from the transform: {at_broker}")
+        lines.append(f"by Spark: {by_spark}")
+    lines += [f"warning: {mistake}" for mistake in find_filter_mistakes(pipeline)]
+    return lines

@@ -10,7 +10,7 @@ the run itself or by the next one. `pipelines.archive` has the runs.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,10 +64,6 @@ class ArchiveRun:
          "ranges": [[TOPIC, BROKER, QUEUE, START, END], …], "gaps": […],
          "staging": "_sluice/staging/…", "files": ["topic=…/day=…/part-….parquet", …]}
         """
-
-        def ranges_to_lists(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
-            return [[*part.queue, part.start, part.end] for part in ranges]
-
         return {
             "version": VERSION,
             "run": self.number,
@@ -76,8 +72,8 @@ class ArchiveRun:
             "verified": self.is_verified,
             "first": offsets_to_table(self.first_offsets, by_topic=True),
             "next": offsets_to_table(self.next_offsets, by_topic=True),
-            "ranges": ranges_to_lists(self.ranges),
-            "gaps": ranges_to_lists(self.gaps),
+            "ranges": _ranges_to_lists(self.ranges),
+            "gaps": _ranges_to_lists(self.gaps),
             "staging": self.staging,
             "files": list(self.files),
         }
@@ -90,13 +86,6 @@ class ArchiveRun:
         texts of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is
         missing or has a wrong type.
         """
-
-        def lists_to_ranges(lists: list[list[Any]]) -> tuple[QueueRange, ...]:
-            return tuple(
-                QueueRange(MessageQueue(topic, broker, queue_id), start, end)
-                for topic, broker, queue_id, start, end in lists
-            )
-
         try:
             if document["version"] != VERSION:
                 raise ConfigurationError(
@@ -106,20 +95,36 @@ class ArchiveRun:
             return cls(
                 number=document["run"],
                 time=document["time"],
-                ranges=lists_to_ranges(document["ranges"]),
+                ranges=_lists_to_ranges(document["ranges"]),
                 first_offsets=dict(iterate_table(document["first"])),
                 next_offsets=dict(iterate_table(document["next"])),
                 rows=document["rows"],
                 is_verified=document["verified"],
                 files=tuple(document["files"]),
                 staging=document["staging"],
-                gaps=lists_to_ranges(document["gaps"]),
+                gaps=_lists_to_ranges(document["gaps"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"the last run of the archive {path} cannot be read: {error!r}.",
                 fix="Restore the file, or use another path.",
             ) from None
+
+
+def _ranges_to_lists(ranges: Iterable[QueueRange]) -> list[list[Any]]:
+    """Return each range of offsets as a JSON list [topic, broker, queue id, start, end]."""
+    return [[*queue_range.queue, queue_range.start, queue_range.end] for queue_range in ranges]
+
+
+def _lists_to_ranges(lists: Iterable[Iterable[Any]]) -> tuple[QueueRange, ...]:
+    """Return the ranges that `_ranges_to_lists` wrote.
+
+    Raises TypeError or ValueError for a list of another form.
+    """
+    return tuple(
+        QueueRange(MessageQueue(topic, broker, queue_id), start, end)
+        for topic, broker, queue_id, start, end in lists
+    )
 
 
 @dataclass(slots=True)
@@ -179,8 +184,8 @@ class ArchiveRuns:
 
     def new_staging(self) -> tuple[int, str]:
         """Return the number of a new run, and an unused name for its staging directory."""
-        number = self.number + 1
-        return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
+        run_number = self.number + 1
+        return run_number, f"{STAGING}/{run_number:08d}-{uuid.uuid4().hex[:8]}"
 
     def commit(self, run: ArchiveRun) -> None:
         """Write the run file of `run`, which makes its rows part of the archive.

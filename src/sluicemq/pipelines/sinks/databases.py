@@ -183,23 +183,36 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
     """Raise ConfigurationError if the table lacks a column, or a unique constraint of the key."""
     inspector = _sqlalchemy().inspect(engine)
     schema, name = target.schema_and_name
-    existing = [one["name"] for one in inspector.get_columns(name, schema=schema)]
-    lacking = [column for column, _ in target.columns if column not in existing]
-    if lacking:
+    existing_columns = [column["name"] for column in inspector.get_columns(name, schema=schema)]
+    missing_columns = [column for column, _ in target.columns if column not in existing_columns]
+    if missing_columns:
         raise ConfigurationError(
-            f"the table {target.table!r} has no column {', '.join(lacking)}.",
-            fix=f"Give the transform's columns the names of the table: {', '.join(existing)}.",
+            f"the table {target.table!r} has no column {', '.join(missing_columns)}.",
+            fix=f"Give the transform's columns the names of the table:"
+            f" {', '.join(existing_columns)}.",
         )
-    indexes = inspector.get_indexes(name, schema=schema)
-    unique = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
-    unique += [one["column_names"] for one in inspector.get_unique_constraints(name, schema=schema)]
-    unique += [one["column_names"] for one in indexes if one["unique"]]
-    if set(target.key) not in [set(columns) for columns in unique]:
+    if set(target.key) not in _find_unique_columns(inspector, target):
         raise ConfigurationError(
             f"the table {target.table!r} has no primary key or unique constraint of"
             f" {', '.join(target.key)}.",
             fix="Add one, or use the table's key; otherwise rows would be duplicated.",
         )
+
+
+def _find_unique_columns(inspector: Any, target: Target) -> list[set[str]]:
+    """Return the sets of columns whose values identify a row of the table.
+
+    They are those of its primary key, its unique constraints and its unique indexes. `inspector` is
+    SQLAlchemy's inspector of the database.
+    """
+    schema, name = target.schema_and_name
+    indexes = inspector.get_indexes(name, schema=schema)
+    primary_key = inspector.get_pk_constraint(name, schema=schema)
+    constraints = inspector.get_unique_constraints(name, schema=schema)
+    unique_columns = [primary_key["constrained_columns"]]
+    unique_columns += [constraint["column_names"] for constraint in constraints]
+    unique_columns += [index["column_names"] for index in indexes if index["unique"]]
+    return [set(column_names) for column_names in unique_columns]
 
 
 def build_table(target: Target, dialect: str) -> "sa.Table":
@@ -209,30 +222,41 @@ def build_table(target: Target, dialect: str) -> "sa.Table":
     has no column type.
     """
     sqlalchemy = _sqlalchemy()
-    types = sqlalchemy.types
-    schema, name = target.schema_and_name
+    schema, table_name = target.schema_and_name
     columns = []
-    for column, kind in target.columns:
-        is_key = column in target.key
-        if kind == "string":
-            is_short = is_key and dialect not in NATIVE
-            found = types.String(KEY_LENGTH) if is_short else types.Text()
-        elif kind.startswith("decimal("):
-            precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
-            found = types.Numeric(int(precision), int(scale))
-        elif kind.startswith(_NESTED):
-            found = types.JSON(none_as_null=True)
-        elif kind == "timestamp":
-            found = types.DateTime(timezone=True)
-        elif kind in _TYPES:
-            found = getattr(types, _TYPES[kind])()
+    for column_name, spark_type in target.columns:
+        is_key = column_name in target.key
+        if spark_type == "string" and is_key and dialect not in NATIVE:
+            column_type = sqlalchemy.types.String(KEY_LENGTH)
         else:
-            raise ConfigurationError(
-                f"a table cannot have a column of type {kind!r}.",
-                fix="Cast it in the transform.",
-            )
-        columns.append(sqlalchemy.Column(column, found, primary_key=is_key, autoincrement=False))
-    return sqlalchemy.Table(name, sqlalchemy.MetaData(), *columns, schema=schema)  # type: ignore[no-any-return]
+            column_type = _choose_column_type(spark_type)
+        columns.append(
+            sqlalchemy.Column(column_name, column_type, primary_key=is_key, autoincrement=False)
+        )
+    return sqlalchemy.Table(table_name, sqlalchemy.MetaData(), *columns, schema=schema)  # type: ignore[no-any-return]
+
+
+def _choose_column_type(spark_type: str) -> Any:
+    """Return SQLAlchemy's type for the values of a Spark type, such as "bigint".
+
+    Raises ConfigurationError if there is none.
+    """
+    types = _sqlalchemy().types
+    if spark_type == "string":
+        return types.Text()
+    if spark_type.startswith("decimal("):
+        precision, _, scale = spark_type.removeprefix("decimal(").rstrip(")").partition(",")
+        return types.Numeric(int(precision), int(scale))
+    if spark_type.startswith(_NESTED):
+        return types.JSON(none_as_null=True)
+    if spark_type == "timestamp":
+        return types.DateTime(timezone=True)
+    if spark_type in _TYPES:
+        return getattr(types, _TYPES[spark_type])()
+    raise ConfigurationError(
+        f"a table cannot have a column of type {spark_type!r}.",
+        fix="Cast it in the transform.",
+    )
 
 
 # ---- replace rows by key
@@ -250,25 +274,37 @@ def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int
         write_rows = _build_native_upsert(target, table, engine.dialect.name)
     else:
         write_rows = _build_portable_upsert(target, table)
-    total = 0
+    row_count = 0
     for chunk in _chunks(rows, target.chunk_rows):
         _require_keys(chunk, target, "Filter such rows out in the transform, or use another key.")
-        total += len(chunk)
-        newest: dict[tuple[Any, ...], Row] = {}
-        for row in chunk:
-            key = tuple(row[name] for name in target.key)
-            previous = newest.get(key)
-            if previous is not None and target.version is not None:
-                # A row without a version is older than every row with one.
-                new = row[target.version]
-                old = previous[target.version]
-                if old is not None and (new is None or new < old):
-                    continue
-            newest[key] = row
+        row_count += len(chunk)
+        newest_by_key = _find_newest_rows(chunk, target)
         with engine.begin() as connection:
             # Sorted, so that two tasks with the same keys lock them in the same order.
-            write_rows(connection, [newest[key] for key in sorted(newest)])
-    return total
+            write_rows(connection, [newest_by_key[key] for key in sorted(newest_by_key)])
+    return row_count
+
+
+def _find_newest_rows(rows: Iterable[Row], target: Target) -> dict[tuple[Any, ...], Row]:
+    """Return one row for each key: that with the largest version, or the last one.
+
+    A row without a version is older than every row with one. If several rows have the largest
+    version, or the target has no version, it is the last of them.
+    """
+    newest_by_key: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(row[name] for name in target.key)
+        previous_row = newest_by_key.get(key)
+        if previous_row is not None and target.version is not None:
+            version = row[target.version]
+            previous_version = previous_row[target.version]
+            is_older = previous_version is not None and (
+                version is None or version < previous_version
+            )
+            if is_older:
+                continue
+        newest_by_key[key] = row
+    return newest_by_key
 
 
 def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -304,16 +340,21 @@ def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> Row
     """
     insert = _build_insert(table, dialect)
     excluded = insert.excluded  # the row that could not be inserted
-    new_values = {one.name: excluded[one.name] for one in table.columns if not one.primary_key}
-    key = list(target.key)
-    rule = None
+    new_values = {
+        column.name: excluded[column.name] for column in table.columns if not column.primary_key
+    }
+    is_newer = None
     if target.version is not None:
-        old = table.c[target.version]
-        new = excluded[target.version]
-        rule = old.is_(None) | (old <= new)
-    statement = insert.on_conflict_do_nothing(index_elements=key)
+        old_version = table.c[target.version]
+        is_newer = old_version.is_(None) | (old_version <= excluded[target.version])
+
+    key = list(target.key)
     if new_values:
-        statement = insert.on_conflict_do_update(index_elements=key, set_=new_values, where=rule)
+        statement = insert.on_conflict_do_update(
+            index_elements=key, set_=new_values, where=is_newer
+        )
+    else:
+        statement = insert.on_conflict_do_nothing(index_elements=key)
 
     def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
         connection.execute(statement, rows)
@@ -327,25 +368,8 @@ def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
     The rule is that of `_build_native_upsert`. Each row: UPDATE the row with the key unless it has
     a larger version; if that changed nothing, INSERT; if the key exists after all, UPDATE again.
     """
-    sqlalchemy = _sqlalchemy()
-    has_key = sqlalchemy.and_(
-        *(table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key)
-    )
-    value_columns = [column.name for column in table.columns if not column.primary_key]
-    update = table.update().where(has_key)
-    if target.version is not None:
-        old = table.c[target.version]
-        update = update.where(old.is_(None) | (old <= sqlalchemy.bindparam("new_version")))
-    update = update.values({name: sqlalchemy.bindparam(name) for name in value_columns})
-
-    def update_row(connection: "sa.Connection", row: Row) -> bool:
-        """Update the row with the same key, and return whether a row was changed."""
-        if not value_columns:
-            return False
-        values = row | {f"key_{name}": row[name] for name in target.key}
-        if target.version is not None:
-            values["new_version"] = row[target.version]
-        return bool(connection.execute(update, values).rowcount)
+    integrity_error = _sqlalchemy().exc.IntegrityError
+    update_row = _build_row_update(target, table)
 
     def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
         for row in rows:
@@ -354,11 +378,40 @@ def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
             try:
                 with connection.begin_nested():
                     connection.execute(table.insert(), row)
-            except sqlalchemy.exc.IntegrityError:
+            except integrity_error:
                 # The row exists: it has a newer version, or another task has inserted it.
                 update_row(connection, row)
 
     return write_rows
+
+
+def _build_row_update(target: Target, table: "sa.Table") -> "Callable[[sa.Connection, Row], bool]":
+    """Return a function that updates the row with the same key, unless that has a larger version.
+
+    The function returns whether a row was changed.
+    """
+    sqlalchemy = _sqlalchemy()
+    # The parameters `key_…` and `new_version` are in conditions; the values of a row are parameters
+    # with the names of the columns.
+    key_conditions = [table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key]
+    update = table.update().where(sqlalchemy.and_(*key_conditions))
+    if target.version is not None:
+        old_version = table.c[target.version]
+        new_version = sqlalchemy.bindparam("new_version")
+        update = update.where(old_version.is_(None) | (old_version <= new_version))
+    value_columns = [column.name for column in table.columns if not column.primary_key]
+    update = update.values({name: sqlalchemy.bindparam(name) for name in value_columns})
+
+    def update_row(connection: "sa.Connection", row: Row) -> bool:
+        """Update the row with the same key, and return whether a row was changed."""
+        if not value_columns:
+            return False
+        parameters = row | {f"key_{name}": row[name] for name in target.key}
+        if target.version is not None:
+            parameters["new_version"] = row[target.version]
+        return bool(connection.execute(update, parameters).rowcount)
+
+    return update_row
 
 
 # ---- insert rows with new keys
@@ -392,7 +445,10 @@ def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
     # Tasks with the same keys lock them in the same order: they wait, but do not deadlock.
     ordered = frame.sortWithinPartitions(*target.key)
     counts = ordered.rdd.mapPartitions(partial(insert_partition, target)).collect()
-    return Written(sum(rows for rows, _ in counts), sum(new for _, new in counts))
+    return Written(
+        rows=sum(row_count for row_count, _ in counts),
+        new=sum(new_count for _, new_count in counts),
+    )
 
 
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -400,12 +456,14 @@ def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int,
 
     Nothing is yielded if there are no rows. Raises ConfigurationError for a row without a key.
     """
-    kinds = dict(target.columns)
-    values = (to_database_row(row.asDict(recursive=True), kinds) for row in rows)
-    chunks = _chunks(values, target.chunk_rows)
-    for first in chunks:  # at most once, because `insert_chunks` consumes all chunks
-        with temporary_engine(target.url) as engine:
-            yield insert_chunks(engine, target, chain([first], chunks))
+    type_by_column = dict(target.columns)
+    database_rows = (to_database_row(row.asDict(recursive=True), type_by_column) for row in rows)
+    chunks = _chunks(database_rows, target.chunk_rows)
+    first_chunk = next(chunks, None)
+    if first_chunk is None:
+        return
+    with temporary_engine(target.url) as engine:
+        yield insert_chunks(engine, target, chain([first_chunk], chunks))
 
 
 def insert_chunks(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
@@ -417,36 +475,40 @@ def insert_chunks(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) 
     insert = _build_insert(table, engine.dialect.name)
     insert = insert.on_conflict_do_nothing(index_elements=list(target.key))
     # Drivers do not report the number of inserted rows reliably, so the statement returns them.
-    counted = insert.returning(table.c[target.key[0]])
-    total = new = 0
+    insert = insert.returning(table.c[target.key[0]])
+    row_count = new_count = 0
     with engine.begin() as connection:
         for chunk in chunks:
             _require_keys(
                 chunk, target, "Use another key, or filter such messages out with filter.sql."
             )
-            total += len(chunk)
-            new += len(connection.execute(counted, list(chunk)).all())
-    return total, new
+            inserted_keys = connection.execute(insert, list(chunk)).all()
+            row_count += len(chunk)
+            new_count += len(inserted_keys)
+    return row_count, new_count
 
 
-def to_database_row(values: Row, kinds: Mapping[str, str]) -> Row:
+def to_database_row(row: Row, type_by_column: Mapping[str, str]) -> Row:
     """Return a row of Spark with the values that database drivers accept.
 
-    `kinds` has the Spark type of each column. Nested values become values of JSON, bytearrays
-    become bytes, and values of the type `timestamp` get the time zone UTC.
+    `type_by_column` has the Spark type of each column. Nested values become values of JSON,
+    bytearrays become bytes, and values of the type `timestamp` get the time zone UTC.
     """
+    return {
+        column: _to_database_value(value, type_by_column[column]) for column, value in row.items()
+    }
 
-    def convert(value: Any, kind: str) -> Any:
-        if kind.startswith(_NESTED):
-            return _to_json_value(value)
-        if isinstance(value, bytearray):  # rows of an RDD contain bytearrays
-            return bytes(value)
-        if isinstance(value, datetime.datetime) and kind == "timestamp":
-            # A timestamp without a zone is in the time zone of the worker.
-            return value.astimezone(datetime.UTC)
-        return value
 
-    return {name: convert(value, kinds[name]) for name, value in values.items()}
+def _to_database_value(value: Any, spark_type: str) -> Any:
+    """Return a value of a Spark type as one that database drivers accept."""
+    if spark_type.startswith(_NESTED):
+        return _to_json_value(value)
+    if isinstance(value, bytearray):  # rows of an RDD contain bytearrays
+        return bytes(value)
+    if isinstance(value, datetime.datetime) and spark_type == "timestamp":
+        # A timestamp without a zone is in the time zone of the worker.
+        return value.astimezone(datetime.UTC)
+    return value
 
 
 def _to_json_value(value: Any) -> Any:
@@ -454,17 +516,20 @@ def _to_json_value(value: Any) -> Any:
 
     A list of tuples is a map, as Arrow returns it.
     """
-    if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
-        return {str(name): _to_json_value(inner) for name, inner in value}
     if isinstance(value, list):
-        return [_to_json_value(one) for one in value]
+        is_map = bool(value) and all(isinstance(element, tuple) for element in value)
+        if is_map:
+            return {str(key): _to_json_value(inner) for key, inner in value}
+        return [_to_json_value(element) for element in value]
     if isinstance(value, dict):
-        return {name: _to_json_value(inner) for name, inner in value.items()}
+        return {key: _to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, datetime.date):
         return value.isoformat()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
 
 
 # ---- Spark's sink
@@ -491,9 +556,7 @@ class TableSource(DataSource):  # type: ignore[misc]
         return FORMAT
 
     def writer(self, schema: Any, overwrite: bool) -> "TableSink":
-        found = json.loads(self.options["target"])
-        columns = tuple((name, kind) for name, kind in found["columns"])
-        return TableSink(Target(**found | {"key": tuple(found["key"]), "columns": columns}))
+        return TableSink(decode_target(self.options["target"]))
 
 
 class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
@@ -503,9 +566,13 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
         self.target = target
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
-        kinds = dict(self.target.columns)
+        type_by_column = dict(self.target.columns)
         with errors_without_traceback(), temporary_engine(self.target.url) as engine:
-            rows = (to_database_row(row, kinds) for batch in iterator for row in batch.to_pylist())
+            rows = (
+                to_database_row(row, type_by_column)
+                for batch in iterator
+                for row in batch.to_pylist()
+            )
             return TaskResult(upsert_rows(engine, self.target, rows))
 
     def commit(self, messages: list[TaskResult | None]) -> None:
@@ -518,6 +585,14 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
 def encode_target(target: Target) -> str:
     """Return the target as the text of the sink's option `target`."""
     return json.dumps(asdict(target))
+
+
+def decode_target(encoded: str) -> Target:
+    """Return the target that `encode_target` encoded."""
+    fields = json.loads(encoded)
+    fields["key"] = tuple(fields["key"])
+    fields["columns"] = tuple((name, spark_type) for name, spark_type in fields["columns"])
+    return Target(**fields)
 
 
 def register_sink(spark: "SparkSession") -> None:

@@ -78,25 +78,37 @@ class TopicWriter(Writer):
         If the file has no expressions, `frame` is returned unchanged. Otherwise the columns are the
         expressions, and the body is the column `value` or `body` unless it has an expression.
         """
-        given = [name for name in MESSAGE if self.sink.fields.get(name)]
-        if not given:
+        given_fields = [name for name in MESSAGE if self.sink.fields.get(name)]
+        if not given_fields:
             return frame
-        columns = []
-        for name in given:
-            expression = self.sink.fields[name]
-            try:
-                part = frame.selectExpr(f"({expression}) as `{name}`")
-                columns.append(f"({expression}) as `{part.columns[0]}`")
-            except Exception as error:
-                raise self.sink.error(summarize_spark_error(error), field_name=name) from error
-        if "value" not in given:
-            body = next((name for name in ("value", "body") if name in frame.columns), None)
-            if body is None:
-                raise self.sink.error(
-                    "there is no column 'value' or 'body'.", "Add value: to_json(struct(*))."
-                )
-            columns.insert(0, f"`{body}`")
+        columns = [self._build_column(frame, name) for name in given_fields]
+        if "value" not in given_fields:
+            columns.insert(0, self._choose_body_column(frame))
         return frame.selectExpr(*columns)
+
+    def _build_column(self, frame: "DataFrame", field_name: str) -> str:
+        """Return the expression of a field, with its alias, or raise PlaceError if it is invalid.
+
+        The alias is spelled as Spark spells the name of the column.
+        """
+        expression = self.sink.fields[field_name]
+        try:
+            selected = frame.selectExpr(f"({expression}) as `{field_name}`")
+            return f"({expression}) as `{selected.columns[0]}`"
+        except Exception as error:
+            raise self.sink.error(summarize_spark_error(error), field_name=field_name) from error
+
+    def _choose_body_column(self, frame: "DataFrame") -> str:
+        """Return the quoted name of the column with the body: `value`, or else `body`.
+
+        Raises PlaceError if there is neither.
+        """
+        for name in ("value", "body"):
+            if name in frame.columns:
+                return f"`{name}`"
+        raise self.sink.error(
+            "there is no column 'value' or 'body'.", "Add value: to_json(struct(*))."
+        )
 
     def check(self, frame: "DataFrame") -> None:
         """Raise PlaceError if an expression is invalid, or the sink cannot write the columns."""
@@ -110,16 +122,17 @@ class TopicWriter(Writer):
         """Return lines about the topic, the delivery guarantee, and the columns of the messages."""
         options = parse_options(self.sink.options, WRITE)
         columns = ", ".join(
-            f"{one.name} {one.dataType.simpleString()}"
-            for one in self.select_message_columns(frame).schema.fields
+            f"{column.name} {column.dataType.simpleString()}"
+            for column in self.select_message_columns(frame).schema.fields
         )
         with open_admin(options) as admin:
             state = "it does not exist; the first message creates it, if the brokers allow that"
             if admin.find_route(options["topic"]) is not None:
                 state = f"it has {len(admin.queues(options['topic']))} queues"
-        is_exact = options["delivery"] == EXACTLY_ONCE
-        how = "exactly once (at least once on a Java broker)" if is_exact else "at least once"
-        return [f"{state}; {how}", f"message: {columns}"]
+        guarantee = "at least once"
+        if options["delivery"] == EXACTLY_ONCE:
+            guarantee = "exactly once (at least once on a Java broker)"
+        return [f"{state}; {guarantee}", f"message: {columns}"]
 
     def write_batch(self, frame: "DataFrame") -> None:
         messages = self.select_message_columns(frame)
@@ -194,10 +207,10 @@ class TableWriter(Writer):
         return databases.Target(
             self.url,
             fields["table"],
-            tuple(fields["key"]),
-            tuple(frame.dtypes),
-            fields["version"],
-            fields["batch_rows"],
+            key=tuple(fields["key"]),
+            columns=tuple(frame.dtypes),
+            version=fields["version"],
+            chunk_rows=fields["batch_rows"],
         )
 
     def check(self, frame: "DataFrame") -> None:
@@ -208,9 +221,24 @@ class TableWriter(Writer):
         """
         fields = self.sink.fields
         target = self.build_target(frame)
+        version_columns = [fields["version"]] if fields["version"] else []
         self.require_columns(frame, "key", fields["key"])
-        self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
-        field_name = ""
+        self.require_columns(frame, "version", version_columns)
+        is_missing = self._check_table(target)
+        if is_missing and not fields["create"]:
+            raise self.sink.error(
+                f"the table {target.table!r} does not exist.",
+                "Create it, or write create: true.",
+                field_name="table",
+            )
+
+    def _check_table(self, target: databases.Target) -> bool:
+        """Return whether the table is missing in the database.
+
+        Raises PlaceError if a column has a type that tables do not have, if the database cannot be
+        reached, or if the table does not fit.
+        """
+        field_name = ""  # the field that an error is about
         try:
             databases.build_table(target, "")
             with databases.temporary_engine(self.url) as engine:
@@ -223,12 +251,7 @@ class TableWriter(Writer):
         except Exception as error:  # noqa: BLE001 - each driver raises its own errors
             message = f"the database cannot be reached: {summarize_spark_error(error)}"
             raise self.sink.error(message, field_name="url") from None
-        if is_missing and not fields["create"]:
-            raise self.sink.error(
-                f"the table {target.table!r} does not exist.",
-                "Create it, or write create: true.",
-                field_name=field_name,
-            )
+        return is_missing
 
     def describe(self, frame: "DataFrame") -> list[str]:
         """Return lines that say whether the table exists, and by which rule rows are replaced."""
