@@ -58,6 +58,7 @@ from sluicemq.pipelines.ready import (
     load_messages,
 )
 from sluicemq.pipelines.sinks.archive_runs import SCHEMA, ArchiveRun, ArchiveRuns
+from sluicemq.pipelines.sinks.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.pipelines.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
@@ -67,7 +68,6 @@ from sluicemq.pipelines.steps import (
     run_steps,
     write_step,
 )
-from sluicemq.pipelines.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.spark.options import parse_options, parse_timestamp
 from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import (

@@ -55,10 +55,7 @@ class Document:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-            reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
-            line = mark.line + 1 if mark else 1
-            self.add_problem(line, "", f"the file is not valid YAML: {reason}.")
+            self._add_syntax_problem(error)
             return None
         if not isinstance(node, yaml.MappingNode):
             self.add_problem(
@@ -66,6 +63,13 @@ class Document:
             )
             return None
         return Entry(self, node, "", node.start_mark.line + 1)
+
+    def _add_syntax_problem(self, error: yaml.YAMLError) -> None:
+        """Add the problem that the text is not YAML, at the line that the error names, else 1."""
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = mark.line + 1 if mark else 1
+        reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
+        self.add_problem(line, "", f"the file is not valid YAML: {reason}.")
 
 
 @dataclass(slots=True)
@@ -107,29 +111,32 @@ class Entry:
             return None
         return _VARIABLE.sub(self._replace_variable, str(self.node.value))
 
-    def _replace_variable(self, found: re.Match[str]) -> str:
+    def _replace_variable(self, variable: re.Match[str]) -> str:
         """Return the text for one match of `_VARIABLE`.
 
         A variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
         name sounds like a secret, the value is added to the document's secrets.
         """
-        environment = self.document.environment
-        secrets = self.document.secrets
-        name = found[1]
+        name = variable[1]
         if name is None:  # $${
             return "$"
+        environment = self.document.environment
         if name not in environment:
-            if _VARIABLE_NAME.fullmatch(name):
-                fix = f"Set it, as in: {name}=… sluice pipeline run …"
-                self.add_problem(f"the variable {name} is not set.", fix)
-            else:
-                self.add_problem(
-                    f"${{{name}}} is not a valid variable name.", "Write $${ for a plain ${."
-                )
+            self._add_variable_problem(name)
             return ""
         if _SECRET_NAME.search(name):
-            secrets.add(environment[name], f"${{{name}}}")
+            self.document.secrets.add(environment[name], f"${{{name}}}")
         return environment[name]
+
+    def _add_variable_problem(self, name: str) -> None:
+        """Add the problem that a variable is not set, or that its name is invalid."""
+        if _VARIABLE_NAME.fullmatch(name):
+            fix = f"Set it, as in: {name}=… sluice pipeline run …"
+            self.add_problem(f"the variable {name} is not set.", fix)
+        else:
+            self.add_problem(
+                f"${{{name}}} is not a valid variable name.", "Write $${ for a plain ${."
+            )
 
     def read_list(self) -> "list[Entry] | None":
         """Return the entries of a list. For any other value, add a problem and return None."""
@@ -151,19 +158,19 @@ class Entry:
         if not isinstance(self.node, yaml.MappingNode):
             self.add_problem("a mapping is expected here.", "Write one line key: value for each.")
             return None
-        found: dict[str, Entry] = {}
-        for name_node, node in self.node.value:
-            line = name_node.start_mark.line + 1
-            name = str(getattr(name_node, "value", ""))
-            key_path = f"{self.key_path}.{name}" if self.key_path else name
-            if not isinstance(name_node, yaml.ScalarNode):
+        entry_by_key: dict[str, Entry] = {}
+        for key_node, value_node in self.node.value:
+            line = key_node.start_mark.line + 1
+            key = str(getattr(key_node, "value", ""))
+            key_path = f"{self.key_path}.{key}" if self.key_path else key
+            if not isinstance(key_node, yaml.ScalarNode):
                 self.document.add_problem(line, self.key_path, "a key must be a text.")
-            elif name in found:
-                fix = f"Line {found[name].line} has it already; keep one."
+            elif key in entry_by_key:
+                fix = f"Line {entry_by_key[key].line} has it already; keep one."
                 self.document.add_problem(line, key_path, "the key is repeated.", fix)
             else:
-                found[name] = Entry(self.document, node, key_path, line)
-        return found
+                entry_by_key[key] = Entry(self.document, value_node, key_path, line)
+        return entry_by_key
 
     def read_value(self, depth: int = NESTING_MAX) -> Any:
         """Return the value as plain lists, mappings, texts and integers, for use as JSON.
@@ -175,12 +182,15 @@ class Entry:
             self.add_problem("the value is nested too deeply.")
             return None
         if isinstance(self.node, yaml.MappingNode):
-            entries = self.read_mapping() or {}
-            return {name: entry.read_value(depth - 1) for name, entry in entries.items()}
+            members = self.read_mapping() or {}
+            return {key: member.read_value(depth - 1) for key, member in members.items()}
         if isinstance(self.node, yaml.SequenceNode):
-            return [entry.read_value(depth - 1) for entry in self.read_list() or ()]
-        text = self.read_scalar()
-        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
+            elements = self.read_list() or ()
+            return [element.read_value(depth - 1) for element in elements]
+        scalar = self.read_scalar()
+        if scalar is not None and re.fullmatch(r"-?\d+", scalar):
+            return int(scalar)
+        return scalar
 
     def read_option(self) -> str | None:
         """Return the value as the text of a Spark option, or None if a scalar has a problem.
@@ -189,9 +199,10 @@ class Entry:
         """
         if isinstance(self.node.value, str):
             return self.read_scalar()
-        value = self.read_value()
-        is_list = isinstance(value, list)
-        return ",".join(map(str, value)) if is_list else orjson.dumps(value).decode()
+        members = self.read_value()
+        if isinstance(members, list):
+            return ",".join(map(str, members))
+        return orjson.dumps(members).decode()
 
 
 Entries = Mapping[str, Entry]

@@ -19,7 +19,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines.ready import Folder
-from sluicemq.pipelines.verify import COLUMNS
+from sluicemq.pipelines.sinks.verify import COLUMNS
 from sluicemq.spark.schema import BASE_TYPES, ERROR_NAME, EXTRA_TYPES
 from sluicemq.spark.sources.offsets import Offsets, QueueRange, iterate_table, offsets_to_table
 

@@ -12,7 +12,7 @@ from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDama
 from sluicemq.pipelines.archive import archive, read_archive, replay
 from sluicemq.pipelines.ready import Folder
 from sluicemq.pipelines.sinks.archive_runs import ArchiveRun, ArchiveRuns
-from sluicemq.pipelines.verify import COLUMNS
+from sluicemq.pipelines.sinks.verify import COLUMNS
 
 pytestmark = pytest.mark.timeout(300)
 
