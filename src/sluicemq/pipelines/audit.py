@@ -598,9 +598,7 @@ _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Seque
     "collisions": (
         "Tags with the same hash",
         ("topic", "tags", "code", "messages"),
-        lambda collision: [
-            (collision.topic, ", ".join(collision.tags), str(collision.code), collision.messages)
-        ],
+        lambda clash: [(clash.topic, ", ".join(clash.tags), str(clash.code), clash.messages)],
     ),
     "failing": (
         "Filters that fail on messages",
@@ -725,21 +723,19 @@ def _fetch_lags(admin: Admin, groups: Iterable[GroupSubscriptions]) -> list[Grou
     return sorted(group_lags, key=lambda lag: (-lag.lag, lag.group, lag.topic))
 
 
-def _sum_queue_lags(
-    group: GroupSubscriptions, topic: str, queue_lags: Sequence[QueueLag]
-) -> GroupLag:
+def _sum_queue_lags(group: GroupSubscriptions, topic: str, lags: Sequence[QueueLag]) -> GroupLag:
     """Return the lag of a group on a topic: the sum of the lags of the topic's queues."""
     matching: int | None = 0
-    for queue_lag in queue_lags:
+    for queue_lag in lags:
         if queue_lag.lag and matching is not None:
             # One unknown number makes the sum unknown.
             matching = None if queue_lag.matching is None else matching + queue_lag.matching
     return GroupLag(
         group=group.group,
         topic=topic,
-        lag=sum(queue_lag.lag for queue_lag in queue_lags),
+        lag=sum(queue_lag.lag for queue_lag in lags),
         matching=matching,
-        at_risk=sum(queue_lag.messages_at_risk for queue_lag in queue_lags),
+        at_risk=sum(queue_lag.messages_at_risk for queue_lag in lags),
         is_online=group.is_online,
     )
 

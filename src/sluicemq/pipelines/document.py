@@ -3,7 +3,8 @@
 PyYAML's `compose` returns nodes, which know their lines, instead of plain values. An `Entry` wraps
 one node together with the path of keys that leads to it, such as `sinks[1].url`. Its methods return
 the value in the form that the caller expects. If the node has another form, they add a problem to
-the `Document` and return None, so that one reading finds every problem of the file.
+the `Document` and return None, so that one reading finds every problem of the file. `read_fields`
+does the same for the keys that a source, a sink or a ready pipeline declares as `Field`s.
 
 Scalars may name environment variables: `${NAME}` is replaced by the variable's value, and `$${` is
 a plain `${`. The value of a variable whose name sounds like a secret is added to `Secrets`, which
@@ -11,13 +12,26 @@ masks it in everything that is printed.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 import yaml  # type: ignore[import-untyped]
 
+from sluicemq.hints import suggest
+from sluicemq.pipelines.ready import (
+    DURATION,
+    FLAG,
+    INTEGER,
+    LIST,
+    MAPPING,
+    NUMBER,
+    REQUIRED,
+    TEXT,
+    Field,
+    parse_duration_s,
+)
 from sluicemq.spark.errors import FileProblem, Secrets
 
 NESTING_MAX: Final = 5
@@ -207,3 +221,98 @@ class Entry:
 
 Entries = Mapping[str, Entry]
 """The entries of a mapping by key."""
+
+
+# ---- declared fields
+
+_SCALAR_PARSERS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
+    TEXT: (r"(?s).*\S.*", str, "it is empty"),
+    INTEGER: (r"\s*[+-]?\d[\d_]*\s*", int, "write a whole number"),
+    NUMBER: (r"\s*[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", float, "write a number"),
+    FLAG: (
+        r"(?i)\s*(true|false)\s*",
+        lambda text: text.strip().lower() == "true",
+        "write true or false",
+    ),
+    DURATION: (r"(?s).*", parse_duration_s, ""),
+}
+"""For each kind of field: the pattern of valid texts, their parser, and the fix for other texts."""
+
+
+def read_fields(
+    entries: Entries, fields: Sequence[Field], owner: Entry, owner_name: str
+) -> dict[str, Any]:
+    """Return the values of the declared fields by name, with defaults for those not in `entries`.
+
+    Unknown keys, invalid values and missing required keys become problems; a required field without
+    a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
+    "a parquet sink". A missing key is reported at the line of `owner`.
+    """
+    field_by_name = {declared.name: declared for declared in fields}
+    value_by_name = {
+        name: declared.default
+        for name, declared in field_by_name.items()
+        if declared.default is not REQUIRED
+    }
+    for name, entry in entries.items():
+        if name not in field_by_name:
+            entry.add_problem(f"{owner_name} has no such key.", suggest(name, field_by_name))
+            continue
+        field_value = read_field(entry, field_by_name[name])
+        if field_value is not None:
+            value_by_name[name] = field_value
+
+    for name, declared in field_by_name.items():
+        if declared.default is REQUIRED and name not in entries:
+            owner.add_problem(f"{owner_name} needs the key {name!r}.", declared.description)
+    return value_by_name
+
+
+def read_field(entry: Entry | None, declared: Field) -> Any:
+    """Return the value of an entry as the declared kind; None if it is invalid or `entry` is None.
+
+    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one;
+    invalid items are left out.
+    """
+    if entry is None:
+        return None
+    if declared.kind == LIST:
+        return _read_list_field(entry, declared)
+    if declared.kind == MAPPING:
+        return _read_mapping_field(entry)
+    scalar = entry.read_scalar()
+    if scalar is None:
+        return None
+    pattern, parse, fix = _SCALAR_PARSERS[declared.kind]
+    try:
+        if not re.fullmatch(pattern, scalar):
+            raise ValueError(fix)  # noqa: TRY301 - handled like a ValueError of `parse`
+        field_value = parse(scalar)
+    except ValueError as error:
+        entry.add_problem(f"invalid value {scalar!r}: {error}.")
+        return None
+    if declared.choices and field_value not in declared.choices:
+        entry.add_problem(
+            f"invalid value {field_value!r}.", f"It can be {' or '.join(declared.choices)}."
+        )
+        return None
+    return field_value
+
+
+def _read_list_field(entry: Entry, declared: Field) -> list[Any]:
+    """Return the valid items of a list, or of a single text. Others become problems."""
+    is_single_text = isinstance(entry.node.value, str)
+    item_entries = [entry] if is_single_text else entry.read_list() or []
+    item_field = Field("", TEXT, "", choices=declared.choices)
+    items = [read_field(item_entry, item_field) for item_entry in item_entries]
+    return [item for item in items if item is not None]
+
+
+def _read_mapping_field(entry: Entry) -> dict[str, str]:
+    """Return the valid texts of a mapping by key. Others become problems."""
+    texts = {}
+    for key, member in (entry.read_mapping() or {}).items():
+        scalar = member.read_scalar()
+        if scalar is not None:
+            texts[key] = scalar
+    return texts
