@@ -215,13 +215,7 @@ class Broker:
             if config.is_pushed:
                 collect = BrokerCollector(lambda: self.core).collect
                 self._pusher = await self._jobs.run(
-                    partial(
-                        MetricsPusher,
-                        collect,
-                        config,
-                        server_kind="broker",
-                        server_name=config.broker_name,
-                    )
+                    partial(MetricsPusher, collect, config, "broker", config.broker_name)
                 )
             await self._open({})
         except BaseException:

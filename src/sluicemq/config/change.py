@@ -117,13 +117,9 @@ def _apply_entries(in_force: Configs, at_next_start: Configs, entries: Mapping[s
     the default. Live keys change in both settings, other keys only in `at_next_start`. Raises
     ConfigurationError for an invalid value, and for a key that the command line has set.
     """
-    key_by_name = index_keys(*in_force)
-    changed_entries = {
-        name: text
-        for name, text in entries.items()
-        if name not in key_by_name or text != _show_value(key_by_name[name], at_next_start)
-    }
+    changed_entries = _select_changes(entries, at_next_start)
     loaded = find_values(changed_entries, tuple(in_force), _refuse_variables)
+    key_by_name = index_keys(*in_force)
     written_entries = {}
     for name, text in changed_entries.items():
         if name not in key_by_name:
@@ -152,6 +148,16 @@ def _apply_entries(in_force: Configs, at_next_start: Configs, entries: Mapping[s
     )
 
 
+def _select_changes(entries: Mapping[str, str], configs: Configs) -> dict[str, str]:
+    """Return the entries whose text is not the one that a response shows; unknown keys included."""
+    key_by_name = index_keys(*configs)
+    return {
+        name: text
+        for name, text in entries.items()
+        if name not in key_by_name or text != _show_value(key_by_name[name], configs)
+    }
+
+
 def _check_not_fixed(name: str, key: Key, in_force: Configs) -> None:
     """Raise ConfigurationError if the command line has set a key, which a file calls `name`."""
     if key.name in in_force[key.part].origin.command_line:
@@ -169,18 +175,19 @@ def _replace_settings(
 
     Live keys take effect at once. Raises ConfigurationError if the values contradict each other.
     """
+    new_at_next_start = {}
+    for part, settings in at_next_start.items():
+        new_at_next_start[part] = _replace_values(settings, loaded.values_of(part))
+
     live_fields = {(key.part, key.field) for key in keys_of(*in_force) if key.live}
-    live_values = loaded._replace(
-        values={field: value for field, value in loaded.values.items() if field in live_fields}
-    )
-    new_at_next_start = {
-        part: _replace_values(settings, loaded.values_of(part))
-        for part, settings in at_next_start.items()
-    }
-    new_in_force = {
-        part: _replace_values(settings, live_values.values_of(part))
-        for part, settings in in_force.items()
-    }
+    new_in_force = {}
+    for part, settings in in_force.items():
+        live_values = {
+            field: value
+            for field, value in loaded.values_of(part).items()
+            if (part, field) in live_fields
+        }
+        new_in_force[part] = _replace_values(settings, live_values)
     return new_in_force, new_at_next_start
 
 

@@ -117,14 +117,19 @@ def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNum
         python_class = float if is_double else int
         return ParsedNumbers(np.fromiter(map(python_class, values), dtype, len(values)), None)
 
-    parsed_values: list[int | float | None]
+    number_or_none: list[int | float | None]
     if is_plain:
-        parsed_values = [None if "." in value else int(value) for value in values]
+        number_or_none = [None if "." in value else int(value) for value in values]
     else:
-        parsed_values = list(map(TRY_PARSE_NUMBER[number_class], values))
-    errors = np.fromiter((parsed is None for parsed in parsed_values), np.bool_, len(values))
-    numbers_or_zero = (0 if parsed is None else parsed for parsed in parsed_values)
-    return ParsedNumbers(np.fromiter(numbers_or_zero, dtype, len(values)), errors)
+        number_or_none = list(map(TRY_PARSE_NUMBER[number_class], values))
+    return _mark_errors(number_or_none, dtype)
+
+
+def _mark_errors(numbers: Sequence[int | float | None], dtype: Any) -> ParsedNumbers:
+    """Return numbers as an array of type `dtype`; those that are None become 0 and errors."""
+    errors = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
+    numbers_or_zero = (0 if number is None else number for number in numbers)
+    return ParsedNumbers(np.fromiter(numbers_or_zero, dtype, len(numbers)), errors)
 
 
 # For each case of a comparison of two properties, an example of their values; None means absent.

@@ -164,7 +164,7 @@ def settled_sets(table: bytes) -> frozenset[int]:
     """
     settled = set()
     for left_set in range(1, 16):
-        # The entries for the right sets 1 to 15; 0 is no verdict set.
+        # The entries for the right sets 1 to 15; 0 is not a verdict set.
         joined_sets = table[left_set << 4 | 1 : (left_set + 1) << 4]
         if set(joined_sets) == {left_set}:
             settled.add(left_set)

@@ -725,12 +725,20 @@ def _read_topic_sink(
     """
     owner_name = f"a {TOPIC} sink"
     field_names = [declared.name for declared in TOPIC_SINK]
-    option_entries = {key: inner for key, inner in entries.items() if key not in field_names}
-    field_entries = {key: inner for key, inner in entries.items() if key in field_names}
+    field_entries: dict[str, Entry] = {}
+    option_entries: dict[str, Entry] = {}
+    for key, inner in entries.items():
+        if key in field_names:
+            field_entries[key] = inner
+        else:
+            option_entries[key] = inner
+
     sink_options = _read_options(option_entries, OPTIONS, WRITE, owner_name, ("kind", *field_names))
-    values = read_fields(field_entries, TOPIC_SINK, entry, owner_name)
-    fields = {name: value for name, value in values.items() if value is not None}
-    return fields, {**cluster, **sink_options}
+    fields = read_fields(field_entries, TOPIC_SINK, entry, owner_name)
+    given_fields = {
+        name: expression for name, expression in fields.items() if expression is not None
+    }
+    return given_fields, {**cluster, **sink_options}
 
 
 def _default_sink_name(kind: str, fields: Mapping[str, Any], options: OptionTexts) -> str:
@@ -751,23 +759,33 @@ def _find_sink_problems(
     The key is "" for a problem of the whole sink.
     """
     if kind == TOPIC:
-        if "topic" not in options and "topic" not in entries:
-            yield "", "a topic sink needs the key 'topic'.", "Name the topic to write to."
-        if "nameServers" not in options:
-            yield "", "the option 'nameServers' is missing.", "Set it in cluster:."
-        # Exactly once needs an epoch: a micro-batch of a stream, or a batch write with a queryId.
-        delivery = options.get("delivery", AT_LEAST_ONCE).strip().lower()
-        if "queryId" in options and delivery != EXACTLY_ONCE:
-            message = f"this is not supported with delivery: {delivery}."
-            yield "queryId", message, "Write delivery: exactly-once."
+        yield from _find_topic_problems(entries, options)
     elif kind == TABLE:
-        if fields.get("url"):
-            try:
-                check_url(fields["url"])
-            except ConfigurationError as error:
-                yield "url", f"{error.fact}.", error.fix
-        if fields.get("key") == []:
-            yield "key", "the list of columns is empty.", "Name the columns that identify a row."
-        if not 1 <= fields["batch_rows"] <= 1_000_000:
-            message = f"invalid value {fields['batch_rows']}."
-            yield "batch_rows", message, "Write a number from 1 to 1,000,000."
+        yield from _find_table_problems(fields)
+
+
+def _find_topic_problems(entries: Entries, options: OptionTexts) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, message, fix) for each problem with the options of a topic sink."""
+    if "topic" not in options and "topic" not in entries:
+        yield "", "a topic sink needs the key 'topic'.", "Name the topic to write to."
+    if "nameServers" not in options:
+        yield "", "the option 'nameServers' is missing.", "Set it in cluster:."
+    # Exactly once needs an epoch: a micro-batch of a stream, or a batch write with a queryId.
+    delivery = options.get("delivery", AT_LEAST_ONCE).strip().lower()
+    if "queryId" in options and delivery != EXACTLY_ONCE:
+        message = f"this is not supported with delivery: {delivery}."
+        yield "queryId", message, "Write delivery: exactly-once."
+
+
+def _find_table_problems(fields: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, message, fix) for each problem with the fields of a table sink."""
+    if fields.get("url"):
+        try:
+            check_url(fields["url"])
+        except ConfigurationError as error:
+            yield "url", f"{error.fact}.", error.fix
+    if fields.get("key") == []:
+        yield "key", "the list of columns is empty.", "Name the columns that identify a row."
+    if not 1 <= fields["batch_rows"] <= 1_000_000:
+        message = f"invalid value {fields['batch_rows']}."
+        yield "batch_rows", message, "Write a number from 1 to 1,000,000."

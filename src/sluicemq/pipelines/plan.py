@@ -20,7 +20,7 @@ the sinks. Messages are only read if a property has the type `auto` or the sourc
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -441,8 +441,6 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     Its sections are the source, filters, columns, Spark's plan and each sink. A batch is pinned to
     the range of offsets that the plan shows. Raises PlaceError if a part cannot work.
     """
-    source = pipeline.source
-    assert source is not None
     range_by_suffix = _resolve_ranges(pipeline)
     read_range = next(iter(range_by_suffix.values()), None)
     pinned = pipeline
@@ -450,38 +448,62 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
         pinned = read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
 
-    result = Plan({f"pipeline {pipeline.name}: {_describe_mode(pipeline)}": []})
-    for suffix, topic_range in range_by_suffix.items():
-        result.sections[f"source{suffix}"] = _describe_range(topic_range, source)
-    if not range_by_suffix:
-        result.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
-    result.sections["filter"] = _describe_filters(pipeline, frame, read_range)
-    result.sections["columns"] = [f"{name} {spark_type}" for name, spark_type in frame.dtypes]
-    result.sections["plan of Spark"] = _describe_spark_plan(frame)
-
+    sections: dict[str, list[str]] = {}
+    sections[f"pipeline {pipeline.name}: {_describe_mode(pipeline)}"] = []
+    sections |= _describe_source(pipeline, range_by_suffix)
+    sections["filter"] = _describe_filters(pipeline, frame, read_range)
+    sections["columns"] = [f"{name} {spark_type}" for name, spark_type in frame.dtypes]
+    sections["plan of Spark"] = _describe_spark_plan(frame)
     sink_figures = []
     for writer in writers:
-        lines = writer.describe(frame)
-        if pipeline.is_streaming:
-            lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
-        result.sections[f"sink {writer.sink.name}: {writer.target}"] = lines
+        lines = _describe_sink(pipeline, writer, frame)
+        sections[f"sink {writer.sink.name}: {writer.target}"] = lines
         sink_figures.append({"name": writer.sink.name, "target": writer.target, "what": lines})
 
-    queue_rows = [] if read_range is None else read_range.queue_rows()
-    result.figures = {
+    figures = {
         "pipeline": pipeline.name,
         "mode": pipeline.mode,
         "messages": None if read_range is None else read_range.message_count,
-        "queues": [
-            {"topic": topic, "queue": queue, "start": start, "end": end}
-            for topic, queue, start, end in queue_rows
-        ],
-        "filter": result.sections["filter"],
+        "queues": [] if read_range is None else _list_queues(read_range),
+        "filter": sections["filter"],
         "columns": dict(frame.dtypes),
-        "plan": result.sections["plan of Spark"],
+        "plan": sections["plan of Spark"],
         "sinks": sink_figures,
     }
-    return result
+    return Plan(sections, figures)
+
+
+def _describe_source(
+    pipeline: Pipeline, range_by_suffix: Mapping[str, ReadRange]
+) -> dict[str, list[str]]:
+    """Return a section for each range of topics that is read, or one for another source.
+
+    `range_by_suffix` is the result of `_resolve_ranges`.
+    """
+    source = pipeline.source
+    assert source is not None
+    if not range_by_suffix:
+        return {"source": [f"{source.kind} {source.options.get('path')}"]}
+    return {
+        f"source{suffix}": _describe_range(read_range, source)
+        for suffix, read_range in range_by_suffix.items()
+    }
+
+
+def _describe_sink(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> list[str]:
+    """Return the lines of a writer about its sink, and for a stream one about the checkpoint."""
+    lines = writer.describe(frame)
+    if pipeline.is_streaming:
+        lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
+    return lines
+
+
+def _list_queues(read_range: ReadRange) -> list[dict[str, Any]]:
+    """Return the range of each queue as a JSON object."""
+    return [
+        {"topic": topic, "queue": queue, "start": start, "end": end}
+        for topic, queue, start, end in read_range.queue_rows()
+    ]
 
 
 def _describe_spark_plan(frame: "DataFrame") -> list[str]:

@@ -188,20 +188,10 @@ class ReadyPipeline(ABC):
                     fix=f"{suggestion} The options are {', '.join(fields)}.".lstrip(),
                 )
 
-        task_options = {}
-        for name, declared_field in fields.items():
-            value = options.get(name, declared_field.default)
-            if value is REQUIRED:
-                raise ConfigurationError(
-                    f"the option {name!r} is missing.", fix=declared_field.description
-                )
-            if declared_field.choices and value not in declared_field.choices:
-                raise ConfigurationError(
-                    f"the option {name!r} has the invalid value {value!r}.",
-                    fix=f"It can be {' or '.join(declared_field.choices)}.",
-                )
-            is_single_text = declared_field.kind == LIST and isinstance(value, str)
-            task_options[name] = [value] if is_single_text else value
+        task_options = {
+            name: _check_option(declared_field, options.get(name, declared_field.default))
+            for name, declared_field in fields.items()
+        }
         return Task(spark, task_options, connection, say, stopping)
 
     def __call__(
@@ -230,6 +220,24 @@ _MODULE_AND_ATTRIBUTE: Final = {
 }
 NAMES: Final = tuple(_MODULE_AND_ATTRIBUTE)
 """The names of the ready pipelines."""
+
+
+def _check_option(declared: Field, option_value: Any) -> Any:
+    """Return the value of an option, or raise ConfigurationError if it is missing or invalid.
+
+    For a LIST field, a single text becomes a list of one.
+    """
+    if option_value is REQUIRED:
+        raise ConfigurationError(
+            f"the option {declared.name!r} is missing.", fix=declared.description
+        )
+    if declared.choices and option_value not in declared.choices:
+        raise ConfigurationError(
+            f"the option {declared.name!r} has the invalid value {option_value!r}.",
+            fix=f"It can be {' or '.join(declared.choices)}.",
+        )
+    is_single_text = declared.kind == LIST and isinstance(option_value, str)
+    return [option_value] if is_single_text else option_value
 
 
 def find_ready_pipeline(name: str) -> ReadyPipeline:

@@ -36,7 +36,7 @@ transactional ones. The clocks of two machines may differ: a delivery before its
 
 import importlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 
+from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
@@ -486,23 +487,29 @@ def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> 
     with open_admin(parse_options(task.connection)) as admin:
         for topic_row in topic_rows:
             topic = topic_row["topic"]
-            if not topic:
-                continue
-            try:
-                groups = admin.groups_of_topic(topic)
-            except (RouteNotFoundError, RequestError):
-                continue
-            untraced_groups = [
-                group
-                for group in groups
-                if group not in traced_groups and not is_system_group(group)
-            ]
+            untraced_groups = _find_untraced_groups(admin, topic, traced_groups)
             if untraced_groups:
                 task.report_lines(
                     report,
                     f"Not known: whether {', '.join(untraced_groups)} received messages of {topic},"
                     " because they do not trace (set trace=True, or enableMsgTrace in Java).",
                 )
+
+
+def _find_untraced_groups(
+    admin: Admin, topic: str | None, traced_groups: Collection[str]
+) -> list[str]:
+    """Return the groups that read a topic and are not among `traced_groups`.
+
+    System groups are left out. Return [] for None, and if no broker can tell the groups.
+    """
+    if not topic:
+        return []
+    try:
+        groups = admin.groups_of_topic(topic)
+    except (RouteNotFoundError, RequestError):
+        return []
+    return [group for group in groups if group not in traced_groups and not is_system_group(group)]
 
 
 def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
