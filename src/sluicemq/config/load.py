@@ -117,6 +117,8 @@ def load_broker_config(
         )
         return broker, store, loaded
 
+    # Build the settings twice: with the variables in paths replaced, and as the file has them, so
+    # that responses can show the text of the file.
     broker, store, loaded = build(functools.partial(_expand_path, environment))
     broker_as_written, store_as_written, _ = build(_return_as_written)
     paths_as_written = _map_paths_to_texts(broker, broker_as_written)
@@ -161,6 +163,7 @@ def load_name_server_config(
         acl_files = _list_acl_files(config.config_path, directory, environment)
         return replace(config, acl_files=config.acl_files or acl_files), loaded
 
+    # Build the settings twice, as in `load_broker_config`.
     config, loaded = build(functools.partial(_expand_path, environment))
     config_as_written, _ = build(_return_as_written)
     paths_as_written = _map_paths_to_texts(config, config_as_written)
@@ -232,8 +235,7 @@ def load_local_proxy_config(
             fix="Set aclEnable = true in the broker's file.",
         )
 
-    limit_names = {limit.name for limit in fields(ProxyLimits)}
-    limits = {name: value_by_field.pop(name) for name in limit_names & value_by_field.keys()}
+    limits = _take_limits(value_by_field)
     server_values, unused_keys = _choose_server_values(value_by_field, broker)
     if unused_keys:
         warnings.append(
@@ -242,7 +244,16 @@ def load_local_proxy_config(
         )
     config = replace(broker, **server_values)
     warnings += loaded.warnings + warnings_about(loaded, config)
-    return config, ProxyLimits(**limits), warnings
+    return config, limits, warnings
+
+
+def _take_limits(value_by_field: dict[str, Any]) -> ProxyLimits:
+    """Remove the limits of the proxy from the values of its file, and return them."""
+    limits = {}
+    for declared in fields(ProxyLimits):
+        if declared.name in value_by_field:
+            limits[declared.name] = value_by_field.pop(declared.name)
+    return ProxyLimits(**limits)
 
 
 def _choose_server_values(
@@ -449,16 +460,13 @@ def find_values(
     """
     key_by_name = index_keys(*parts)
     loaded = LoadedValues({}, [], [])
-    inert_by_reason: dict[str, list[str]] = {}
+    inert_names: list[str] = []
     unknown_names: list[str] = []
     for name, text in entries.items():
         key = key_by_name.get(name)
         if key is None and name in INERT:
-            if name in REFUSED and text.lower() not in ("", "false"):
-                raise ConfigurationError(
-                    f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false."
-                )
-            inert_by_reason.setdefault(INERT[name], []).append(name)
+            _check_not_refused(name, text)
+            inert_names.append(name)
         elif key is None:
             unknown_names.append(name)
         elif name != key.name and key.name in entries:
@@ -469,12 +477,25 @@ def find_values(
             loaded.values[key.part, key.field] = _parse_value(key, name, text, path_of)
 
     loaded.without_effect.extend(_warn_about_unknown_keys(unknown_names, key_by_name))
-    for reason, inert_names in inert_by_reason.items():
-        loaded.without_effect.append(
-            f"These keys have no effect, because {reason}: {', '.join(inert_names)}."
-        )
+    loaded.without_effect.extend(_warn_about_inert_keys(inert_names))
     loaded.warnings.extend(loaded.without_effect)
     return loaded
+
+
+def _check_not_refused(name: str, text: str) -> None:
+    """Raise ConfigurationError if a key of RocketMQ is switched on that SluiceMQ refuses."""
+    is_on = text.lower() not in ("", "false")
+    if name in REFUSED and is_on:
+        raise ConfigurationError(f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false.")
+
+
+def _warn_about_inert_keys(names: list[str]) -> Iterator[str]:
+    """Yield a warning for each reason why some of these keys of `INERT` have no effect."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name in names:
+        names_by_reason.setdefault(INERT[name], []).append(name)
+    for reason, names_of_reason in names_by_reason.items():
+        yield f"These keys have no effect, because {reason}: {', '.join(names_of_reason)}."
 
 
 def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:

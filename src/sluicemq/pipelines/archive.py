@@ -35,6 +35,7 @@ archive when the replay began, so that later runs of the archive do not change i
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -512,6 +513,20 @@ def _describe_undecodable(message_count: int) -> str:
     )
 
 
+def _build_step_sender(task: Task, state: JobState) -> Callable[[int, Any], None]:
+    """Return the function that sends the rows of one step, for `run_steps`."""
+    columns = _choose_sink_columns(task)
+    sink_options = {"delivery": task.options["delivery"]}
+    if task.options["to"]:
+        sink_options["topic"] = task.options["to"]
+
+    def send_step(step_number: int, step_rows: Any) -> None:
+        sink_rows = step_rows.selectExpr(*columns)
+        write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
+
+    return send_step
+
+
 def _choose_sink_columns(task: Task) -> list[str]:
     """Return the expressions of the columns that the sink gets, as the options demand.
 
@@ -678,7 +693,6 @@ class Replay(ReadyPipeline):
 
         The run ends when all are sent or the task is stopped; a later run continues.
         """
-        delivery = task.options["delivery"]
         state, rows = _open_replay(task)
         if not state["steps"]:
             state.start()
@@ -687,19 +701,9 @@ class Replay(ReadyPipeline):
         if undecodable_count:
             report.figures["undecodable"] = undecodable_count
             task.report_lines(report, _describe_undecodable(undecodable_count))
-        task.report_lines(report, describe_guarantee(task.connection, delivery))
+        task.report_lines(report, describe_guarantee(task.connection, task.options["delivery"]))
 
-        columns = _choose_sink_columns(task)
-        sink_options = {"delivery": delivery}
-        if task.options["to"]:
-            sink_options["topic"] = task.options["to"]
-
-        def send_step(step_number: int, step_rows: Any) -> None:
-            """Send the rows of one step."""
-            sink_rows = step_rows.selectExpr(*columns)
-            write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
-
-        all_sent = run_steps(task, state, report, rows, send_step)
+        all_sent = run_steps(task, state, report, rows, _build_step_sender(task, state))
         ending = "all messages are sent" if all_sent else "stopped; run it again to continue"
         task.report_lines(report, f"sent {report.figures['rows']:,} messages; {ending}")
         return report

@@ -39,7 +39,8 @@ def format_clusters(
     `expressions`. At most `count_max` clusters are shown. `admin` and `connection` are used to read
     the newest messages of the origin topics.
     """
-    expression_by_name = {f"by_{index}": text for index, text in enumerate(expressions)}
+    # The expressions become the columns by_0, by_1 and so on.
+    expression_by_name = {f"by_{index}": expression for index, expression in enumerate(expressions)}
     expression_columns = [
         f"cast({expression} as string) as {name}" for name, expression in expression_by_name.items()
     ]
@@ -134,12 +135,7 @@ def _find_distinguishing_values(
     topics = sorted({str(row[0]) for row in cluster_sizes if row[0]})[:TOPICS_SAMPLED_MAX]
     shares_by_topic = _compute_usual_shares(spark, admin, connection, topics)
     if shares_by_topic:
-        # `usual` stays null for topics that could not be read, and is 0 for values that do not
-        # occur in the others.
-        all_shares = reduce(lambda left, right: left.unionByName(right), shares_by_topic.values())
-        values = values.drop("usual").join(all_shares, ["origin_topic", "name", "value"], "left")
-        is_sampled = F.col("origin_topic").isin(list(shares_by_topic))
-        values = values.withColumn("usual", F.when(is_sampled, F.expr("coalesce(usual, 0.0)")))
+        values = _join_usual_shares(values, shares_by_topic)
 
     # Keep the values that are more than twice as common in the cluster as in its topic.
     cluster_columns = ", ".join(keys)
@@ -214,6 +210,18 @@ def _explode_properties(rows: Any) -> Any:
     entries = f"map_entries(map_concat({other_properties}, {tag}))"
     exploded = rows.selectExpr("*", f"explode({entries}) as entry")
     return exploded.selectExpr("*", "entry.key as name", "entry.value as value")
+
+
+def _join_usual_shares(values: Any, shares_by_topic: Mapping[str, Any]) -> Any:
+    """Return the values of `_count_frequent_values` with the usual shares, of at least one topic.
+
+    `usual` stays null for topics that are not in `shares_by_topic`, and is 0 for values that do not
+    occur in one of these topics.
+    """
+    all_shares = reduce(lambda left, right: left.unionByName(right), shares_by_topic.values())
+    joined = values.drop("usual").join(all_shares, ["origin_topic", "name", "value"], "left")
+    is_sampled = F.col("origin_topic").isin(list(shares_by_topic))
+    return joined.withColumn("usual", F.when(is_sampled, F.expr("coalesce(usual, 0.0)")))
 
 
 def _load_newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:

@@ -89,6 +89,7 @@ def build_source_options(
     """Return the options of the source, including the columns that the key needs.
 
     `source` are further options, and override `connection`. `topic` None means that they name it.
+    `key` is a name in `KEYS`, or an expression, for which no columns are added.
     """
     options = {**connection, **source}
     if topic is not None:

@@ -400,7 +400,8 @@ def _parse_source_and_sinks(root: Entry, entries: Entries, cluster: OptionTexts)
     attributes = {"transform": transform, "checkpoint": checkpoint, "mode": mode}
     _check_mode("", entries, mode)
     _check_needed_keys(root, entries, mode)
-    _parse_trigger(entries, attributes)
+
+    attributes["trigger_s"] = _parse_trigger(entries)
 
     if "source" in entries:
         attributes["source"] = _parse_source(entries["source"], cluster, mode)
@@ -426,14 +427,20 @@ def _check_needed_keys(root: Entry, entries: Entries, mode: str) -> None:
             entries["mode"].add_problem(f"mode: streaming needs the key {name!r}.", fix)
 
 
-def _parse_trigger(entries: Entries, attributes: dict[str, Any]) -> None:
-    """Add `trigger_s` to the attributes of a `Pipeline`. An invalid trigger becomes a problem."""
+def _parse_trigger(entries: Entries) -> float | None:
+    """Return the seconds between the micro-batches of a stream.
+
+    None means that it reads what is available and ends. An invalid trigger becomes a problem.
+    """
     trigger = entries["trigger"].read_scalar() if "trigger" in entries else None
+    if trigger is None:
+        return None
     try:
-        attributes["trigger_s"] = parse_trigger_s(AVAILABLE_NOW if trigger is None else trigger)
+        return parse_trigger_s(trigger)
     except ValueError:
         fix = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
         entries["trigger"].add_problem(f"invalid value {trigger!r}.", fix)
+        return None
 
 
 def _check_mode(sink_kind: str, entries: Entries, mode: str) -> None:

@@ -161,7 +161,6 @@ class SpanBuilder:
     ) -> Iterator[Span]:
         """Yield a span for each message of a record; a Java batch has several."""
         message_ids = (record.message_id or "").split(",")
-        is_batch = len(message_ids) > 1
         for message_id in message_ids:
             send = record_of_message(record, message_id, None)
             assert isinstance(send, SendTrace)
@@ -177,15 +176,7 @@ class SpanBuilder:
                 parent_id=context.parent_id,
                 begin_ms=send.time_ms,
                 end_ms=send.time_ms + send.cost_ms,
-                more_attributes={
-                    "messaging.operation.type": "send",
-                    "messaging.message.body.size": send.body_length,
-                    "messaging.rocketmq.message.type": _TYPES[send.kind],
-                    "messaging.batch.message_count": len(message_ids) if is_batch else None,
-                    "sluicemq.offset_message_id": send.offset_message_id,
-                    "server.address": send.store_host,
-                    "client.address": send.client_host,
-                },
+                more_attributes=_describe_send(send, len(message_ids)),
                 error=None if send.success else "send_failed",
             )
 
@@ -267,6 +258,19 @@ class SpanBuilder:
             more_attributes=more_attributes,
             error=error,
         )
+
+
+def _describe_send(send: SendTrace, batch_size: int) -> dict[str, Any]:
+    """Return the attributes of the span of a send, one of `batch_size` messages in a request."""
+    return {
+        "messaging.operation.type": "send",
+        "messaging.message.body.size": send.body_length,
+        "messaging.rocketmq.message.type": _TYPES[send.kind],
+        "messaging.batch.message_count": batch_size if batch_size > 1 else None,
+        "sluicemq.offset_message_id": send.offset_message_id,
+        "server.address": send.store_host,
+        "client.address": send.client_host,
+    }
 
 
 def _find_delivery_error(end_record: ConsumeTrace | None) -> str | None:

@@ -390,28 +390,37 @@ def _build_row_update(target: Target, table: "sa.Table") -> "Callable[[sa.Connec
 
     The function returns whether a row was changed.
     """
+    value_columns = [column.name for column in table.columns if not column.primary_key]
+    update = _build_update(target, table, value_columns)
+
+    def update_row(connection: "sa.Connection", row: Row) -> bool:
+        """Update the row with the same key, and return whether a row was changed."""
+        if not value_columns:
+            return False
+        parameters = dict(row)
+        for name in target.key:
+            parameters[f"key_{name}"] = row[name]
+        if target.version is not None:
+            parameters["new_version"] = row[target.version]
+        return bool(connection.execute(update, parameters).rowcount)
+
+    return update_row
+
+
+def _build_update(target: Target, table: "sa.Table", value_columns: Sequence[str]) -> Any:
+    """Return the UPDATE of the columns `value_columns` of one row.
+
+    Its parameters are those with the names of the columns, `key_NAME` for each column of the key,
+    and `new_version` if the target has a version.
+    """
     sqlalchemy = _sqlalchemy()
-    # The parameters `key_…` and `new_version` are in conditions; the values of a row are parameters
-    # with the names of the columns.
     key_conditions = [table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key]
     update = table.update().where(sqlalchemy.and_(*key_conditions))
     if target.version is not None:
         old_version = table.c[target.version]
         new_version = sqlalchemy.bindparam("new_version")
         update = update.where(old_version.is_(None) | (old_version <= new_version))
-    value_columns = [column.name for column in table.columns if not column.primary_key]
-    update = update.values({name: sqlalchemy.bindparam(name) for name in value_columns})
-
-    def update_row(connection: "sa.Connection", row: Row) -> bool:
-        """Update the row with the same key, and return whether a row was changed."""
-        if not value_columns:
-            return False
-        parameters = row | {f"key_{name}": row[name] for name in target.key}
-        if target.version is not None:
-            parameters["new_version"] = row[target.version]
-        return bool(connection.execute(update, parameters).rowcount)
-
-    return update_row
+    return update.values({name: sqlalchemy.bindparam(name) for name in value_columns})
 
 
 # ---- insert rows with new keys
