@@ -112,6 +112,7 @@ def is_supervised() -> bool:
 
 
 def _under_home(*parts: str) -> str:
+    """Return a path in the home directory of the user."""
     return os.path.join(os.path.expanduser("~"), *parts)  # noqa: PTH111, PTH118 - text, not Path
 
 

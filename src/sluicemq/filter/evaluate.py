@@ -430,6 +430,7 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     are_equal = _equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
+        """Return the verdict for one message, with the rules for null."""
         left_value = evaluate_left(properties)
         right_value = evaluate_right(properties)
         if left_value is None:

@@ -434,6 +434,7 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
     """
 
     def possible_verdicts(leaf: Leaf) -> int:
+        """Return the set of the verdicts that a leaf can have for any row of the block."""
         if isinstance(leaf, SeveralPropertiesPlan) or leaf.name in stats.excluded:
             return leaf.possible_set
         column = stats.columns.get(leaf.name)

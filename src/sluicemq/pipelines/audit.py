@@ -148,7 +148,7 @@ def sample_topic(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
     evaluated = tuple(expressions[:EXPRESSIONS_MAX])
-    source_columns = _columns_for(evaluated)
+    source_columns = _choose_source_columns(evaluated)
     options = {}
     if begin_ms is not None:
         options["startingTimestamp"] = str(begin_ms)
@@ -178,14 +178,14 @@ def _build_bit_columns(
     matched_by = failed_by = no_bit
     for index, subscription in enumerate(subscriptions):
         bit = F.lit(1 << index).cast("bigint")
-        is_match, is_error = _match_columns(subscription, source_columns)
+        is_match, is_error = _build_conditions(subscription, source_columns)
         matched_by = matched_by + F.when(is_match, bit).otherwise(no_bit)
         if is_error is not None:
             failed_by = failed_by + F.when(is_error, bit).otherwise(no_bit)
     return matched_by, failed_by
 
 
-def _columns_for(subscriptions: Iterable[Subscription]) -> str:
+def _choose_source_columns(subscriptions: Iterable[Subscription]) -> str:
     """Return the option `columns` of the source for evaluating these subscriptions.
 
     It is "tags" if no expression reads a property other than TAGS. SQL92 expressions with syntax
@@ -200,7 +200,7 @@ def _columns_for(subscriptions: Iterable[Subscription]) -> str:
     return "tags,properties,keys" if property_names - {"TAGS"} else "tags"
 
 
-def _match_columns(
+def _build_conditions(
     subscription: Subscription, source_columns: str
 ) -> "tuple[Column, Column | None]":
     """Return two Spark conditions: that a message matches, and that the expression fails on it.

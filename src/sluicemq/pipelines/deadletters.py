@@ -368,6 +368,7 @@ def add_new_ids(rows: Any) -> Any:
     """
 
     def make_ids(origins: pa.Array) -> pa.Array:
+        """Return the id of each struct of an origin. This runs in Python workers."""
         ids = [replay_id(**origin) for origin in origins.to_pylist()]
         return pa.array(ids, pa.string())
 

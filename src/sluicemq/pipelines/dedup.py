@@ -190,6 +190,7 @@ def stream_table(
     prepare_table(target, create=create)
 
     def insert_micro_batch(batch: "DataFrame", number: int) -> None:
+        """Insert the rows of micro-batch `number`, and report them to `on_batch`."""
         on_batch(number, insert_new_rows(batch, target))
 
     writer = rows.writeStream.foreachBatch(insert_micro_batch)

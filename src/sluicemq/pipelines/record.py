@@ -272,8 +272,8 @@ def read_runs(
             if not file_name.endswith(SUFFIX):
                 continue
             progress = read_run(f"{directory}/{file_name}", files, clock.now_ms())
-            known = newest_runs.get(progress.name)
-            if known is None or progress.started_ms > known.started_ms:
+            previous = newest_runs.get(progress.name)
+            if previous is None or progress.started_ms > previous.started_ms:
                 newest_runs[progress.name] = progress
     return dict(sorted(newest_runs.items()))
 

@@ -317,6 +317,7 @@ class BatchMonitor:
         """
 
         def emit_periodically() -> None:
+            """Emit what has changed, every `PROGRESS_PERIOD_S` until the write is over."""
             while not self._is_over.wait(PROGRESS_PERIOD_S):
                 self.emit_changes()
 

@@ -288,24 +288,36 @@ class MetricsPusher:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
+        """Push at each interval until the pusher is closed, then the last values.
+
+        The last push is left out if the endpoint fails, so that `close` does not wait for it.
+        """
         while not self._closing.wait(self._interval_s):
             self._push()
         if not self._is_failing:
             self._push()
 
     def _push(self) -> None:
+        """Push the present values once.
+
+        A warning is logged if this push fails and the one before it did not, or the other way
+        round. The failure of the last push, after `close`, is not logged.
+        """
         try:
-            reason = export(self._exporter, self._snapshot())
+            reason = export(self._exporter, self._collect_metrics())
         except Exception as error:  # noqa: BLE001 - a broker that changes its role raises
             reason = f"{type(error).__name__}: {error}"
-        if self._is_failing != (reason is not None):
-            self._is_failing = reason is not None
-            if reason is None:
-                log.warning("The OTLP endpoint accepts metrics again.")
-            elif not self._closing.is_set():
-                log.warning("Pushing metrics by OTLP failed and will be retried: %s", reason)
+        has_failed = reason is not None
+        if has_failed == self._is_failing:
+            return
+        self._is_failing = has_failed
+        if not has_failed:
+            log.warning("The OTLP endpoint accepts metrics again.")
+        elif not self._closing.is_set():
+            log.warning("Pushing metrics by OTLP failed and will be retried: %s", reason)
 
-    def _snapshot(self) -> Any:
+    def _collect_metrics(self) -> Any:
+        """Return the present values as OpenTelemetry's `MetricsData`, which an exporter accepts."""
         from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
             MetricsData,
             ResourceMetrics,

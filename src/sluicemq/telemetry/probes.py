@@ -62,10 +62,12 @@ class _Server(ThreadingMixIn, simple_server.WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in its thread, while threads of the process switch faster."""
         with fast_thread_switching():
             super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
+        """Forget a connection, and close it."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
@@ -87,7 +89,10 @@ class _LimitedReader:
         self._remaining_bytes = REQUEST_BYTES_MAX
 
     def readline(self, size: int = -1) -> bytes:
-        limit = min(size, self._remaining_bytes) if size >= 0 else self._remaining_bytes
+        """Return a line of at most `size` bytes; b"" if REQUEST_BYTES_MAX bytes have been read."""
+        limit = self._remaining_bytes
+        if size >= 0:
+            limit = min(size, limit)
         line: bytes = self._file.readline(limit)
         self._remaining_bytes -= len(line)
         return line if self._remaining_bytes > 0 else b""
@@ -102,6 +107,7 @@ class _RequestHandler(simple_server.WSGIRequestHandler):
     timeout = 10  # s; a silent client holds a thread
 
     def setup(self) -> None:
+        """Prepare a connection, and limit the bytes that are read from it."""
         super().setup()
         self.rfile: Any = _LimitedReader(self.rfile)
 

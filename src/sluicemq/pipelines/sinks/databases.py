@@ -372,6 +372,7 @@ def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
     update_row = _build_row_update(target, table)
 
     def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
+        """Update or insert each of the rows."""
         for row in rows:
             if update_row(connection, row):
                 continue
@@ -562,9 +563,11 @@ class TableSource(DataSource):  # type: ignore[misc]
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the sink, as `format` takes it."""
         return FORMAT
 
     def writer(self, schema: Any, overwrite: bool) -> "TableSink":
+        """Return the writer to the table that the option `target` describes."""
         return TableSink(decode_target(self.options["target"]))
 
 
@@ -575,6 +578,7 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
         self.target = target
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
+        """Upsert the rows of one task, given as Arrow batches. Runs in a Python worker."""
         type_by_column = dict(self.target.columns)
         with errors_without_traceback(), temporary_engine(self.target.url) as engine:
             rows = (

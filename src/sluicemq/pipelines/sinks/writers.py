@@ -168,6 +168,7 @@ class ParquetWriter(Writer):
             )
 
     def describe(self, frame: "DataFrame") -> list[str]:
+        """Return lines about the partitions, and what happens to files that exist."""
         columns = self.sink.fields["partition_by"]
         partitioning = f"partitioned by {', '.join(columns)}" if columns else "not partitioned"
         if self.pipeline.is_streaming:
@@ -189,7 +190,9 @@ class ParquetWriter(Writer):
         fields = self.sink.fields
         writer = frame.writeStream.format("parquet").options(**fields["options"])
         writer = writer.option("path", fields["path"])
-        return writer.partitionBy(*fields["partition_by"]) if fields["partition_by"] else writer
+        if fields["partition_by"]:
+            writer = writer.partitionBy(*fields["partition_by"])
+        return writer
 
 
 class TableWriter(Writer):
