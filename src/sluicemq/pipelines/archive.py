@@ -23,7 +23,7 @@ and its rows do not count.
 archived one. It goes to the queue of the same number with `queues: same`, and has the same message
 id with `ids: same`. Times and hosts are those of the new sending. Properties that control RocketMQ
 itself (delay, retry, transaction, trace) are left out, because brokers would act upon them. See
-`pipelines.steps` for how a replay is resumed, and its guarantee. Its state is in the archive,
+`pipelines.sinks.steps` for how a replay is resumed, and its guarantee. Its state is in the archive,
 `_sluice/replays/NAME.json`, or in the directory `state`. The state contains the end offsets of the
 archive when the replay began, so that later runs of the archive do not change its steps.
 
@@ -59,8 +59,7 @@ from sluicemq.pipelines.ready import (
     load_messages,
 )
 from sluicemq.pipelines.sinks.archive_runs import SCHEMA, ArchiveRun, ArchiveRuns
-from sluicemq.pipelines.sinks.verify import COLUMNS, rows_in_ranges, verify_rows
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
     JobState,
@@ -69,6 +68,7 @@ from sluicemq.pipelines.steps import (
     run_steps,
     write_step,
 )
+from sluicemq.pipelines.sinks.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.spark.options import parse_options, parse_timestamp
 from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import (

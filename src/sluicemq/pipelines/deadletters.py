@@ -2,7 +2,7 @@
 
     %DLQ%GROUP -> clusters                                                 action: clusters
                -> where, edit -> verdicts by the group's filter            action: check
-               -> STATE/plan (Parquet) -> steps (`pipelines.steps`) -> topics,
+               -> STATE/plan (Parquet) -> steps (`pipelines.sinks.steps`) -> topics,
                   STATE/report (one line for each message)                 action: replay
 
 The properties of a dead letter say from which topic it comes (RETRY_TOPIC) and which message id it
@@ -70,7 +70,7 @@ from sluicemq.pipelines.ready import (
     format_table,
     load_messages,
 )
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
     JobState,

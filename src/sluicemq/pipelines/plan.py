@@ -10,7 +10,7 @@ separately for each reference to the view, with the predicates that hold for tha
 `INSERT`) as soon as it gets the text. A dry run must change nothing, so the text is parsed first,
 and anything but a query is refused. Errors name the line of the file where Spark found them.
 
-**Sinks.** `pipelines.sinks.writers` has a writer for each kind of sink.
+**Sinks.** `pipelines.writers` has a writer for each kind of sink.
 
 **Dry run** (`plan`). It has no effect anywhere. It reads the queues and their ends at the brokers,
 the checkpoint of a stream, Spark's plan of the transform, and the topics, directories and tables of
@@ -38,7 +38,7 @@ from sluicemq.pipelines.file import (
     Source,
 )
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
-from sluicemq.pipelines.sinks.writers import WRITERS, Writer
+from sluicemq.pipelines.writers import WRITERS, Writer
 from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
 from sluicemq.spark.errors import FileProblem, PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.filters import (

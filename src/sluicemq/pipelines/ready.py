@@ -6,7 +6,7 @@ declared kinds, with defaults filled in. It reports progress with `Task.say` onl
 `Task.stopping` between two steps, and returns a `Report`. The sinks of a pipeline file declare
 their fields in the same way.
 
-Pipelines that send messages again do so in steps that can be resumed: see `pipelines.steps`.
+Pipelines that send messages again do so in steps that can be resumed: see `pipelines.sinks.steps`.
 
 **Folders.** State is written through Hadoop's file systems, like the data that Spark writes. So a
 path may be on a disk, on HDFS or in an object store. A file that decides something is first written

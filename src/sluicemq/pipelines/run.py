@@ -36,7 +36,7 @@ from sluicemq.pipelines.ready import (
     finish_query,
     spark_trigger,
 )
-from sluicemq.pipelines.sinks.writers import Writer
+from sluicemq.pipelines.writers import Writer
 from sluicemq.spark.classic import get_spark_context
 from sluicemq.spark.errors import PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.progress import stream_progress

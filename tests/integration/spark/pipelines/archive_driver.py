@@ -18,7 +18,7 @@ from sluicemq.pipelines.ready import (
     Folder,
 )
 from sluicemq.pipelines.sinks.archive_runs import ArchiveRuns
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.steps import (
     JobState,
 )
 from sluicemq.spark.session import spark_session
