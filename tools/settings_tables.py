@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sluicemq.config.inert import INERT, REFUSED
-from sluicemq.config.keys import INT_MAX, Key, Kind, Part
-from sluicemq.config.load import value_text
+from sluicemq.config.keys import INT_MAX, Key, Kind, Part, value_text
 from sluicemq.config.settings import keys_of
 
 _BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)

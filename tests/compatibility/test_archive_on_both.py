@@ -10,7 +10,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.pipelines.archive import archive, read_archive, replay
-from sluicemq.pipelines.verify import COLUMNS
+from sluicemq.pipelines.sinks.verify import COLUMNS
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.

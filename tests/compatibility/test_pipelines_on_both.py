@@ -20,7 +20,8 @@ from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.pipelines.audit import audit
 from sluicemq.pipelines.deadletters import dead_letters, read_report
-from sluicemq.pipelines.dedup import Written, write_table
+from sluicemq.pipelines.dedup import write_table
+from sluicemq.pipelines.sinks.databases import Written
 from sluicemq.pipelines.trace import trace
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from waiting import wait_for

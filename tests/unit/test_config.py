@@ -30,8 +30,7 @@ from sluicemq.config import (
     settings_text,
 )
 from sluicemq.config.inert import INERT, REFUSED
-from sluicemq.config.keys import Kind
-from sluicemq.config.load import value_text
+from sluicemq.config.keys import Kind, value_text
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 

@@ -212,7 +212,7 @@ class Broker:
             if config.is_pushed:
                 collect = BrokerCollector(lambda: self.core).collect
                 self._pusher = await self._jobs.run(
-                    partial(MetricsPusher, collect, config, kind="broker", node=config.broker_name)
+                    partial(MetricsPusher, collect, config, "broker", config.broker_name)
                 )
             await self._open({})
         except BaseException:

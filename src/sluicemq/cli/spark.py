@@ -235,7 +235,7 @@ def _shorten_spark_errors() -> Iterator[None]:
         is_of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
         if isinstance(error, SluiceError) or not is_of_spark:
             raise
-        from sluicemq.pipelines.plan import summarize_spark_error  # noqa: PLC0415 - imports pyspark
+        from sluicemq.spark.errors import summarize_spark_error  # noqa: PLC0415 - imports pyspark
 
         raise ConfigurationError(summarize_spark_error(error)) from None
 

@@ -4,23 +4,26 @@
     settings.py     BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
     inert.py        keys of RocketMQ that have no effect in SluiceMQ
     properties.py   the syntax of a properties file
-    load.py         load settings, change them at run time, write them as text
+    load.py         load settings from text
+    change.py       change settings at run time, and write them as text
 
 A later source takes precedence over an earlier one: defaults, environment (`NAMESRV_ADDR`), file,
 command line.
 """
 
-from sluicemq.config.keys import Key, Part
-from sluicemq.config.load import (
+from sluicemq.config.change import (
     Change,
     Configs,
     change_settings,
+    reread_settings,
+    settings_text,
+)
+from sluicemq.config.keys import Key, Part
+from sluicemq.config.load import (
     load_broker_config,
     load_local_proxy_config,
     load_name_server_config,
     load_proxy_config,
-    reread_settings,
-    settings_text,
 )
 from sluicemq.config.properties import (
     decode_properties_file,

@@ -78,19 +78,25 @@ def setting(
     *,
     choices: Mapping[str, object] | tuple[str, ...] = (),
     kind: Kind | None = None,
-    **rest: Any,
+    **key_fields: Any,
 ) -> Any:
     """Declare a field of a dataclass together with its key.
 
     Without `kind`, the kind follows from the type of the default. A `default` that is a function is
-    called for each new object. `rest` are further fields of `Key`.
+    called for each new object. `choices` are the valid words, or maps them to values. `key_fields`
+    are further fields of `Key`.
     """
     if kind is None:
         kind = Kind.CHOICE if choices else _KINDS.get(type(default), TEXT)
-    pairs = choices if isinstance(choices, Mapping) else {word: word for word in choices}
-    key = Key(Part.BROKER, name, "", kind, doc, default, choices=tuple(pairs.items()), **rest)
-    how = {"default_factory" if callable(default) else "default": default}
-    return field(**how, metadata={"key": key}, repr=not key.is_secret)
+    meanings = choices if isinstance(choices, Mapping) else {word: word for word in choices}
+    key = Key(
+        Part.BROKER, name, "", kind, doc, default, choices=tuple(meanings.items()), **key_fields
+    )
+    metadata = {"key": key}
+    is_shown = not key.is_secret
+    if callable(default):
+        return field(default_factory=default, metadata=metadata, repr=is_shown)
+    return field(default=default, metadata=metadata, repr=is_shown)
 
 
 class Origin(NamedTuple):
@@ -100,6 +106,22 @@ class Origin(NamedTuple):
     """Maps a path in which variables were replaced to the text of the file, which is shown."""
     command_line: frozenset[str] = frozenset()
     """Keys that the command line has set. It takes precedence over the file."""
+
+
+def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
+    """Return the text that is parsed as `value`; "" for None.
+
+    `written` maps paths to the text of the file, if that has variables.
+    """
+    if key.kind is Kind.CHOICE:
+        return next(word for word, meaning in key.choices if meaning == value)
+    if isinstance(value, tuple):
+        return ";".join(written.get(item, item) for item in value)
+    if key.kind is Kind.BOOLEAN:
+        return "true" if value else "false"
+    if value is None:
+        return ""
+    return written.get(str(value), str(value))
 
 
 # fmt: off
@@ -242,14 +264,14 @@ class PushedConfig(MeasuredConfig):
     @property
     def otlp_headers_parsed(self) -> dict[str, str] | None:
         """The headers of OTLP pushes by name, or None. Raises ConfigurationError."""
-        found = {}
+        headers = {}
         for pair in filter(None, self.otlp_headers.split(",")):
-            name, colon, value = pair.partition(":")
+            name, colon, content = pair.partition(":")
             if not (colon and name.strip()):
                 raise ConfigurationError(
                     "sluiceOtlpHeaders has a header without a colon.",
                     fix="Write name:value,name:value.",
                 )
-            found[name.strip()] = value.strip()
-        return found or None
+            headers[name.strip()] = content.strip()
+        return headers or None
 # fmt: on

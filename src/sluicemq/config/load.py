@@ -1,4 +1,4 @@
-"""Load settings from text, change them at run time, and write them as text.
+"""Load settings from the text of configuration files.
 
 Everything here follows from the keys in `settings.py`. RocketMQ silently ignores unknown keys and
 invalid values (spec/config.md). SluiceMQ warns about an unknown key and suggests the nearest known
@@ -6,16 +6,11 @@ one, warns about a key of RocketMQ that has no effect, and raises an error for a
 
 `properties.py` has the syntax of the text.
 
-Variables (`$NAME`, `~`) are replaced only in paths that are read when the server starts. Values in
-a request are not expanded, because everyone who can connect could read the environment otherwise.
+Variables (`$NAME`, `~`) are replaced in paths.
 
 RocketMQ has the TLS settings in other places: system properties of Java
 (`-Dtls.server.mode=enforcing` in JAVA_OPT), and a properties file that takes precedence over those
 (tls.config.file).
-
-A change of a *live* key (UPDATE_BROKER_CONFIG, 25, and UPDATE_NAMESRV_CONFIG, 318) is in force at
-once. A change of another key is *pending*: it is written to the file and takes effect at the next
-start. Until then, responses show both values. Both kinds of changes are validated at once.
 """
 
 import functools
@@ -38,7 +33,7 @@ from sluicemq.config.settings import (
     StoreConfig,
     keys_of,
 )
-from sluicemq.errors import ConfigurationError, PermissionDeniedError
+from sluicemq.errors import ConfigurationError
 from sluicemq.hints import did_you_mean
 from sluicemq.numbers import natural
 
@@ -70,14 +65,6 @@ PROXY_NAMES: Final = {
 Settings = BrokerConfig | StoreConfig | NameServerConfig | ProxyConfig
 PathOf = Callable[[str, str], str]
 """A function (key, text) that returns the path that the text of a key means."""
-NO_PERMISSION: Final = 16
-ALWAYS_BLACK: Final = frozenset({"configBlackList", "rocketmqHome"})
-PENDING: Final = "sluicePending."
-"""The prefix of a key in a response, if the value is the one at the next start."""
-
-Configs = Mapping[Part, Any]
-"""The settings of one server, by part."""
-
 # ------------------------------------------------------------------------------------- at the start
 
 
@@ -91,7 +78,11 @@ class LoadedValues(NamedTuple):
 
     def values_of(self, part: Part) -> dict[str, Any]:
         """Return the values of one part by field."""
-        return {field: value for (owner, field), value in self.values.items() if owner is part}
+        values_of_part = {}
+        for (owner, field), value in self.values.items():
+            if owner is part:
+                values_of_part[field] = value
+        return values_of_part
 
 
 def load_broker_config(
@@ -107,35 +98,47 @@ def load_broker_config(
     ConfigurationError for an invalid value.
     """
     environment = os.environ if environment is None else environment
-    options = java_options(environment)
-    entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | with_system_properties(
-        parse_properties(text)
-        | {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
-        | tls_entries(options, Part.BROKER)
-    )
-    entries |= overrides or {}
+    entries = _collect_broker_entries(text, environment) | dict(overrides or {})
 
     def build(path_of: PathOf) -> tuple[BrokerConfig, StoreConfig, LoadedValues]:
-        found = find_values(entries, (Part.BROKER, Part.STORE), path_of)
-        broker = BrokerConfig(**found.values_of(Part.BROKER))
-        store = StoreConfig(**found.values_of(Part.STORE))
+        """Return the settings, whose paths are what `path_of` returns, and the values of keys."""
+        loaded = find_values(entries, (Part.BROKER, Part.STORE), path_of)
+        broker = BrokerConfig(**loaded.values_of(Part.BROKER))
+        store = StoreConfig(**loaded.values_of(Part.STORE))
         config_path = broker.config_path or f"{store.root}/config/{CHANGES_FILE}"
-        places = _acl_files(config_path, f"{store.root}/conf", environment)
+        acl_files = _list_acl_files(config_path, f"{store.root}/conf", environment)
+        # Clamped, not refused, as RocketMQ does (spec/namesrv.md §3).
+        register_period_ms = min(max(broker.register_period_ms, 10_000), 60_000)
         broker = replace(
             broker,
             config_path=config_path,
-            acl_files=broker.acl_files or places,
-            # Clamped, not refused, as RocketMQ does (spec/namesrv.md §3).
-            register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
+            acl_files=broker.acl_files or acl_files,
+            register_period_ms=register_period_ms,
         )
-        return broker, store, found
+        return broker, store, loaded
 
-    broker, store, found = build(functools.partial(_expand, environment))
-    broker_text, store_text, _ = build(_as_written)
-    written = _written(broker, broker_text) | _written(store, store_text)
-    origin = Origin(written, frozenset(overrides or ()))
-    warnings = found.warnings + warnings_about(found, broker, store)
+    # Build the settings twice: with the variables in paths replaced, and as the file has them, so
+    # that responses can show the text of the file.
+    broker, store, loaded = build(functools.partial(_expand_path, environment))
+    broker_as_written, store_as_written, _ = build(_return_as_written)
+    paths_as_written = _map_paths_to_texts(broker, broker_as_written)
+    paths_as_written |= _map_paths_to_texts(store, store_as_written)
+    origin = Origin(paths_as_written, frozenset(overrides or ()))
+    warnings = loaded.warnings + warnings_about(loaded, broker, store)
     return replace(broker, origin=origin), replace(store, origin=origin), warnings
+
+
+def _collect_broker_entries(text: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment and the text of a broker.conf set, by key.
+
+    The text takes precedence over $NAMESRV_ADDR, and system properties of Java over the text.
+    """
+    options = java_options(environment)
+    entries = parse_properties(text)
+    entries |= {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
+    entries |= tls_entries(options, Part.BROKER)
+    default_entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")}
+    return default_entries | with_system_properties(entries)
 
 
 def load_name_server_config(
@@ -149,18 +152,23 @@ def load_name_server_config(
     The arguments are those of `load_broker_config`.
     """
     environment = os.environ if environment is None else environment
-    options = tls_entries(java_options(environment), Part.NAME_SERVER)
-    entries = parse_properties(text) | options | dict(overrides or {})
+    tls_options = tls_entries(java_options(environment), Part.NAME_SERVER)
+    entries = parse_properties(text) | tls_options | dict(overrides or {})
 
     def build(path_of: PathOf) -> tuple[NameServerConfig, LoadedValues]:
-        found = find_values(entries, (Part.NAME_SERVER,), path_of)
-        config = NameServerConfig(**found.values_of(Part.NAME_SERVER))
-        places = _acl_files(config.config_path, _directory(config.kv_config_path), environment)
-        return replace(config, acl_files=config.acl_files or places), found
+        """Return the settings, whose paths are what `path_of` returns, and the values of keys."""
+        loaded = find_values(entries, (Part.NAME_SERVER,), path_of)
+        config = NameServerConfig(**loaded.values_of(Part.NAME_SERVER))
+        directory = _directory_of(config.kv_config_path)
+        acl_files = _list_acl_files(config.config_path, directory, environment)
+        return replace(config, acl_files=config.acl_files or acl_files), loaded
 
-    config, found = build(functools.partial(_expand, environment))
-    origin = Origin(_written(config, build(_as_written)[0]), frozenset(overrides or ()))
-    return replace(config, origin=origin), found.warnings + warnings_about(found, config)
+    # Build the settings twice, as in `load_broker_config`.
+    config, loaded = build(functools.partial(_expand_path, environment))
+    config_as_written, _ = build(_return_as_written)
+    paths_as_written = _map_paths_to_texts(config, config_as_written)
+    origin = Origin(paths_as_written, frozenset(overrides or ()))
+    return replace(config, origin=origin), loaded.warnings + warnings_about(loaded, config)
 
 
 def load_proxy_config(
@@ -176,14 +184,22 @@ def load_proxy_config(
     those of `load_broker_config`.
     """
     environment = os.environ if environment is None else environment
-    written = parse_json(text, path)
-    entries = {PROXY_NAMES.get(name, name): value for name, value in written.items()}
+    entries = _parse_proxy_entries(text, path)
     entries |= tls_entries(java_options(environment), Part.PROXY) | dict(overrides or {})
-    found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
-    config = ProxyConfig(**found.values_of(Part.PROXY))
-    places = _acl_files(path, _directory(path), environment)
-    config = replace(config, acl_files=config.acl_files or places)
-    return config, found.warnings + warnings_about(found, config)
+    loaded = find_values(entries, (Part.PROXY,), functools.partial(_expand_path, environment))
+    config = ProxyConfig(**loaded.values_of(Part.PROXY))
+    acl_files = _list_acl_files(path, _directory_of(path), environment)
+    config = replace(config, acl_files=config.acl_files or acl_files)
+    return config, loaded.warnings + warnings_about(loaded, config)
+
+
+def _parse_proxy_entries(text: str, path: str) -> dict[str, str]:
+    """Return the keys and values of a rmq-proxy.json, under the names that brokers use.
+
+    Raises ConfigurationError, which names the file `path`, if the text is not a flat JSON object.
+    """
+    value_by_name = parse_json(text, path)
+    return {PROXY_NAMES.get(name, name): value for name, value in value_by_name.items()}
 
 
 def load_local_proxy_config(
@@ -203,42 +219,65 @@ def load_local_proxy_config(
     file enables access control while the broker has none.
     """
     environment = os.environ if environment is None else environment
-    written = parse_json(text, path)
-    entries = {PROXY_NAMES.get(name, name): value for name, value in written.items()}
+    entries = _parse_proxy_entries(text, path)
     entries.pop("brokerConfigPath", None)  # the caller has read it
     warnings = []
     if entries.pop("proxyMode", "LOCAL").upper() != "LOCAL":
         warnings.append(
             "proxyMode is taken as LOCAL, because this proxy runs in the process of a broker."
         )
-    found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
-    values = found.values_of(Part.PROXY)
-    if values.pop("acl_enable", False) and not broker.acl_enable:
+    loaded = find_values(entries, (Part.PROXY,), functools.partial(_expand_path, environment))
+    value_by_field = loaded.values_of(Part.PROXY)
+    if value_by_field.pop("acl_enable", False) and not broker.acl_enable:
         raise ConfigurationError(
             "aclEnable (enableACL) is true for the proxy but not for the broker. A proxy in the "
             "process of a broker uses the broker's access control.",
             fix="Set aclEnable = true in the broker's file.",
         )
-    limits = {item.name for item in fields(ProxyLimits)}
-    served = {item.name for item in fields(ServerConfig)} - {"acl_files", "acl_compatible"}
-    own = dict[str, Any]()
-    foreign = list[str]()
-    for key in keys_of(Part.PROXY):
-        if key.field not in values or key.field in limits:
-            continue
-        if key.field not in served:
-            foreign.append(key.name)
-        elif key.name not in broker.origin.command_line:
-            field = "proxy_port" if key.field == "listen_port" else key.field
-            own[field] = values[key.field]
-    if foreign:
+
+    limits = _take_limits(value_by_field)
+    server_values, unused_keys = _choose_server_values(value_by_field, broker)
+    if unused_keys:
         warnings.append(
             f"These keys have no effect, because only the broker's own file sets them: "
-            f"{', '.join(foreign)}."
+            f"{', '.join(unused_keys)}."
         )
-    config = replace(broker, **own)
-    chosen = ProxyLimits(**{name: value for name, value in values.items() if name in limits})
-    return config, chosen, warnings + found.warnings + warnings_about(found, config)
+    config = replace(broker, **server_values)
+    warnings += loaded.warnings + warnings_about(loaded, config)
+    return config, limits, warnings
+
+
+def _take_limits(value_by_field: dict[str, Any]) -> ProxyLimits:
+    """Remove the limits of the proxy from the values of its file, and return them."""
+    limits = {}
+    for declared in fields(ProxyLimits):
+        if declared.name in value_by_field:
+            limits[declared.name] = value_by_field.pop(declared.name)
+    return ProxyLimits(**limits)
+
+
+def _choose_server_values(
+    value_by_field: Mapping[str, Any], broker: BrokerConfig
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a proxy's file that replace fields of `broker`, and the unused keys.
+
+    `value_by_field` has the values of the file, without the limits of the proxy. Only settings of
+    every server are replaced (`ServerConfig`), and none that the broker's command line has set. The
+    unused keys are those of the other settings, which only the broker's own file can set.
+    """
+    server_fields = {declared.name for declared in fields(ServerConfig)}
+    server_fields -= {"acl_files", "acl_compatible"}
+    server_values: dict[str, Any] = {}
+    unused_keys: list[str] = []
+    for key in keys_of(Part.PROXY):
+        if key.field not in value_by_field:
+            continue
+        if key.field not in server_fields:
+            unused_keys.append(key.name)
+        elif key.name not in broker.origin.command_line:
+            broker_field = "proxy_port" if key.field == "listen_port" else key.field
+            server_values[broker_field] = value_by_field[key.field]
+    return server_values, unused_keys
 
 
 _JSON_ERRORS: Final = {
@@ -258,58 +297,72 @@ def parse_json(text: str, path: str = "") -> dict[str, str]:
     Raises ConfigurationError if the text is not such an object. The error names the file `path`
     if it is given.
     """
-    name = repr(path) if path else "the text of the settings"
+    source_name = repr(path) if path else "the text of the settings"
     fix = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
     try:
-        values = json.loads(text.rstrip() or "{}")
+        document = json.loads(text.rstrip() or "{}")
     except json.JSONDecodeError as error:
         reason = _JSON_ERRORS.get(error.msg, error.msg[:1].lower() + error.msg[1:])
         raise ConfigurationError(
-            f"{name} is not valid JSON (line {error.lineno}, column {error.colno}): {reason}.",
+            f"{source_name} is not valid JSON (line {error.lineno}, column {error.colno}):"
+            f" {reason}.",
             fix=fix,
         ) from error
-    if not isinstance(values, dict) or any(isinstance(it, dict | list) for it in values.values()):
-        raise ConfigurationError(f"{name} is not a flat JSON object.", fix=fix)
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
-        if value is not None
-    }
+
+    is_flat = isinstance(document, dict) and not any(
+        isinstance(value, dict | list) for value in document.values()
+    )
+    if not is_flat:
+        raise ConfigurationError(f"{source_name} is not a flat JSON object.", fix=fix)
+    texts = {}
+    for key, value in document.items():
+        if value is not None:
+            texts[key] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
-def _as_written(_name: str, text: str) -> str:
+def _return_as_written(_name: str, path_text: str) -> str:
     """Return the text of a path without replacing variables (a `PathOf`)."""
-    return text
+    return path_text
 
 
-def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
+def _map_paths_to_texts(settings: Settings, as_written: Settings) -> dict[str, str]:
     """Return the paths of `settings` that contain variables in the file, mapped to that text.
 
     The two arguments differ only in that variables are replaced in the first one.
     """
-    found: dict[str, str] = {}
-    for item in (one for one in fields(settings) if one.compare):
-        value = getattr(settings, item.name)
-        text = getattr(as_written, item.name)
+    text_by_path: dict[str, str] = {}
+    for setting in fields(settings):
+        if not setting.compare:
+            continue  # the origin of the settings
+        value = getattr(settings, setting.name)
+        text = getattr(as_written, setting.name)
         if isinstance(value, tuple) and isinstance(text, tuple):
-            found |= dict(zip(value, text, strict=True))
+            text_by_path |= dict(zip(value, text, strict=True))
         elif isinstance(value, str):
-            found[value] = text
-    return {value: text for value, text in found.items() if value != text}
+            text_by_path[value] = text
+    return {path: text for path, text in text_by_path.items() if path != text}
 
 
-def _acl_files(config_path: str, directory: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+def _list_acl_files(
+    config_path: str, directory: str, environment: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return the paths where plain_acl.yml may be, in the order in which they are tried.
 
     It may be in the directory of the configuration file `config_path`, in $ROCKETMQ_HOME/conf, or
     in `directory`. The paths need not exist.
     """
+    directories = [_directory_of(config_path)]
     home = environment.get("ROCKETMQ_HOME")
-    directories = [_directory(config_path), *([f"{home}/conf"] if home else []), directory]
-    return tuple(f"{one}/plain_acl.yml" for one in dict.fromkeys(directories))
+    if home:
+        directories.append(f"{home}/conf")
+    directories.append(directory)
+    distinct_directories = dict.fromkeys(directories)
+    return tuple(f"{acl_directory}/plain_acl.yml" for acl_directory in distinct_directories)
 
 
-def _directory(path: str) -> str:
+def _directory_of(path: str) -> str:
+    """Return the directory of a path: "." if the path names none."""
     return path.rpartition("/")[0] or "."
 
 
@@ -318,16 +371,32 @@ def _directory(path: str) -> str:
 
 def java_options(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the system properties that a start script would pass to Java (`-Dname=value`)."""
-    words = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
-    return dict(word[2:].split("=", 1) for word in words if word[:2] == "-D" and "=" in word)
+    arguments = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
+    properties = {}
+    for argument in arguments:
+        if argument.startswith("-D") and "=" in argument:
+            name, _, value = argument.removeprefix("-D").partition("=")
+            properties[name] = value
+    return properties
 
 
 def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
     """Return the entries that are TLS settings of the part. A file may have those of all parts."""
-    names = {name for key in keys_of(part) for name in (key.name, *key.aliases)}
+    known_names = index_keys(part)
     return {
-        name: value for name, value in entries.items() if name.startswith("tls.") and name in names
+        name: text
+        for name, text in entries.items()
+        if name.startswith("tls.") and name in known_names
     }
+
+
+def index_keys(*parts: Part) -> dict[str, Key]:
+    """Return the keys of the parts by name and by alias."""
+    key_by_name = {}
+    for key in keys_of(*parts):
+        for name in (key.name, *key.aliases):
+            key_by_name[name] = key
+    return key_by_name
 
 
 def key_files(config: TlsConfig) -> list[str]:
@@ -344,16 +413,16 @@ def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
 
     Raises ConfigurationError for a value that is not a number.
     """
-    changed = dict(entries)
-    for name, key in SYSTEM_PROPERTIES.items():
-        text = changed.pop(name, "")
-        if not text:
+    renamed_entries = dict(entries)
+    for property_name, key in SYSTEM_PROPERTIES.items():
+        fraction = renamed_entries.pop(property_name, "")
+        if not fraction:
             continue
         try:
-            changed[key] = str(round(float(text) * 100))
+            renamed_entries[key] = str(round(float(fraction) * 100))
         except (ValueError, OverflowError):
-            raise _not_valid(name, text, "Write a fraction, as in 0.85.") from None
-    return changed
+            raise _not_valid(property_name, fraction, "Write a fraction, as in 0.85.") from None
+    return renamed_entries
 
 
 # --------------------------------------------------------------------------- reading values
@@ -363,18 +432,20 @@ HINTED_MAX: Final = 5
 HINTED_LENGTH_MAX: Final = 100
 
 
-def _unknown_keys(names: list[str], known: Iterable[str]) -> Iterator[str]:
+def _warn_about_unknown_keys(unknown_names: list[str], known_names: Iterable[str]) -> Iterator[str]:
     """Yield a warning for each of the first HINTED_MAX unknown keys, then one for all others.
 
-    A warning suggests the nearest of the `known` keys, if one is near. Searching it takes 0.2 ms.
+    A warning suggests the nearest of the known keys, if one is near. Searching it takes 0.2 ms.
     """
-    candidates = [*known, *INERT] if names else []
-    for name in names[:HINTED_MAX]:
+    if not unknown_names:
+        return
+    candidates = [*known_names, *INERT]
+    for name in unknown_names[:HINTED_MAX]:
         is_short = len(name) <= HINTED_LENGTH_MAX
         hint = did_you_mean(name, candidates) if is_short else ""
         yield f"{name[:HINTED_LENGTH_MAX]} is not a known key and is ignored. {hint}".rstrip()
-    if len(names) > HINTED_MAX:
-        yield f"{len(names) - HINTED_MAX} more unknown keys are ignored."
+    if len(unknown_names) > HINTED_MAX:
+        yield f"{len(unknown_names) - HINTED_MAX} more unknown keys are ignored."
 
 
 def find_values(
@@ -387,33 +458,44 @@ def find_values(
     keys without effect give warnings. Raises ConfigurationError for an invalid value, and for a key
     in `REFUSED` that is switched on.
     """
-    known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
-    found = LoadedValues({}, [], [])
-    inert: dict[str, list[str]] = {}
-    unknown: list[str] = []
+    key_by_name = index_keys(*parts)
+    loaded = LoadedValues({}, [], [])
+    inert_names: list[str] = []
+    unknown_names: list[str] = []
     for name, text in entries.items():
-        key = known.get(name)
+        key = key_by_name.get(name)
         if key is None and name in INERT:
-            if name in REFUSED and text.lower() not in ("", "false"):
-                raise ConfigurationError(
-                    f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false."
-                )
-            inert.setdefault(INERT[name], []).append(name)
+            _check_not_refused(name, text)
+            inert_names.append(name)
         elif key is None:
-            unknown.append(name)
+            unknown_names.append(name)
         elif name != key.name and key.name in entries:
-            found.warnings.append(f"{name} is ignored because {key.name} is set too.")
+            loaded.warnings.append(f"{name} is ignored because {key.name} is set too.")
         elif any(character < " " for character in text):
             raise ConfigurationError(f"{name} contains control characters.", fix="Remove them.")
         elif text != "":
-            found.values[key.part, key.field] = _parse_value(key, name, text, path_of)
-    found.without_effect.extend(_unknown_keys(unknown, known))
-    found.without_effect.extend(
-        f"These keys have no effect, because {reason}: {', '.join(names)}."
-        for reason, names in inert.items()
-    )
-    found.warnings.extend(found.without_effect)
-    return found
+            loaded.values[key.part, key.field] = _parse_value(key, name, text, path_of)
+
+    loaded.without_effect.extend(_warn_about_unknown_keys(unknown_names, key_by_name))
+    loaded.without_effect.extend(_warn_about_inert_keys(inert_names))
+    loaded.warnings.extend(loaded.without_effect)
+    return loaded
+
+
+def _check_not_refused(name: str, text: str) -> None:
+    """Raise ConfigurationError if a key of RocketMQ is switched on that SluiceMQ refuses."""
+    is_on = text.lower() not in ("", "false")
+    if name in REFUSED and is_on:
+        raise ConfigurationError(f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false.")
+
+
+def _warn_about_inert_keys(names: list[str]) -> Iterator[str]:
+    """Yield a warning for each reason why some of these keys of `INERT` have no effect."""
+    names_by_reason: dict[str, list[str]] = {}
+    for name in names:
+        names_by_reason.setdefault(INERT[name], []).append(name)
+    for reason, names_of_reason in names_by_reason.items():
+        yield f"These keys have no effect, because {reason}: {', '.join(names_of_reason)}."
 
 
 def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
@@ -427,32 +509,56 @@ def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
         case Kind.CHOICE:
             return _parse_choice(name, text, key.choices, dict(key.refused))
         case Kind.INTEGER:
-            # int() alone would accept "1_000" and digits that Java does not accept.
-            sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
-            number = natural(digits)
-            if number is not None:
-                number = -number if sign == "-" else number
-                if key.minimum <= number <= key.maximum:
-                    return number
-            one = f"Write {key.minimum}: {key.doc}"
-            several = f"Write a whole number from {key.minimum} to {key.maximum}."
-            raise _not_valid(name, text, one if key.minimum == key.maximum else several)
-        case Kind.LIST | Kind.SERVERS:
-            words = tuple(part.strip() for part in text.split(";") if part.strip())
-            for word in words if key.kind is Kind.SERVERS else ():
-                host, _, port = word.rpartition(":")
-                if not natural(port, 65_535):
-                    raise ConfigurationError(
-                        f"{name} = {text:.80} is not valid: {word} is not host:port.",
-                        fix="Write addresses such as 10.0.0.1:9876;10.0.0.2:9876.",
-                    )
-                _check_text(Kind.HOST, name, host.strip("[]"), word)
-            return words
+            return _parse_integer(key, name, text)
+        case Kind.LIST:
+            return _split_list(text)
+        case Kind.SERVERS:
+            addresses = _split_list(text)
+            for address in addresses:
+                _check_address(name, text, address)
+            return addresses
         case Kind.PATH:
             return path_of(name, text)
         case _:
             _check_text(key.kind, name, text, text)
             return text
+
+
+def _parse_integer(key: Key, name: str, text: str) -> int:
+    """Return the whole number that `text` means for a key, which the file calls `name`.
+
+    Raises ConfigurationError if it is not a number in the range of the key.
+    """
+    # int() alone would accept "1_000" and digits that Java does not accept.
+    has_sign = text[0] in "+-"
+    number = natural(text[1:] if has_sign else text)
+    if number is not None:
+        if text[0] == "-":
+            number = -number
+        if key.minimum <= number <= key.maximum:
+            return number
+    if key.minimum == key.maximum:
+        fix = f"Write {key.minimum}: {key.doc}"
+    else:
+        fix = f"Write a whole number from {key.minimum} to {key.maximum}."
+    raise _not_valid(name, text, fix)
+
+
+def _split_list(text: str) -> tuple[str, ...]:
+    """Return the items of a list that is separated by semicolons; empty items are left out."""
+    items = (item.strip() for item in text.split(";"))
+    return tuple(item for item in items if item)
+
+
+def _check_address(name: str, text: str, address: str) -> None:
+    """Raise ConfigurationError if an address in the value `text` of key `name` is not host:port."""
+    host, _, port = address.rpartition(":")
+    if not natural(port, 65_535):
+        raise ConfigurationError(
+            f"{name} = {text:.80} is not valid: {address} is not host:port.",
+            fix="Write addresses such as 10.0.0.1:9876;10.0.0.2:9876.",
+        )
+    _check_text(Kind.HOST, name, host.strip("[]"), address)
 
 
 def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
@@ -462,18 +568,21 @@ def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
     without a pattern accept every text.
     """
     pattern, fix = _PATTERNS.get(kind, (None, ""))
-    if pattern is not None and not pattern.fullmatch(text):
-        wrong = next((one for one in text if not pattern.fullmatch(f"a{one}")), None)
-        reason = (
-            "" if wrong is None else f"it contains {'a space' if wrong == ' ' else repr(wrong)}"
-        )
-        raise _not_valid(name, shown, fix, reason)
+    if pattern is None or pattern.fullmatch(text):
+        return
+    reason = ""
+    for character in text:
+        is_allowed = pattern.fullmatch(f"a{character}")
+        if not is_allowed:
+            reason = "it contains a space" if character == " " else f"it contains {character!r}"
+            break
+    raise _not_valid(name, shown, fix, reason)
 
 
 def _not_valid(name: str, text: str, fix: str, reason: str = "") -> ConfigurationError:
     """Return the error for an invalid value `text` of the key `name`. `reason` is a phrase."""
-    because = f": {reason}" if reason else ""
-    return ConfigurationError(f"{name} = {text:.80} is not valid{because}.", fix=fix)
+    explanation = f": {reason}" if reason else ""
+    return ConfigurationError(f"{name} = {text:.80} is not valid{explanation}.", fix=fix)
 
 
 def _parse_choice(
@@ -487,261 +596,103 @@ def _parse_choice(
     Raises ConfigurationError if there is none. `refused` has the fixes for words of RocketMQ that
     SluiceMQ does not support.
     """
-    for word, value in choices:
+    for word, meaning in choices:
         if word == text:
-            return value
-    *most, last = (word for word, _value in choices)
-    fix = f"Write {', '.join(most)} or {last}." if most else f"Write {last}."
+            return meaning
+    *first_words, last_word = (word for word, _ in choices)
+    fix = f"Write {last_word}."
+    if first_words:
+        fix = f"Write {', '.join(first_words)} or {last_word}."
     raise _not_valid(name, text, refused.get(text, fix))
 
 
-def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
+def _expand_path(environment: Mapping[str, str], name: str, path: str) -> str:
     """Return a path with `~`, `$NAME`, `${NAME}` and Java's `${user.home}` replaced.
 
-    Raises ConfigurationError if a variable is not set.
+    `name` is the key of the setting. Raises ConfigurationError if a variable is not set.
     """
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - text, not Path
-    text = text.replace("${user.home}", home)
-    if text == "~" or text.startswith("~/"):
-        text = home + text[1:]
+    path = path.replace("${user.home}", home)
+    if path == "~" or path.startswith("~/"):
+        path = home + path[1:]
 
-    def value_of(match: re.Match[str]) -> str:
-        variable = match[1] if match[1] is not None else match[2]
-        value = environment.get(variable)
-        if value is None:
+    def replace_variable(reference: re.Match[str]) -> str:
+        """Return the value of the variable that `$NAME` or `${NAME}` refers to."""
+        variable = reference[1] if reference[1] is not None else reference[2]
+        if variable not in environment:
             raise ConfigurationError(
-                f"{name} = {text:.80} is not valid: the variable {variable!r} is not set.",
+                f"{name} = {path:.80} is not valid: the variable {variable!r} is not set.",
                 fix="Set it in the environment, or write the path without it.",
             )
-        return value
+        return environment[variable]
 
-    return re.sub(r"\$(?:\{([^}]*)\}?|(\w*))", value_of, text)
+    return re.sub(r"\$(?:\{([^}]*)\}?|(\w*))", replace_variable, path)
 
 
 # -------------------------------------------------------------------------------- warnings
 
 
-def warnings_about(found: LoadedValues, *settings: Settings) -> list[str]:
+def warnings_about(loaded: LoadedValues, *settings: Settings) -> list[str]:
     """Return warnings about settings that are valid but probably not what the user expects.
 
-    `found` are the values of which the settings were made.
+    `loaded` are the values of which the settings were made.
     """
-    warnings = [  # RocketMQ clamps these values silently
-        f"{key.name} = {value} is taken as {min(max(value, low), high)}."
-        for key in keys_of(Part.STORE)
-        if key.clamped_to is not None
-        for low, high in (key.clamped_to,)
-        if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
-    ]
-    for one in settings:
-        if isinstance(one, StoreConfig):
-            if one.message_bytes_max >= one.commit_log_file_bytes:  # each value is valid by itself
-                warnings.append(
-                    f"maxMessageSize = {one.message_bytes_max} is more than fits into a commit log "
-                    f"file of mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes; larger "
-                    "messages are refused."
-                )
-            continue
-        if one.tls_auth_client and one.tls_client_auth == "none":
-            warnings.append(
-                "tls.server.authClient = true has no effect, because tls.server.need.client.auth = "
-                "none requests no certificates from clients. Set that to require."
-            )
-        if one.tls_mode == "enforcing" and not one.tls_certificate and one.tls_test_mode:
-            warnings.append(
-                "tls.server.mode = enforcing without tls.server.certPath: the server creates a "
-                "certificate that clients cannot verify. Set tls.server.certPath."
-            )
-        if not isinstance(one, BrokerConfig):
-            continue
-        if one.broker_role == "SYNC_MASTER" and one.in_sync_written == 1:
-            warnings.append(
-                "inSyncReplicas = 1 with brokerRole = SYNC_MASTER: the master responds to sends "
-                "and shows messages to consumers before a slave has them. Remove inSyncReplicas to "
-                "wait for a slave."
-            )
-        if one.tls_client_ca and not one.tls_auth_server:
-            warnings.append(
-                "tls.client.trustCertPath has no effect without tls.client.authServer = true: the "
-                "certificates of name servers are not verified. Set tls.client.authServer = true."
-            )
+    warnings = list(_warn_about_clamped_values(loaded))
+    for config in settings:
+        if isinstance(config, StoreConfig):
+            warnings.extend(_warn_about_store(config))
+        else:
+            warnings.extend(_warn_about_server_tls(config))
+            if isinstance(config, BrokerConfig):
+                warnings.extend(_warn_about_broker(config))
     return warnings
 
 
-# -------------------------------------------------------------------------------------- at run time
+def _warn_about_clamped_values(loaded: LoadedValues) -> Iterator[str]:
+    """Yield a warning for each value of the store that RocketMQ clamps silently to a range."""
+    for key in keys_of(Part.STORE):
+        if key.clamped_to is None:
+            continue
+        low, high = key.clamped_to
+        value = loaded.values.get((Part.STORE, key.field), low)
+        if not low <= value <= high:
+            yield f"{key.name} = {value} is taken as {min(max(value, low), high)}."
 
 
-class Change(NamedTuple):
-    """The result of changing settings. Nothing is applied or written yet: the caller does both.
-
-    `in_force` are the settings to use from now on, and `at_next_start` those after a restart. Both
-    are whole settings, by part. `entries` are the keys and texts that the caller must write to the
-    file. `pending` are the keys that take effect at the next start. `warnings` are sentences, of
-    which `without_effect` are about keys without effect.
-    """
-
-    in_force: Configs
-    at_next_start: Configs
-    entries: dict[str, str]
-    pending: list[str]
-    warnings: list[str]
-    without_effect: list[str]
-
-    @property
-    def remark(self) -> str | None:
-        """The remark of a successful response: pending keys, then keys without effect.
-
-        None if the whole change is in force.
-        """
-        waits = [f"in effect at the next start: {', '.join(self.pending)}"] if self.pending else []
-        return " ".join([*waits, *self.without_effect]) or None
-
-
-CHANGE_LENGTH_MAX: Final = 65_536
-"""Maximum length of a request that changes settings. All settings of a broker have 20,000."""
-
-
-def change_settings(
-    in_force: Configs, at_next_start: Configs, text: str, black_list: Iterable[str]
-) -> Change:
-    """Return the result of changing settings by the text of a request, in properties syntax.
-
-    `in_force` are the present settings, and `at_next_start` those that pending changes lead to. A
-    key without a value gets its default. Raises PermissionDeniedError for a key in `black_list`.
-    Raises ConfigurationError for a value that is invalid or would be refused at the next start, and
-    if no key has an effect, because RocketMQ's tools show only errors. If some keys have an effect,
-    `Change.remark` names those that have none.
-    """
-    if len(text) > CHANGE_LENGTH_MAX:
-        raise ConfigurationError(
-            f"The change has {len(text)} characters; the limit is {CHANGE_LENGTH_MAX}.",
-            fix="Send only the keys that change.",
+def _warn_about_store(store: StoreConfig) -> Iterator[str]:
+    """Yield a warning if the largest message does not fit into a file of the commit log."""
+    if store.message_bytes_max >= store.commit_log_file_bytes:  # each value is valid by itself
+        yield (
+            f"maxMessageSize = {store.message_bytes_max} is more than fits into a commit log "
+            f"file of mappedFileSizeCommitLog = {store.commit_log_file_bytes} bytes; larger "
+            "messages are refused."
         )
-    entries = with_system_properties(parse_properties(text))
-    if (ALWAYS_BLACK | set(black_list)).intersection(entries):
-        raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
-    change = _change(in_force, at_next_start, entries)
-    known = {name for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
-    if change.without_effect and not known.intersection(entries):
-        raise ConfigurationError(
-            f"Nothing was changed. {' '.join(change.without_effect)}",
-            fix="Use a key that mqadmin getBrokerConfig or getNamesrvConfig lists.",
+
+
+def _warn_about_server_tls(config: TlsConfig) -> Iterator[str]:
+    """Yield warnings about TLS settings of a server that have no effect or do not protect."""
+    if config.tls_auth_client and config.tls_client_auth == "none":
+        yield (
+            "tls.server.authClient = true has no effect, because tls.server.need.client.auth = "
+            "none requests no certificates from clients. Set that to require."
         )
-    return change
-
-
-def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
-    """Return the result of reading the configuration file again while its server runs.
-
-    `text` is the text of the file. Keys that the command line has set do not change. Keys that were
-    removed from the file keep their value until the next start. Raises ConfigurationError for an
-    invalid value.
-    """
-    fixed = ALWAYS_BLACK.union(*(config.origin.command_line for config in in_force.values()))
-    entries = with_system_properties(parse_properties(text))
-    entries = {name: value for name, value in entries.items() if name not in fixed}
-    return _change(in_force, at_next_start, entries)
-
-
-def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str]) -> Change:
-    """Return the result of setting the keys in `entries`.
-
-    Entries that have the value already, as a response shows it, are left out. An empty text means
-    the default. Live keys change in both settings, other keys only in `at_next_start`. Raises
-    ConfigurationError for an invalid value, and for a key that the command line has set.
-    """
-    keys = {name: key for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
-    changes = {
-        name: value
-        for name, value in entries.items()
-        if name not in keys or value != _shown(keys[name], at_next_start)
-    }
-    found = find_values(changes, tuple(in_force), _literal)
-    for name, key in ((name, keys[name]) for name in changes if name in keys):
-        if key.name in in_force[key.part].origin.command_line:
-            raise ConfigurationError(
-                f"{name} is set on the command line or in tls.config.file, which take precedence "
-                "over this file.",
-                fix="Change it there, and restart the server.",
-            )
-        if changes[name] == "":
-            default = key.default() if callable(key.default) else key.default
-            found.values[key.part, key.field] = default
-    later = {
-        part: _replace_values(old, found.values_of(part)) for part, old in at_next_start.items()
-    }
-    live = {(key.part, key.field) for key in keys.values() if key.live}
-    at_once = found._replace(values={at: v for at, v in found.values.items() if at in live})
-    now = {part: _replace_values(old, at_once.values_of(part)) for part, old in in_force.items()}
-    pending = [key.name for key in _pending(now, later)]
-    return Change(
-        now,
-        later,
-        {keys[name].name: value for name, value in changes.items() if name in keys},
-        pending,
-        found.warnings
-        + [f"{name} takes effect at the next start." for name in pending]
-        + warnings_about(found, *later.values()),
-        found.without_effect,
-    )
-
-
-def settings_text(in_force: Configs, at_next_start: Configs) -> str:
-    """Return the settings as GET_BROKER_CONFIG (26) and GET_NAMESRV_CONFIG (319) return them.
-
-    There is a line `key=value` for each key, then one for each value that differs at the next
-    start, with the prefix `PENDING`. Paths are shown as the file has them, with variables.
-    """
-    lines = [f"{key.name}={_shown(key, in_force)}\n" for key in keys_of(*in_force)]
-    lines += [
-        f"{PENDING}{key.name}={_shown(key, at_next_start)}\n"
-        for key in _pending(in_force, at_next_start)
-    ]
-    return "".join(lines)
-
-
-def _pending(in_force: Configs, at_next_start: Configs) -> Iterator[Key]:
-    """Yield the keys whose value will change at the next start."""
-    for key in keys_of(*in_force):
-        if getattr(in_force[key.part], key.field) != getattr(at_next_start[key.part], key.field):
-            yield key
-
-
-def _literal(name: str, text: str) -> str:
-    """Return the text of a path (a `PathOf`). Raises ConfigurationError if it has a variable."""
-    if "$" in text or text.startswith("~"):
-        raise ConfigurationError(
-            f"{name} = {text} is not valid: a request must not use variables, because they would "
-            "show the environment.",
-            fix="Write the path without them, or set it in the file and restart the server.",
+    if config.tls_mode == "enforcing" and not config.tls_certificate and config.tls_test_mode:
+        yield (
+            "tls.server.mode = enforcing without tls.server.certPath: the server creates a "
+            "certificate that clients cannot verify. Set tls.server.certPath."
         )
-    return text
 
 
-def _replace_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Return a copy with some fields replaced; a store's derived fields are derived again."""
-    if isinstance(settings, StoreConfig):
-        return settings.with_changes(**values)
-    return replace(settings, **values)
-
-
-def _shown(key: Key, configs: Configs) -> str:
-    """Return the value of a key as a response shows it: empty for a secret."""
-    settings = configs[key.part]
-    if key.is_secret:
-        return ""
-    return value_text(key, getattr(settings, key.field), settings.origin.written)
-
-
-def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
-    """Return the text that is parsed as `value`; "" for None.
-
-    `written` maps paths to the text of the file, if that has variables.
-    """
-    if key.kind is Kind.CHOICE:
-        return next(word for word, meaning in key.choices if meaning == value)
-    if isinstance(value, tuple):
-        return ";".join(written.get(part, part) for part in value)
-    if key.kind is Kind.BOOLEAN:
-        return "true" if value else "false"
-    return "" if value is None else written.get(str(value), str(value))
+def _warn_about_broker(broker: BrokerConfig) -> Iterator[str]:
+    """Yield warnings about a master that waits for no slave, and about its TLS as a client."""
+    if broker.broker_role == "SYNC_MASTER" and broker.in_sync_written == 1:
+        yield (
+            "inSyncReplicas = 1 with brokerRole = SYNC_MASTER: the master responds to sends "
+            "and shows messages to consumers before a slave has them. Remove inSyncReplicas to "
+            "wait for a slave."
+        )
+    if broker.tls_client_ca and not broker.tls_auth_server:
+        yield (
+            "tls.client.trustCertPath has no effect without tls.client.authServer = true: the "
+            "certificates of name servers are not verified. Set tls.client.authServer = true."
+        )

@@ -20,12 +20,12 @@ _ESCAPE: Final = re.compile(r"\\(?:u(.{0,4})|(.?))", re.DOTALL)
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-def decode_properties_file(data: bytes) -> str:
+def decode_properties_file(file_bytes: bytes) -> str:
     """Return the text of a file in UTF-8, or else in ISO-8859-1, as Java reads it."""
     try:
-        return data.decode("utf-8")
+        return file_bytes.decode("utf-8")
     except UnicodeDecodeError:
-        return data.decode("iso-8859-1")
+        return file_bytes.decode("iso-8859-1")
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -33,12 +33,12 @@ def parse_properties(text: str) -> dict[str, str]:
 
     The last of equal keys counts. Raises ConfigurationError for a malformed `\uXXXX`.
     """
-    entries: dict[str, str] = {}
-    for line, _physical in _logical_lines(text):
-        if line is not None:
-            key, value = _split(line)
-            entries[_unescape(key)] = _unescape(value).strip()
-    return entries
+    value_by_key: dict[str, str] = {}
+    for logical_line, _ in _split_logical_lines(text):
+        if logical_line is not None:
+            key, value = _split_key_and_value(logical_line)
+            value_by_key[_unescape(key)] = _unescape(value).strip()
+    return value_by_key
 
 
 def edit_properties(text: str, changes: Mapping[str, str]) -> str:
@@ -47,76 +47,84 @@ def edit_properties(text: str, changes: Mapping[str, str]) -> str:
     Comments and the order of lines stay. If a key occurs several times, its first line gets the new
     value, and the others are removed. Keys that the text does not have come last.
     """
-    left = dict(changes)
-    lines: list[str] = []
-    for line, physical in _logical_lines(text):
-        key = None if line is None else _unescape(_split(line)[0])
+    unwritten_changes = dict(changes)
+    edited_lines: list[str] = []
+    for logical_line, physical_lines in _split_logical_lines(text):
+        key = None
+        if logical_line is not None:
+            escaped_key, _ = _split_key_and_value(logical_line)
+            key = _unescape(escaped_key)
         if key is None or key not in changes:
-            lines.extend(physical)
-        elif key in left:
-            lines.append(_entry(key, left.pop(key)))
-    lines.extend(_entry(key, value) for key, value in left.items())
-    return "".join(f"{line}\n" for line in lines)
+            edited_lines.extend(physical_lines)
+        elif key in unwritten_changes:
+            edited_lines.append(_format_entry(key, unwritten_changes.pop(key)))
+    for key, value in unwritten_changes.items():
+        edited_lines.append(_format_entry(key, value))
+    return "".join(f"{line}\n" for line in edited_lines)
 
 
-def _entry(key: str, value: str) -> str:
+def _format_entry(key: str, value: str) -> str:
     """Return a line that sets the key, with the value escaped."""
     return f"{key}={value}".replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
 
 
-def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
+def _split_logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
     """Yield (logical line, physical lines) for each logical line of the text.
 
     The logical line is the joined text, still escaped; None for a comment or an empty line. The
     physical lines are those of the file, without their line ends.
     """
-    pending = ""
-    physical: list[str] = []
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        physical.append(line)
-        part = line.lstrip(_BLANKS)
-        if len(physical) == 1 and (not part or part[0] in "#!"):
-            yield None, physical
-        elif (len(part) - len(part.rstrip("\\"))) % 2 == 1:
-            pending += part[:-1]
+    if not text:
+        return
+    joined = ""
+    physical_lines: list[str] = []
+    for line in text.removesuffix("\n").split("\n"):
+        physical_lines.append(line)
+        content = line.lstrip(_BLANKS)
+        is_first = len(physical_lines) == 1
+        backslash_count = len(content) - len(content.rstrip("\\"))
+        if is_first and (not content or content[0] in "#!"):
+            yield None, physical_lines
+        elif backslash_count % 2 == 1:
+            joined += content[:-1]  # the next line continues this one
             continue
         else:
-            yield pending + part, physical
-        pending = ""
-        physical = []
-    if physical:
-        yield pending, physical
+            yield joined + content, physical_lines
+        joined = ""
+        physical_lines = []
+    if physical_lines:
+        yield joined, physical_lines
 
 
-def _split(line: str) -> tuple[str, str]:
+def _split_key_and_value(logical_line: str) -> tuple[str, str]:
     """Return the key and the value of a logical line, both still escaped."""
-    end = 0
-    while end < len(line) and line[end] not in "=:" + _BLANKS:
-        end += 2 if line[end] == "\\" else 1
-    value = line[end:].lstrip(_BLANKS)
-    if value[:1] in ("=", ":"):
+    key_end = 0
+    while key_end < len(logical_line) and logical_line[key_end] not in "=:" + _BLANKS:
+        key_end += 2 if logical_line[key_end] == "\\" else 1
+    value = logical_line[key_end:].lstrip(_BLANKS)
+    if value.startswith(("=", ":")):
         value = value[1:].lstrip(_BLANKS)
-    return line[:end], value
+    return logical_line[:key_end], value
 
 
-def _unescape(text: str) -> str:
+def _unescape(escaped: str) -> str:
     r"""Return the text with its escapes replaced. Raises ConfigurationError for a bad `\uXXXX`."""
-    if "\\" not in text:
-        return text
-    # Java writes a character beyond 16 bits as two escapes (surrogates).
-    units = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
-    return units.decode("utf-16", "replace")
+    if "\\" not in escaped:
+        return escaped
+    unescaped = _ESCAPE.sub(_replace_escape, escaped)
+    # Java writes a character beyond 16 bits as two escapes (surrogates): join them.
+    return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _unescaped(escape: re.Match[str]) -> str:
+def _replace_escape(escape: re.Match[str]) -> str:
     """Return the character for one match of `_ESCAPE`: the escape of `_ESCAPES`, or itself."""
     follower = escape[2]
-    digits = escape[1]
-    if digits is None:
+    hex_digits = escape[1]
+    if hex_digits is None:
         return _ESCAPES.get(follower, follower)
-    if len(digits) == 4 and set(digits) <= set(hexdigits):
-        return chr(int(digits, 16))
+    if len(hex_digits) == 4 and set(hex_digits) <= set(hexdigits):
+        return chr(int(hex_digits, 16))
     raise ConfigurationError(
-        f"\\u{digits} is not a character.", fix="Write four hex digits, for example \\u4e2d."
+        f"\\u{hex_digits} is not a character.", fix="Write four hex digits, for example \\u4e2d."
     )

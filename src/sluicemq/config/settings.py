@@ -57,29 +57,40 @@ _DELAY_MAX_MS: Final = 40 * 86_400_000
 
 
 @lru_cache(maxsize=16)
-def parse_delay_levels(text: str) -> tuple[int, ...]:
+def parse_delay_levels(levels_text: str) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds. Raises ConfigurationError.
 
     Like RocketMQ this accepts only whole numbers, and neither milliseconds nor an empty text.
     """
     levels = []
-    for word in text.split():
-        delay_ms = parse_duration_ms(word)
-        if not isinstance(delay_ms, int) or word.endswith("ms"):
-            raise _invalid_levels(text, f"{word:.80} is not a duration")
+    for delay_text in levels_text.split():
+        delay_ms = parse_duration_ms(delay_text)
+        if not isinstance(delay_ms, int) or delay_text.endswith("ms"):
+            raise _invalid_levels(levels_text, f"{delay_text:.80} is not a duration")
         if delay_ms > _DELAY_MAX_MS:
-            raise _invalid_levels(text, f"{word} is more than 40 days")
+            raise _invalid_levels(levels_text, f"{delay_text} is more than 40 days")
         levels.append(delay_ms)
     if not levels:
-        raise _invalid_levels(text, "it has no level")
+        raise _invalid_levels(levels_text, "it has no level")
     return tuple(levels)
 
 
-def _invalid_levels(text: str, why: str) -> ConfigurationError:
+def _invalid_levels(levels_text: str, reason: str) -> ConfigurationError:
+    """Return the error for an invalid value of `messageDelayLevel`. `reason` is a phrase."""
     return ConfigurationError(
-        f"messageDelayLevel = {text} is not valid: {why}.",
+        f"messageDelayLevel = {levels_text} is not valid: {reason}.",
         fix="Write whole numbers with s, m, h or d, separated by spaces, as in 1s 5s 10s 1m 2h.",
     )
+
+
+def _default_index_slots(commit_log_file_bytes: int) -> int:
+    """Return the number of slots of an index file that is not configured.
+
+    It is INDEX_SLOTS, or less if the files of the commit log are small, as in tests.
+    """
+    if commit_log_file_bytes < SMALL_LOG_FILE_BYTES:
+        return max(commit_log_file_bytes // 200, 100)
+    return INDEX_SLOTS
 
 
 def host_name() -> str:
@@ -101,6 +112,7 @@ def is_supervised() -> bool:
 
 
 def _under_home(*parts: str) -> str:
+    """Return a path in the home directory of the user."""
     return os.path.join(os.path.expanduser("~"), *parts)  # noqa: PTH111, PTH118 - text, not Path
 
 
@@ -513,10 +525,30 @@ class StoreConfig:
         return replace(self, **follows, **changes)
 
     def __post_init__(self) -> None:
+        """Check the values, derive those that are not set, and clamp those that RocketMQ clamps.
+
+        Raises ConfigurationError for values that are invalid or contradict each other.
+        """
         root = self.root.rstrip("/") or "/"
-        unit = CONSUME_QUEUE_UNIT_BYTES
-        put = object.__setattr__
+        put = object.__setattr__  # the dataclass is frozen
         put(self, "root", root)
+        self._check_values()
+        put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
+        put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
+        # Rounded up to whole units, as RocketMQ does (spec/config.md).
+        unit = CONSUME_QUEUE_UNIT_BYTES
+        put(self, "consume_queue_file_bytes", -(-self.consume_queue_file_bytes // unit) * unit)
+        if not self.index_slots:
+            put(self, "index_slots", _default_index_slots(self.commit_log_file_bytes))
+        if not self.index_entries:
+            put(self, "index_entries", INDEX_ENTRIES_PER_SLOT * self.index_slots)
+        for key in keys_of(Part.STORE):
+            if key.clamped_to is not None:
+                low, high = key.clamped_to
+                put(self, key.field, min(max(getattr(self, key.field), low), high))
+
+    def _check_values(self) -> None:
+        """Raise ConfigurationError for values that are invalid or contradict each other."""
         parse_delay_levels(self.delay_levels)
         if "," in self.commit_log_path:
             raise ConfigurationError(
@@ -529,22 +561,9 @@ class StoreConfig:
                 " would discard every message that is stored from now on.",
                 fix="Set enabledAppendPropCRC = true too.",
             )
-        put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
-        put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
-        # Rounded up to whole units, as RocketMQ does (spec/config.md).
-        put(self, "consume_queue_file_bytes", -(-self.consume_queue_file_bytes // unit) * unit)
-        if not self.index_slots:
-            log_bytes = self.commit_log_file_bytes
-            small = max(log_bytes // 200, 100)
-            put(self, "index_slots", small if log_bytes < SMALL_LOG_FILE_BYTES else INDEX_SLOTS)
-        if not self.index_entries:
-            put(self, "index_entries", INDEX_ENTRIES_PER_SLOT * self.index_slots)
-        for key in keys_of(Part.STORE):
-            if key.clamped_to is not None:
-                low, high = key.clamped_to
-                put(self, key.field, min(max(getattr(self, key.field), low), high))
         for hour in self.delete_hours:
-            if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
+            is_hour = hour.isascii() and hour.isdigit() and int(hour) < 24
+            if not is_hour:
                 raise ConfigurationError(
                     f"deleteWhen = {';'.join(self.delete_hours)} is not valid:"
                     f" {hour} is not an hour.",
@@ -647,11 +666,18 @@ _CONFIGS: Final = BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
 
 def _declared_keys() -> Iterator[Key]:
     """Yield the keys of all classes. Keys of a class itself come before those that it inherits."""
-    for part, config in zip(Part, _CONFIGS, strict=True):
-        own: list[Field[Any]] = [item for item in fields(config) if "key" in item.metadata]
-        base = {item.name for one in config.__bases__ if one is not object for item in fields(one)}
-        for item in sorted(own, key=lambda item: item.name in base):
-            yield item.metadata["key"]._replace(part=part, field=item.name)
+    for part, config_class in zip(Part, _CONFIGS, strict=True):
+        inherited_names = set()
+        for base_class in config_class.__bases__:
+            if base_class is not object:
+                inherited_names |= {inherited.name for inherited in fields(base_class)}
+        declared_fields: list[Field[Any]] = [
+            declared for declared in fields(config_class) if "key" in declared.metadata
+        ]
+        # A stable sort: fields of the class itself (False) before inherited ones (True).
+        declared_fields.sort(key=lambda declared: declared.name in inherited_names)
+        for declared in declared_fields:
+            yield declared.metadata["key"]._replace(part=part, field=declared.name)
 
 
 KEYS: Final = tuple(_declared_keys())

@@ -20,8 +20,9 @@ one operand is gathered for all rows, and the other one only for a few.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -113,13 +114,19 @@ def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNum
     # Java and Python read plain values alike. A value with a dot is plain, but not a whole number.
     is_plain = joined.count(",") == len(values) and _PLAIN[number_class].fullmatch(joined)
     if is_plain and (is_double or "." not in joined):
-        plain_numbers = map(float, values) if is_double else map(int, values)
-        return ParsedNumbers(np.fromiter(plain_numbers, dtype, len(values)), None)
-    numbers: list[int | float | None]
+        python_class = float if is_double else int
+        return ParsedNumbers(np.fromiter(map(python_class, values), dtype, len(values)), None)
+
+    number_or_none: list[int | float | None]
     if is_plain:
-        numbers = [None if "." in text else int(text) for text in values]
+        number_or_none = [None if "." in value else int(value) for value in values]
     else:
-        numbers = list(map(TRY_PARSE_NUMBER[number_class], values))
+        number_or_none = list(map(TRY_PARSE_NUMBER[number_class], values))
+    return _mark_errors(number_or_none, dtype)
+
+
+def _mark_errors(numbers: Sequence[int | float | None], dtype: Any) -> ParsedNumbers:
+    """Return numbers as an array of type `dtype`; those that are None become 0 and errors."""
     errors = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
     numbers_or_zero = (0 if number is None else number for number in numbers)
     return ParsedNumbers(np.fromiter(numbers_or_zero, dtype, len(numbers)), errors)
@@ -127,9 +134,22 @@ def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNum
 
 # For each case of a comparison of two properties, an example of their values; None means absent.
 # The names below are the indices of the cases.
-_ORDER_CASES: Final = (("1", "2"), ("1", "1"), ("2", "1"), (None, None), ("x", "1"))
+_ExamplePair: TypeAlias = tuple[str | None, str | None]
+_ORDER_CASES: Final[Sequence[_ExamplePair]] = (
+    ("1", "2"),
+    ("1", "1"),
+    ("2", "1"),
+    (None, None),
+    ("x", "1"),
+)
 _LESS, _SAME, _MORE, _NULL, _ERROR = range(5)
-_EQUAL_CASES: Final = (("x", "y"), ("x", "x"), ("x", None), (None, "x"), (None, None))
+_EQUAL_CASES: Final[Sequence[_ExamplePair]] = (
+    ("x", "y"),
+    ("x", "x"),
+    ("x", None),
+    (None, "x"),
+    (None, None),
+)
 _DIFFERENT, _EQUAL, _LEFT_ONLY, _RIGHT_ONLY, _NEITHER = range(5)
 
 
@@ -147,47 +167,57 @@ def compare_two_columns(
         return None
     if not isinstance(node.left, Property) or not isinstance(node.right, Property):
         return None
-    left_name = node.left.name
-    right_name = node.right.name
-    examples = _ORDER_CASES if isinstance(node, Order) else _EQUAL_CASES
+    left_column = columns[node.left.name]
+    right_column = columns[node.right.name]
+    if isinstance(node, Order):
+        examples = _ORDER_CASES
+        case_of_row = _find_order_cases(left_column, right_column)
+    else:
+        examples = _EQUAL_CASES
+        case_of_row = _find_equal_cases(left_column, right_column)
+
     outcome_by_case = np.empty(len(examples), np.uint8)
     for case, (left_value, right_value) in enumerate(examples):
-        pair = {left_name: left_value, right_name: right_value}
-        properties = {name: value for name, value in pair.items() if value is not None}
+        properties = {}
+        if left_value is not None:
+            properties[node.left.name] = left_value
+        if right_value is not None:
+            properties[node.right.name] = right_value
         outcome_by_case[case] = 1 << evaluate_verdict(leaf.condition, properties)
-    find_cases = _find_order_cases if isinstance(node, Order) else _find_equal_cases
-    return outcome_by_case.take(find_cases(columns[left_name], columns[right_name]))
+    return outcome_by_case.take(case_of_row)
 
 
-def _find_order_cases(left: Column, right: Column) -> NDArray[Any]:
+def _find_order_cases(left_column: Column, right_column: Column) -> NDArray[Any]:
     """Return for each row how its two values compare as Doubles: an index of `_ORDER_CASES`."""
-    left_keys, left_fails = _sort_keys(left)
-    right_keys, right_fails = _sort_keys(right)
+    left_keys, left_fails = _sort_keys(left_column)
+    right_keys, right_fails = _sort_keys(right_column)
     cases = np.where(left_keys < right_keys, _LESS, np.where(left_keys == right_keys, _SAME, _MORE))
     for fails in (left_fails, right_fails):
         if fails is not None:
             cases[fails] = _ERROR
     # The scalar engine does not convert a value if the other property is absent: null, no error.
-    cases[(left.codes < 0) | (right.codes < 0)] = _NULL
+    cases[(left_column.codes < 0) | (right_column.codes < 0)] = _NULL
     return cases
 
 
-def _find_equal_cases(left: Column, right: Column) -> NDArray[Any]:
+def _find_equal_cases(left_column: Column, right_column: Column) -> NDArray[Any]:
     """Return for each row whether its two strings are equal: an index of `_EQUAL_CASES`."""
     # Compare codes of the left column. A value that only the right column has becomes -2, which is
     # no code.
-    code_by_value = {value: code for code, value in enumerate(left.values)}
+    code_by_value = {value: code for code, value in enumerate(left_column.values)}
     left_code_by_right_code = np.fromiter(
-        (code_by_value.get(value, -2) for value in right.values), np.int64
+        (code_by_value.get(value, -2) for value in right_column.values), np.int64
     )
-    left_codes = left.codes.astype(np.int64)
-    right_codes = _gather(left_code_by_right_code, right.codes)
+    left_codes = left_column.codes.astype(np.int64)
+    right_codes = _gather(left_code_by_right_code, right_column.codes)
     cases = np.where(left_codes == right_codes, _EQUAL, _DIFFERENT)
-    no_left = left_codes < 0
-    no_right = right.codes < 0
-    cases[no_right] = _LEFT_ONLY
-    cases[no_left] = _RIGHT_ONLY
-    cases[no_left & no_right] = _NEITHER
+
+    # Rows without a value have the code -1. The case of both comes last, because it overrides.
+    is_left_absent = left_codes < 0
+    is_right_absent = right_column.codes < 0
+    cases[is_right_absent] = _LEFT_ONLY
+    cases[is_left_absent] = _RIGHT_ONLY
+    cases[is_left_absent & is_right_absent] = _NEITHER
     return cases
 
 
@@ -198,16 +228,17 @@ def _sort_keys(column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_] | N
     whether a value is not a number; None means that all values are numbers. Both entries of a row
     without a value are arbitrary.
     """
-    numbers, errors = parse_numbers(column.values, JavaClass.DOUBLE)
+    doubles, errors = parse_numbers(column.values, JavaClass.DOUBLE)
     # There are many bit patterns of NaN, but Double.compareTo treats all of them as equal.
-    numbers[np.isnan(numbers)] = np.nan
+    doubles[np.isnan(doubles)] = np.nan
     # The bits of positive floats ascend with their value when read as an integer. Those of negative
     # floats, whose sign bit makes the integer negative, descend. `bits >> 63` is 0 for a positive
     # and -1 for a negative float, so the XOR inverts all bits but the sign of negative floats only.
-    bits = numbers.view(np.int64)
-    keys = bits ^ (bits >> 63 & np.int64(0x7FFFFFFFFFFFFFFF))
+    bits = doubles.view(np.int64)
+    key_by_code = bits ^ (bits >> 63 & np.int64(0x7FFFFFFFFFFFFFFF))
+    keys = _gather(key_by_code, column.codes)
     fails = None if errors is None else _gather(errors, column.codes)
-    return _gather(keys, column.codes), fails
+    return keys, fails
 
 
 def _gather(by_code: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
@@ -280,13 +311,15 @@ def _look_up(table: bytes, operand: Outcomes) -> Outcomes:
     return _translate(table.ljust(256, b"\0"), operand)
 
 
-def _join(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
+def _join(table: bytes, left_outcomes: Outcomes, right_outcomes: Outcomes) -> Outcomes:
     """Return the outcomes of a join with two operands: `table[left << 4 | right]` for each."""
-    if isinstance(right, int):
-        return _look_up(table[right::16], left)
-    if isinstance(left, int):
-        return _look_up(table[left << 4 : left + 1 << 4], right)
-    return _translate(table, left << 4 | right)
+    # If one operand is the same for all rows, a part of the table is the table of the other one.
+    if isinstance(right_outcomes, int):
+        return _look_up(table[right_outcomes::16], left_outcomes)
+    if isinstance(left_outcomes, int):
+        row_start = left_outcomes << 4
+        return _look_up(table[row_start : row_start + 16], right_outcomes)
+    return _translate(table, left_outcomes << 4 | right_outcomes)
 
 
 # --- Evaluation on the rows of a block
@@ -340,18 +373,20 @@ def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
     assert isinstance(plan, JoinPlan)  # an AtomPlan occurs only inside a SinglePropertyPlan
     if len(plan.operands) == 1:
         return _look_up(plan.table, _evaluate_plan(plan.operands[0], rows))
-    first, *rest = _in_best_order(plan, rows)
-    return _join_rest(plan.table, _evaluate_plan(first, rows), rest, rows)
+    first_operand, *other_operands = _order_operands(plan, rows)
+    first_outcomes = _evaluate_plan(first_operand, rows)
+    return _join_operands(plan.table, first_outcomes, other_operands, rows)
 
 
-def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) -> Outcomes:
+def _join_operands(table: bytes, outcomes: Outcomes, operands: list[Plan], rows: _Rows) -> Outcomes:
     """Return the outcomes of a join, given the joined outcomes of its first operands.
 
     `table` is the table of the join, `outcomes` the result of the first operands for `rows`, and
-    `rest` contains the other operands, in order. `outcomes` may be changed in place. Operands are
-    not evaluated for rows that are settled, which means that no further operand can change them.
+    `operands` contains the other operands, in order. `outcomes` may be changed in place. Operands
+    are not evaluated for rows that are settled, which means that no further operand can change
+    them.
     """
-    for index, operand in enumerate(rest):
+    for index, operand in enumerate(operands):
         if isinstance(outcomes, int):
             if outcomes in settled_sets(table):
                 break
@@ -360,8 +395,8 @@ def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) 
             are_few_open = len(open_rows) * NARROW_FACTOR <= len(outcomes)
             if are_few_open:  # evaluate all remaining operands for these rows only
                 if len(open_rows):
-                    outcomes[open_rows] = _join_rest(
-                        table, outcomes[open_rows], rest[index:], rows.take(open_rows)
+                    outcomes[open_rows] = _join_operands(
+                        table, outcomes[open_rows], operands[index:], rows.take(open_rows)
                     )
                 break
         outcomes = _join(table, outcomes, _evaluate_plan(operand, rows))
@@ -384,7 +419,7 @@ def _open_sets(table: bytes) -> NDArray[np.bool_]:
     return np.array([verdict_set not in settled_sets(table) for verdict_set in range(16)])
 
 
-def _in_best_order(join: JoinPlan, rows: _Rows) -> list[Plan]:
+def _order_operands(join: JoinPlan, rows: _Rows) -> list[Plan]:
     """Return the operands of a join, those first that leave the fewest rows open.
 
     Only the first operands are sorted: those that read one property, up to the first one whose
@@ -392,25 +427,36 @@ def _in_best_order(join: JoinPlan, rows: _Rows) -> list[Plan]:
     The share of rows that an operand leaves open is estimated from its outcomes for the distinct
     values, as if all values were equally frequent.
     """
-    open_shares: list[float] = []  # of the operands that may be exchanged
-    occurring_sets: set[int] = set()
-    join_table = join.table
+    open_share_by_index: list[float] = []  # of the operands that may be exchanged
+    previous_sets: set[int] = set()
     for operand in join.operands:
-        table = rows.table(operand) if isinstance(operand, SinglePropertyPlan) else None
-        if table is None:
+        if not isinstance(operand, SinglePropertyPlan):
             break
-        counts = np.bincount([table] if isinstance(table, int) else table, minlength=16)
-        sets = np.flatnonzero(counts).tolist()
-        if any(
-            join_table[left << 4 | right] != join_table[right << 4 | left]
-            for left in sets
-            for right in occurring_sets
-        ):
+        outcomes = rows.table(operand)
+        listed_outcomes = [outcomes] if isinstance(outcomes, int) else outcomes
+        count_by_set = np.bincount(listed_outcomes, minlength=16)
+        occurring_sets = np.flatnonzero(count_by_set).tolist()
+        if not _are_exchangeable(join.table, occurring_sets, previous_sets):
             break
-        occurring_sets.update(sets)
-        open_shares.append(float((counts * _open_sets(join_table)).sum() / counts.sum()))
-    order = sorted(range(len(open_shares)), key=open_shares.__getitem__)
-    return [*(join.operands[index] for index in order), *join.operands[len(open_shares) :]]
+        previous_sets.update(occurring_sets)
+        open_count = (count_by_set * _open_sets(join.table)).sum()
+        open_share_by_index.append(float(open_count / count_by_set.sum()))
+
+    sorted_count = len(open_share_by_index)
+    best_order = sorted(range(sorted_count), key=open_share_by_index.__getitem__)
+    return [*(join.operands[index] for index in best_order), *join.operands[sorted_count:]]
+
+
+def _are_exchangeable(table: bytes, sets: Iterable[int], other_sets: Iterable[int]) -> bool:
+    """Return whether a join has the same result for both orders of two operands.
+
+    `sets` are the verdict sets that occur as results of one operand, and `other_sets` those of the
+    other.
+    """
+    return all(
+        table[left << 4 | right] == table[right << 4 | left]
+        for left, right in product(sets, other_sets)
+    )
 
 
 def _gather_outcomes(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
@@ -420,21 +466,26 @@ def _gather_outcomes(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
     """
     # If at most FEW entries differ from the usual outcome, fill the rows with the usual outcome and
     # add the difference where a row has one of these codes.
-    usual = int(np.bincount(table[:-1], minlength=1).argmax()) if len(table) > 1 else int(table[0])
-    differing = np.flatnonzero(table != usual).tolist()
-    only_absent_differs = differing == [len(table) - 1]
+    absent_index = len(table) - 1
+    if absent_index > 0:
+        usual_outcome = int(np.bincount(table[:-1], minlength=1).argmax())
+    else:
+        usual_outcome = int(table[0])
+    differing_indices = np.flatnonzero(table != usual_outcome).tolist()
+    only_absent_differs = differing_indices == [absent_index]
     if only_absent_differs and not (codes < 0).any():
-        differing = []
-    if not differing:
-        return usual
-    if len(differing) <= FEW:
-        outcomes = np.full(len(codes), usual, np.uint8)
-        for index in differing:
-            code = index if index < len(table) - 1 else -1
-            difference = np.uint8((int(table[index]) - usual) & 0xFF)  # modulo 256
-            outcomes += (codes == code).view(np.uint8) * difference
-        return outcomes
-    return table.take(codes, mode="wrap")
+        differing_indices = []
+    if not differing_indices:
+        return usual_outcome
+    if len(differing_indices) > FEW:
+        return table.take(codes, mode="wrap")
+
+    outcomes = np.full(len(codes), usual_outcome, np.uint8)
+    for index in differing_indices:
+        code = -1 if index == absent_index else index
+        difference = np.uint8((int(table[index]) - usual_outcome) & 0xFF)  # modulo 256
+        outcomes += (codes == code).view(np.uint8) * difference
+    return outcomes
 
 
 def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> Outcomes:
@@ -446,26 +497,33 @@ def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> O
     """
     if not block.excluded.isdisjoint(leaf.names):
         return leaf.possible_set
-    names = [name for name in leaf.names if name in block.columns]
-    if not names:
+    columns = {name: block.columns[name] for name in leaf.names if name in block.columns}
+    if not columns:
         return 1 << evaluate_verdict(leaf.condition, {})
-    columns = [block.columns[name] for name in names]
-    if len(names) == 2 and prod(len(column.values) for column in columns) > PAIRS_SCALAR_MAX:
+    pair_count = prod(len(column.values) for column in columns.values())
+    if len(columns) == 2 and pair_count > PAIRS_SCALAR_MAX:
         outcomes = compare_two_columns(leaf, block.columns)
         if outcomes is not None:
             return outcomes
-    combinations = _find_combinations(columns)
-    examples = combinations.example_rows
-    outcome_by_combination = np.empty(len(examples), np.uint8)
-    codes = zip(*(column.codes[examples].tolist() for column in columns), strict=True)
-    for index, codes_of_example in enumerate(codes):
-        properties = {
-            name: column.values[code]
-            for name, column, code in zip(names, columns, codes_of_example, strict=True)
-            if code >= 0
-        }
+
+    combinations = _find_combinations(list(columns.values()))
+    outcome_by_combination = np.empty(len(combinations.example_rows), np.uint8)
+    for index, properties in enumerate(_iterate_properties(columns, combinations.example_rows)):
         outcome_by_combination[index] = 1 << evaluate_verdict(leaf.condition, properties)
     return outcome_by_combination.take(combinations.combination_of_row)
+
+
+def _iterate_properties(
+    columns: Mapping[str, Column], rows: NDArray[np.intp]
+) -> Iterator[dict[str, str]]:
+    """Yield the properties that each of these rows has, without those that are absent."""
+    codes_by_column = [column.codes[rows].tolist() for column in columns.values()]
+    for codes_of_row in zip(*codes_by_column, strict=True):
+        properties = {}
+        for (name, column), code in zip(columns.items(), codes_of_row, strict=True):
+            if code >= 0:
+                properties[name] = column.values[code]
+        yield properties
 
 
 class _Combinations(NamedTuple):
@@ -481,8 +539,29 @@ class _Combinations(NamedTuple):
 
 def _find_combinations(columns: Sequence[Column]) -> _Combinations:
     """Return the combinations of codes that occur in these columns."""
-    # The key of a row is a number in mixed radix. Each column is one digit: its code plus 1, so
-    # that 0 means "absent". Keys are below `key_count`.
+    keys, key_count = _make_combination_keys(columns)
+    if key_count > COMBINATIONS_DENSE_MAX:
+        _, example_rows, combination_of_row = np.unique(
+            keys, return_index=True, return_inverse=True
+        )
+        return _Combinations(example_rows, combination_of_row)
+
+    # With few possible keys, an array with one entry for each is faster than sorting the keys. It
+    # first contains the last row with each key, then the index of the combination.
+    entry_by_key = np.full(key_count, -1, np.int32)
+    entry_by_key[keys] = np.arange(len(keys), dtype=np.int32)
+    present_keys = np.flatnonzero(entry_by_key >= 0)
+    example_rows = entry_by_key[present_keys].astype(np.intp)
+    entry_by_key[present_keys] = np.arange(len(present_keys), dtype=np.int32)
+    return _Combinations(example_rows, entry_by_key[keys].astype(np.intp))
+
+
+def _make_combination_keys(columns: Sequence[Column]) -> tuple[NDArray[np.int64], int]:
+    """Return a key for each row, and a number above all keys.
+
+    Rows have equal keys if their codes are equal in all columns. A key is a number in mixed radix:
+    each column is one digit, its code plus 1, so that 0 means "absent".
+    """
     keys = np.zeros(len(columns[0].codes), np.int64)
     key_count = 1
     for codes, values in columns:
@@ -493,21 +572,7 @@ def _find_combinations(columns: Sequence[Column]) -> _Combinations:
             key_count = len(distinct_keys)
         keys = keys * radix + (codes.astype(np.int64) + 1)
         key_count *= radix
-
-    if key_count > COMBINATIONS_DENSE_MAX:
-        _, example_rows, combination_of_row = np.unique(
-            keys, return_index=True, return_inverse=True
-        )
-        return _Combinations(example_rows, combination_of_row)
-
-    # With few possible keys, an array with one entry for each is faster than sorting the keys. It
-    # first contains the last row with each key, then the index of the combination.
-    by_key = np.full(key_count, -1, np.int32)
-    by_key[keys] = np.arange(len(keys), dtype=np.int32)
-    present_keys = np.flatnonzero(by_key >= 0)
-    example_rows = by_key[present_keys].astype(np.intp)
-    by_key[present_keys] = np.arange(len(present_keys), dtype=np.int32)
-    return _Combinations(example_rows, by_key[keys].astype(np.intp))
+    return keys, key_count
 
 
 # --- Evaluation of one property for its distinct values
@@ -548,18 +613,33 @@ def _evaluate_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
     """
     assert isinstance(leaf, AtomPlan)  # the leaves of a SinglePropertyPlan.atom_plan are atoms
     match leaf.node:
-        case In(values=texts) if texts:
-            return _evaluate_string_atom(values, leaf, texts)
-        case Equal(left=Property(), right=Literal(value=str(text))):
-            return _evaluate_string_atom(values, leaf, (text,))
+        case In(values=accepted_strings) if accepted_strings:
+            return _evaluate_string_atom(values, leaf, accepted_strings)
+        case Equal(left=Property(), right=Literal(value=str(compared_string))):
+            return _evaluate_string_atom(values, leaf, (compared_string,))
         case _:
             pass
     comparison = as_number_comparison(leaf.node)
     if comparison is None:
         return _evaluate_scalar(leaf, values)
-    number_class, symbol, bound = comparison
-    numbers, errors = _memoized(values, number_class, lambda: parse_numbers(values, number_class))
-    is_true = _TESTS[symbol](numbers, bound)
+    return _evaluate_number_atom(values, leaf, *comparison)
+
+
+def _evaluate_number_atom(
+    values: tuple[str, ...],
+    leaf: AtomPlan,
+    number_class: JavaClass,
+    operator: str,
+    bound: float,
+) -> NDArray[np.uint8]:
+    """Return the table of `_evaluate_atom` for an atom that compares a property with a number.
+
+    Values are converted to `number_class`; ERROR is the outcome of those that cannot be.
+    """
+    parsed_numbers, errors = _memoized(
+        values, number_class, lambda: parse_numbers(values, number_class)
+    )
+    is_true = _TESTS[operator](parsed_numbers, bound)
     table = np.empty(len(values) + 1, np.uint8)
     table[:-1] = np.where(is_true, np.uint8(1 << TRUE), np.uint8(1 << FALSE))
     if errors is not None:
@@ -569,39 +649,38 @@ def _evaluate_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
 
 
 def _evaluate_string_atom(
-    values: tuple[str, ...], leaf: AtomPlan, texts: tuple[str, ...]
+    values: tuple[str, ...], leaf: AtomPlan, compared_strings: tuple[str, ...]
 ) -> NDArray[np.uint8]:
-    """Return the table of `_evaluate_atom` for an atom that compares a property with `texts`.
+    """Return the table of `_evaluate_atom` for an atom that compares a property with strings.
 
-    The scalar engine evaluates only each of these strings, and one other string that represents
-    all other values.
+    The scalar engine evaluates only each of `compared_strings`, and one other string that
+    represents all other values.
     """
-    name = leaf.name
-    condition = leaf.condition
-    other_text = "".join(texts) + "."  # longer than each of them
-    other_outcome = 1 << evaluate_verdict(condition, {name: other_text})
+    other_string = "".join(compared_strings) + "."  # longer than each of them
+    other_outcome = 1 << evaluate_verdict(leaf.condition, {leaf.name: other_string})
     table = np.full(len(values) + 1, other_outcome, np.uint8)
     code_by_value = _memoized(
         values, "codes", lambda: {value: code for code, value in enumerate(values)}
     )
-    for text in texts:
-        if (code := code_by_value.get(text)) is not None:
-            table[code] = 1 << evaluate_verdict(condition, {name: text})
+    for compared_string in compared_strings:
+        code = code_by_value.get(compared_string)
+        if code is not None:
+            table[code] = 1 << evaluate_verdict(leaf.condition, {leaf.name: compared_string})
     table[-1] = leaf.absent_set
     return table
 
 
-def _memoized(values: tuple[str, ...], key: object, make: Callable[[], _T]) -> _T:
-    """Return `make()`, which must depend only on `values` and must not return None.
+def _memoized(values: tuple[str, ...], key: object, compute: Callable[[], _T]) -> _T:
+    """Return `compute()`, which must depend only on `values` and must not return None.
 
     If `values` is a `Values`, its cache keeps the result under `key`, so all filters share it.
     """
     if not isinstance(values, Values):
-        return make()
-    result: _T | None = values.cache.get(key)
-    if result is None:
-        result = values.cache[key] = make()
-    return result
+        return compute()
+    cached: _T | None = values.cache.get(key)
+    if cached is None:
+        cached = values.cache[key] = compute()
+    return cached
 
 
 _Test: TypeAlias = Callable[[NDArray[Any], float], NDArray[np.bool_]]

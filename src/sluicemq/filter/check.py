@@ -120,31 +120,34 @@ _NOTES: dict[JavaClass, tuple[str, str]] = {
 
 def find_property_uses(tree: Node) -> list[PropertyUse]:
     """Return every comparison of a property in a tree, in the order of their positions."""
-    found: list[PropertyUse] = []
+    uses: list[PropertyUse] = []
     for node in walk(tree):
         match node:
             case Equal(left=left, right=right) | Order(left=left, right=right):
-                found += (*_uses_with(node, left, right), *_uses_with(node, right, left))
-            case Between(value=value, low=low, high=high):
-                for bound in (low, high):
-                    found += (*_uses_with(node, value, bound), *_uses_with(node, bound, value))
-            case In(operand=operand, values=values):
-                shown = f"'{values[0]}'"
-                found.append(
-                    PropertyUse(operand.name, JavaClass.STRING, node, shown, node.position)
+                uses += _find_uses_in_pair(node, left, right)
+            case Between(value=value_node, low=low, high=high):
+                uses += _find_uses_in_pair(node, value_node, low)
+                uses += _find_uses_in_pair(node, value_node, high)
+            case In(operand=operand, values=strings):
+                first_string = f"'{strings[0]}'"
+                uses.append(
+                    PropertyUse(operand.name, JavaClass.STRING, node, first_string, node.position)
                 )
             case Match(operand=Property(name=name), operator=operator, search=search):
-                shown = f"{operator} '{search}'"
-                found.append(PropertyUse(name, JavaClass.STRING, node, shown, node.position))
+                operator_and_string = f"{operator} '{search}'"
+                uses.append(
+                    PropertyUse(name, JavaClass.STRING, node, operator_and_string, node.position)
+                )
             case _:
                 pass
-    return sorted(found, key=lambda use: use.position)
+    return sorted(uses, key=lambda use: use.position)
 
 
-def float_fix(text: str) -> str:
+def float_fix(number_text: str) -> str:
     """Return the advice how to write a whole number so that values are compared as floats."""
-    digits = text.rstrip("lL")
-    return _ZERO if digits.lstrip("-") == "0" else f"Write {digits}.0."
+    digits = number_text.rstrip("lL")
+    is_zero = digits.lstrip("-") == "0"
+    return _ZERO if is_zero else f"Write {digits}.0."
 
 
 def literal_text(node: Node) -> str:
@@ -159,17 +162,28 @@ def literal_text(node: Node) -> str:
     return node.name if isinstance(node, Property) else "a condition"
 
 
-def _uses_with(node: Node, subject: Node, other: Node) -> Iterator[PropertyUse]:
-    """Yield the use of `subject`, if it is a property, in its comparison with `other`."""
-    if not isinstance(subject, Property):
-        return
-    if isinstance(other, Property):
-        read_as = JavaClass.STRING if isinstance(node, Equal) else JavaClass.DOUBLE
-    elif constant_number(other) is not None or isinstance(other, Literal) or is_boolean(other):
-        read_as = java_class(other)
-    else:
-        return
-    yield PropertyUse(subject.name, read_as, node, literal_text(other), other.position)
+def _find_uses_in_pair(node: Node, left: Node, right: Node) -> Iterator[PropertyUse]:
+    """Yield the uses of those of two operands that are properties; `node` compares the operands."""
+    for subject, compared_with in ((left, right), (right, left)):
+        if not isinstance(subject, Property):
+            continue
+        read_as = _find_class_to_read_as(node, compared_with)
+        if read_as is not None:
+            compared_text = literal_text(compared_with)
+            yield PropertyUse(subject.name, read_as, node, compared_text, compared_with.position)
+
+
+def _find_class_to_read_as(node: Node, compared_with: Node) -> JavaClass | None:
+    """Return the class to which a property is converted that `node` compares with an operand.
+
+    Return None if that is not known, as for an operand that is always null.
+    """
+    if isinstance(compared_with, Property):
+        return JavaClass.STRING if isinstance(node, Equal) else JavaClass.DOUBLE
+    is_constant = constant_number(compared_with) is not None or isinstance(compared_with, Literal)
+    if is_constant or is_boolean(compared_with):
+        return java_class(compared_with)
+    return None
 
 
 def find_node_warnings(tree: Node) -> Iterator[Finding]:
@@ -179,17 +193,17 @@ def find_node_warnings(tree: Node) -> Iterator[Finding]:
     covers it.
     """
     nodes = list(walk(tree))
-    covered_ids = {id(misplaced.operand) for node in nodes if (misplaced := _misplaced_not(node))}
+    covered_ids = set()
+    for node in nodes:
+        misplaced = _find_misplaced_not(node)
+        if misplaced is not None:
+            covered_ids.add(id(misplaced.operand))
     for node in nodes:
         if id(node) in covered_ids:
             continue
         for rule in _RULES:
-            if not isinstance(node, rule.kind) or not rule.applies(node):
-                continue
-            token = rule.token.format(n=node)
-            what = rule.what.format(n=node)
-            fix = rule.fix.format(n=node)
-            yield _warning(rule.marked(node).position, len(token), rule.code, what, fix)
+            if isinstance(node, rule.kind) and rule.applies(node):
+                yield rule.make_warning(node)
 
 
 def _first_operand(node: Any) -> Node:
@@ -198,10 +212,12 @@ def _first_operand(node: Any) -> Node:
     return operand
 
 
-def _misplaced_not(node: Node) -> Not | None:
+def _find_misplaced_not(node: Node) -> Not | None:
     """Return the NOT that a comparison has as its first operand, None if it has none."""
-    left = _first_operand(node) if isinstance(node, Equal | IsNull | Match) else None
-    return left if isinstance(left, Not) else None
+    if not isinstance(node, Equal | IsNull | Match):
+        return None
+    operand = _first_operand(node)
+    return operand if isinstance(operand, Not) else None
 
 
 class _Rule(NamedTuple):
@@ -220,6 +236,14 @@ class _Rule(NamedTuple):
     fix: str
     marked: Callable[[Any], Node] = lambda node: node
 
+    def make_warning(self, node: Node) -> Finding:
+        """Return the warning of this rule about a node."""
+        position = self.marked(node).position
+        length = len(self.token.format(n=node))
+        what = self.what.format(n=node)
+        fix = self.fix.format(n=node)
+        return _make_warning(position, length, self.code, what, fix)
+
 
 _RULES = (
     _Rule(
@@ -232,7 +256,7 @@ _RULES = (
     ),
     _Rule(
         kind=(Equal, IsNull, Match),
-        applies=lambda n: _misplaced_not(n) is not None,
+        applies=lambda n: _find_misplaced_not(n) is not None,
         token="NOT",
         code="not-binds-tight",
         what="NOT applies to the next word only, not to the whole comparison.",
@@ -319,7 +343,8 @@ _RULES = (
 )
 
 
-def _warning(position: int, length: int, code: str, what: str, fix: str) -> Finding:
+def _make_warning(position: int, length: int, code: str, what: str, fix: str) -> Finding:
+    """Return a finding that is a warning. `what` and `fix` are sentences."""
     return Finding(position, length, code, what, fix, Severity.WARNING)
 
 
@@ -353,48 +378,61 @@ def _find_number_warnings(
 
     `uses` are all comparisons of the property, and `number_uses` those with a number.
     """
-    widest = max((use.read_as for use in number_uses), key=_WIDTH.index)
-    widest_use = next(use for use in number_uses if use.read_as is widest)
-    failing_value = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
+    # The first comparison with a number of the widest class.
+    widest_use = max(number_uses, key=lambda use: _WIDTH.index(use.read_as))
     for use in uses:
-        unquoted = use.text[1:-1]
-        is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
-        if use in number_uses and use.read_as is not widest:
-            # `price > 30 AND price < 99.5`: 30.5 is an error for the first.
-            what = (
-                f"{use.name} is read as {use.read_as.value} for {use.text} and as"
-                f" {widest.value} for {widest_use.text}: a value such as {failing_value} is an"
-                " error in the first comparison, and the message does not match."
-            )
-            fix = f"{float_fix(use.text)} A float accepts whole numbers too."
-            yield _warning(use.position, use.length, "mixed-numbers", what, fix)
-        elif is_text and use.text[:1] == "'" and try_parse_double(unquoted) is not None:
+        if use in number_uses and use.read_as is not widest_use.read_as:
+            yield _warn_about_mixed_numbers(use, widest_use)
+        elif _is_number_in_quotes(use):
             # `a = '5' OR a > 7`: the first compares characters.
             what = (
                 f"{use.text} is a string: {use.name} is compared with it character by character"
                 " ('5' is not '5.0'), and elsewhere as a number."
             )
-            fix = f"Write {unquoted} without quotes."
-            yield _warning(use.position, use.length, "number-in-quotes", what, fix)
+            fix = f"Write {use.text[1:-1]} without quotes."
+            yield _make_warning(use.position, use.length, "number-in-quotes", what, fix)
+
+
+def _warn_about_mixed_numbers(use: PropertyUse, widest_use: PropertyUse) -> Finding:
+    """Return the warning about a comparison that reads a property as a narrower class of numbers.
+
+    In `price > 30 AND price < 99.5`, the value 30.5 is an error in the first comparison. The second
+    one is `widest_use`.
+    """
+    failing_value = "30.5" if widest_use.read_as is JavaClass.DOUBLE else "3000000000"
+    what = (
+        f"{use.name} is read as {use.read_as.value} for {use.text} and as"
+        f" {widest_use.read_as.value} for {widest_use.text}: a value such as {failing_value} is an"
+        " error in the first comparison, and the message does not match."
+    )
+    fix = f"{float_fix(use.text)} A float accepts whole numbers too."
+    return _make_warning(use.position, use.length, "mixed-numbers", what, fix)
+
+
+def _is_number_in_quotes(use: PropertyUse) -> bool:
+    """Return whether a property is tested for equality with a string that contains a number."""
+    is_string = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
+    is_quoted = use.text.startswith("'")
+    return is_string and is_quoted and try_parse_double(use.text[1:-1]) is not None
 
 
 class _AcceptedString(NamedTuple):
     """A string for which a condition is TRUE if property `name` has it as its value."""
 
     name: str
-    text: str
+    string: str
     position: int
 
 
-def _accepted_strings(condition: Node) -> list[_AcceptedString]:
+def _find_accepted_strings(condition: Node) -> list[_AcceptedString]:
     """Return the strings of a condition of the form `a = 'x'` or `a IN ('x', 'y')`, else []."""
     match condition:
         case Equal(
-            left=Property(name=name), right=Literal(value=str(text)) as right, negated=False
+            left=Property(name=name), right=Literal(value=str(string)) as right, negated=False
         ):
-            return [_AcceptedString(name, text, right.position)]
-        case In(operand=operand, values=values, negated=False):
-            return [_AcceptedString(operand.name, text, condition.position) for text in values]
+            return [_AcceptedString(name, string, right.position)]
+        case In(operand=operand, values=strings, negated=False):
+            return [_AcceptedString(operand.name, string, condition.position) for string in strings]
         case _:
             return []
 
@@ -405,20 +443,24 @@ def _find_unreachable_strings(node: Or) -> Iterator[Finding]:
     In `a > 5 OR a = 'n/a'`, the value 'n/a' cannot be converted to a number in the first part. It
     ends the evaluation with an error there, so the second part never accepts it.
     """
-    first_number_use: dict[str, PropertyUse] = {}  # by property, in the parts so far
-    for part in node.parts:
-        for name, text, position in _accepted_strings(part):
-            use = first_number_use.get(name)
-            if use is not None and TRY_PARSE_NUMBER[use.read_as](text) is None:
+    number_use_by_name: dict[str, PropertyUse] = {}  # the first one in the conditions so far
+    for condition in node.parts:
+        for name, string, position in _find_accepted_strings(condition):
+            number_use = number_use_by_name.get(name)
+            if number_use is None:
+                continue
+            is_error = TRY_PARSE_NUMBER[number_use.read_as](string) is None
+            if is_error:
                 what = (
-                    f"{name} = '{text}' is never reached: the comparison of {name} with "
-                    f"{use.text} comes before it, and '{text}' is an error there."
+                    f"{name} = '{string}' is never reached: the comparison of {name} with "
+                    f"{number_use.text} comes before it, and '{string}' is an error there."
                 )
-                fix = f"Put {name} = '{text}' first; OR ends at the first TRUE."
-                yield _warning(position, len(text) + 2, "string-behind-number", what, fix)
-        for use in find_property_uses(part):
+                fix = f"Put {name} = '{string}' first; OR ends at the first TRUE."
+                length = len(string) + 2  # with the quotes
+                yield _make_warning(position, length, "string-behind-number", what, fix)
+        for use in find_property_uses(condition):
             if use.read_as in _WIDTH:
-                first_number_use.setdefault(use.name, use)
+                number_use_by_name.setdefault(use.name, use)
 
 
 FINDINGS_MAX = 50
@@ -434,17 +476,18 @@ def check_sql92(text: str) -> list[Finding]:
     found too. This ends after FINDINGS_MAX errors.
     """
     findings: list[Finding] = []
+    corrected_text = text
     while len(findings) < FINDINGS_MAX:
         try:
-            tree, ignored_start = _parse(text)
+            tree, ignored_start = _parse(corrected_text)
         except Rejected as rejected:
             findings.append(rejected.finding)
             if rejected.finding.code != LOOK_ALIKE_CODE:
                 break
-            text = _replace_look_alikes(text, rejected.finding)
-            continue
-        findings += _find_warnings(text, tree, ignored_start)
-        break
+            corrected_text = _replace_look_alikes(corrected_text, rejected.finding)
+        else:
+            findings += _find_warnings(corrected_text, tree, ignored_start)
+            break
     return sorted(findings, key=lambda finding: finding.position)
 
 
@@ -483,21 +526,30 @@ def describe_types(text: str) -> tuple[TypeNote, ...]:
     compile.
     """
     try:
-        uses = find_property_uses(_parse(text)[0])
+        tree, _ = _parse(text)
     except Rejected:
         return ()
-    notes: dict[tuple[str, JavaClass], TypeNote] = {}
-    for use in uses:
-        if (use.name, use.read_as) in notes or use.read_as not in _NOTES:
-            continue
-        accepts, errors = _NOTES[use.read_as]
-        because = f"it is compared with {use.text}"
-        is_whole = use.read_as in (JavaClass.INTEGER, JavaClass.LONG)
-        fix = f"For values with a fraction: {float_fix(use.text)}" if is_whole else ""
-        notes[use.name, use.read_as] = TypeNote(
-            use.name, use.read_as.value, because, accepts, errors, fix
-        )
-    return tuple(notes.values())
+    first_use_by_key: dict[tuple[str, JavaClass], PropertyUse] = {}
+    for use in find_property_uses(tree):
+        if use.read_as in _NOTES:
+            first_use_by_key.setdefault((use.name, use.read_as), use)
+    return tuple(map(_make_type_note, first_use_by_key.values()))
+
+
+def _make_type_note(use: PropertyUse) -> TypeNote:
+    """Return the note about a property that is read as the class of this use."""
+    accepts, errors = _NOTES[use.read_as]
+    instead = ""
+    if use.read_as in (JavaClass.INTEGER, JavaClass.LONG):
+        instead = f"For values with a fraction: {float_fix(use.text)}"
+    return TypeNote(
+        name=use.name,
+        read_as=use.read_as.value,
+        because=f"it is compared with {use.text}",
+        accepts=accepts,
+        errors=errors,
+        instead=instead,
+    )
 
 
 def check_tags(expression: str | None) -> list[Finding]:
@@ -505,21 +557,25 @@ def check_tags(expression: str | None) -> list[Finding]:
 
     Raises FilterSyntaxError if the expression cannot be parsed.
     """
-    text, tags, _ = parse_tags(expression)
-    if text == ALL:
+    tag_expression, tags, _ = parse_tags(expression)
+    if tag_expression == ALL:
         return []
     if not tags:
         what = "The expression contains no tag: it matches no message."
-        return [_warning(0, len(text), "no-tag", what, "Write TagA || TagB, or *.")]
+        fix = "Write TagA || TagB, or *."
+        return [_make_warning(0, len(tag_expression), "no-tag", what, fix)]
+
     findings = []
     if ALL in tags:
         what = "Among other tags, * is a tag of that name; it does not match all messages."
-        findings.append(_warning(text.index(ALL), 1, "star-tag", what, "Write * alone."))
+        position = tag_expression.index(ALL)
+        findings.append(_make_warning(position, 1, "star-tag", what, "Write * alone."))
     for tag in sorted(tags):
         if "|" in tag:
             what = f"A single | is part of the tag: {tag!r} is one tag."
             fix = f"Tags are separated by {SEPARATOR}."
-            findings.append(_warning(text.index(tag), len(tag), "single-bar", what, fix))
+            position = tag_expression.index(tag)
+            findings.append(_make_warning(position, len(tag), "single-bar", what, fix))
     return findings
 
 

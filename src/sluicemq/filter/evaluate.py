@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import singledispatch
 from math import copysign, inf, nan
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.nodes import (
@@ -61,8 +61,9 @@ def to_utf16_units(text: str) -> str:
 
     A character above U+FFFF becomes its two surrogates.
     """
-    data = text.encode("utf-16-be", "surrogatepass")
-    return "".join(chr(data[at] << 8 | data[at + 1]) for at in range(0, len(data), 2))
+    encoded = text.encode("utf-16-be", "surrogatepass")  # two bytes for each unit
+    units = (encoded[i] << 8 | encoded[i + 1] for i in range(0, len(encoded), 2))
+    return "".join(map(chr, units))
 
 
 # What Double.valueOf accepts, without the spaces around it.
@@ -86,10 +87,10 @@ def parse_integer(text: str, name: str) -> int:
     # This is called for every message, so the plain case comes first. Nine digits always fit.
     if len(text) < 10 and text.isdigit() and text.isascii():
         return int(text)
-    value = try_parse_integer(text)
-    if value is None:
+    number = try_parse_integer(text)
+    if number is None:
         raise _conversion_error("whole number of 32 bits (Integer)", text, name)
-    return value
+    return number
 
 
 def parse_long(text: str, name: str) -> int:
@@ -98,12 +99,13 @@ def parse_long(text: str, name: str) -> int:
     `name` is the property that has the value, "" if the value is a literal. Raises
     FilterEvaluationError if the text is not such a number.
     """
+    # This is called for every message, so the plain case comes first. 18 digits always fit.
     if len(text) < 19 and text.isdigit() and text.isascii():
         return int(text)
-    value = try_parse_long(text)
-    if value is None:
+    number = try_parse_long(text)
+    if number is None:
         raise _conversion_error("whole number of 64 bits (Long)", text, name)
-    return value
+    return number
 
 
 def parse_double(text: str, name: str) -> float:
@@ -113,22 +115,26 @@ def parse_double(text: str, name: str) -> float:
     Infinity. `name` is the property that has the value, "" if the value is a literal. Raises
     FilterEvaluationError if the text is not a number.
     """
-    value = try_parse_double(text)
-    if value is None:
+    number = try_parse_double(text)
+    if number is None:
         raise _conversion_error("number (Double)", text, name)
-    return value
+    return number
 
 
 def try_parse_integer(text: str) -> int | None:
     """Return a text as a whole number of 32 bits, None where Integer.valueOf throws."""
-    value = _whole_number(text)
-    return value if value is None or -INTEGER_MAX - 1 <= value <= INTEGER_MAX else None
+    number = _parse_whole_number(text)
+    if number is None or not -INTEGER_MAX - 1 <= number <= INTEGER_MAX:
+        return None
+    return number
 
 
 def try_parse_long(text: str) -> int | None:
     """Return a text as a whole number of 64 bits, None where Long.valueOf throws."""
-    value = _whole_number(text)
-    return value if value is None or -LONG_MAX - 1 <= value <= LONG_MAX else None
+    number = _parse_whole_number(text)
+    if number is None or not -LONG_MAX - 1 <= number <= LONG_MAX:
+        return None
+    return number
 
 
 def try_parse_double(text: str) -> float | None:
@@ -137,19 +143,19 @@ def try_parse_double(text: str) -> float | None:
     # digits with or without a dot alike.
     if text.isascii() and text.replace(".", "", 1).isdigit():
         return float(text)
-    found = _FLOAT.fullmatch(text.strip(JAVA_TRIM_CHARACTERS))
-    if found is None:
+    groups = _FLOAT.fullmatch(text.strip(JAVA_TRIM_CHARACTERS))
+    if groups is None:
         return None
-    if name := found["name"]:
-        size = nan if name == "NaN" else inf
-    elif found["decimal"]:
-        size = float(found["decimal"])
+    if groups["name"]:
+        magnitude = nan if groups["name"] == "NaN" else inf
+    elif groups["decimal"]:
+        magnitude = float(groups["decimal"])
     else:
         try:
-            size = float.fromhex(found["hexadecimal"])
+            magnitude = float.fromhex(groups["hexadecimal"])
         except OverflowError:
-            size = inf
-    return -size if found["sign"] == "-" else size
+            magnitude = inf
+    return -magnitude if groups["sign"] == "-" else magnitude
 
 
 def parse_boolean(text: str) -> bool:
@@ -176,17 +182,18 @@ def compare_doubles(left: float, right: float) -> int:
     return _rank(left) - _rank(right)
 
 
-def _rank(value: float) -> int:
+def _rank(number: float) -> int:
     """Return 0 for -0.0, 1 for other numbers, 2 for NaN.
 
     This is the order of Double.compareTo among numbers that Python's `<` and `>` do not order.
     """
-    if value != value:  # noqa: PLR0124 - NaN is the one number that differs from itself
+    if number != number:  # noqa: PLR0124 - NaN is the one number that differs from itself
         return 2
-    return 0 if value == 0 and copysign(1, value) < 0 else 1
+    is_negative_zero = number == 0 and copysign(1, number) < 0
+    return 0 if is_negative_zero else 1
 
 
-def _whole_number(text: str) -> int | None:
+def _parse_whole_number(text: str) -> int | None:
     """Return the whole number that a text contains, as Java's valueOf reads it.
 
     Return None if the text is not a whole number, or if the number has more than 20 digits without
@@ -199,20 +206,24 @@ def _whole_number(text: str) -> int | None:
         return None
     # Java accepts any number of leading zeros. Python's int() refuses more than 4,300 digits.
     if len(digits) > 20:
-        if any(map(int, digits[:-20])):
+        is_too_large = any(map(int, digits[:-20]))
+        if is_too_large:
             return None
         digits = digits[-20:]
-    value = int(digits)
-    return -value if text[0] == "-" else value
+    magnitude = int(digits)
+    return -magnitude if text[0] == "-" else magnitude
 
 
-def _conversion_error(description: str, text: str, name: str) -> FilterEvaluationError:
-    """Return the error for a value of property `name` that is not a `description`."""
-    shown = text if len(text) <= 60 else text[:57] + "..."
+def _conversion_error(wanted_class: str, text: str, name: str) -> FilterEvaluationError:
+    """Return the error for a text that is not a `wanted_class`, such as "number (Double)".
+
+    `name` is the property that has the text as its value, "" if the text is a literal.
+    """
+    shown_text = text if len(text) <= 60 else text[:57] + "..."
     owner = f"property {name} is" if name else "the string is"
     return FilterEvaluationError(
-        f"{owner} {shown!r}, which is not a {description}.",
-        reason=f"{name or 'a string'} is not a {description}",
+        f"{owner} {shown_text!r}, which is not a {wanted_class}.",
+        reason=f"{name or 'a string'} is not a {wanted_class}",
     )
 
 
@@ -268,19 +279,22 @@ def constant_number(node: Node) -> int | float | None:
 
 
 @compile_node.register
-def _(node: Property) -> ValueFunction:
+def _compile_property(node: Property) -> ValueFunction:
+    """Return a function that returns the value of a property, or None."""
     name = node.name
     return lambda properties: properties.get(name)
 
 
 @compile_node.register
-def _(node: Literal) -> ValueFunction:
-    value = node.value
-    return lambda properties: value
+def _compile_literal(node: Literal) -> ValueFunction:
+    """Return a function that returns a constant."""
+    constant = node.value
+    return lambda properties: constant
 
 
 @compile_node.register
-def _(node: Negate) -> ValueFunction:
+def _compile_minus(node: Negate) -> ValueFunction:
+    """Return a function that returns a negated number; null if the operand is not a number."""
     constant = constant_number(node)
     if constant is not None:
         return lambda properties: constant
@@ -293,13 +307,15 @@ def _(node: Negate) -> ValueFunction:
 
 
 @compile_node.register
-def _(node: BareProperty) -> ConditionFunction:
+def _compile_bare_property(node: BareProperty) -> ConditionFunction:
+    """Return the condition of a property without a comparison: FALSE if it exists, else null."""
     operand = compile_node(node.operand)
     return lambda properties: None if operand(properties) is None else False
 
 
 @compile_node.register
-def _(node: Not) -> ConditionFunction:
+def _compile_not(node: Not) -> ConditionFunction:
+    """Return the condition NOT `operand`."""
     return _negate(compile_node(node.operand))
 
 
@@ -307,76 +323,84 @@ def _negate(condition: ConditionFunction) -> ConditionFunction:
     """Return the function of NOT `condition`. The NOT of null is null."""
 
     def negated(properties: Properties) -> bool | None:
-        result = condition(properties)
-        return None if result is None else not result
+        verdict = condition(properties)
+        return None if verdict is None else not verdict
 
     return negated
 
 
 @compile_node.register
-def _(node: And) -> ConditionFunction:
-    parts = tuple(map(compile_node, node.parts))
-    left = parts[0]
-    right = parts[-1]
+def _compile_and(node: And) -> ConditionFunction:
+    """Return the condition of an AND. It evaluates its parts in order, until one is FALSE."""
+    conditions = tuple(map(compile_node, node.parts))
+    first_condition = conditions[0]
+    last_condition = conditions[-1]
 
     def both(properties: Properties) -> bool | None:
-        first = left(properties)
-        if first is False:
+        """Return the verdict of an AND of two conditions, without a loop."""
+        first_verdict = first_condition(properties)
+        if first_verdict is False:
             return False
-        second = right(properties)
-        return second if first or second is False else None
+        last_verdict = last_condition(properties)
+        return last_verdict if first_verdict or last_verdict is False else None
 
     def every(properties: Properties) -> bool | None:
-        result: bool | None = True
-        for part in parts:
-            verdict = part(properties)
+        """Return the verdict of an AND of several conditions."""
+        joined_verdict: bool | None = True
+        for condition in conditions:
+            verdict = condition(properties)
             if verdict is False:
                 return False
             if verdict is None:
-                result = None
-        return result
+                joined_verdict = None
+        return joined_verdict
 
-    return both if len(parts) == 2 else every
+    return both if len(conditions) == 2 else every
 
 
 @compile_node.register
-def _(node: Or) -> ConditionFunction:
-    parts = tuple(map(compile_node, node.parts))
+def _compile_or(node: Or) -> ConditionFunction:
+    """Return the condition of an OR. It evaluates its parts in order, until one is TRUE."""
+    conditions = tuple(map(compile_node, node.parts))
 
     def some(properties: Properties) -> bool | None:
-        result: bool | None = False
-        for part in parts:
-            verdict = part(properties)
+        joined_verdict: bool | None = False
+        for condition in conditions:
+            verdict = condition(properties)
             if verdict:
                 return True
             if verdict is None:
-                result = None
-        return result
+                joined_verdict = None
+        return joined_verdict
 
     return some
 
 
 @compile_node.register
-def _(node: Equal) -> ConditionFunction:
+def _compile_equal(node: Equal) -> ConditionFunction:
+    """Return the condition of an `=` or `<>`, with short forms for a property and a constant."""
     left = node.left
     right = node.right
     number = constant_number(right)
     condition: ConditionFunction
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
-        name = left.name
-        text = right.value
-
-        def equal(properties: Properties) -> bool | None:
-            found = properties.get(name)
-            return None if found is None else found == text
-
-        condition = equal
+        condition = _equals_string(left.name, right.value)
     elif isinstance(left, Property) and number is not None:
         # A constant is never NaN and never 0.0, so == of Python agrees with Double.compareTo.
         condition = _number_test(left.name, java_class(right), lambda value: value == number)
     else:
         condition = _general_equal(left, right)
     return _negate(condition) if node.negated else condition
+
+
+def _equals_string(name: str, string: str) -> ConditionFunction:
+    """Return the condition that property `name` is `string`; null without the property."""
+
+    def equal(properties: Properties) -> bool | None:
+        value = properties.get(name)
+        return None if value is None else value == string
+
+    return equal
 
 
 def _number_test(
@@ -389,8 +413,8 @@ def _number_test(
     parse_number = _PARSE_NUMBER[number_class]
 
     def condition(properties: Properties) -> bool | None:
-        text = properties.get(name)
-        return None if text is None else test(parse_number(text, name))
+        value = properties.get(name)
+        return None if value is None else test(parse_number(value, name))
 
     return condition
 
@@ -401,16 +425,17 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     As in RocketMQ, the condition is TRUE if both operands are null, null if only the left one is
     null, and FALSE if only the right one is null.
     """
-    left = compile_node(left_node)
-    right = compile_node(right_node)
+    evaluate_left = compile_node(left_node)
+    evaluate_right = compile_node(right_node)
     are_equal = _equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
-        first = left(properties)
-        second = right(properties)
-        if first is None:
-            return True if second is None else None
-        return False if second is None else are_equal(first, second)
+        """Return the verdict for one message, with the rules for null."""
+        left_value = evaluate_left(properties)
+        right_value = evaluate_right(properties)
+        if left_value is None:
+            return True if right_value is None else None
+        return False if right_value is None else are_equal(left_value, right_value)
 
     return equal
 
@@ -422,49 +447,52 @@ def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
     function raises FilterEvaluationError if a value cannot be converted, or if a Boolean is
     compared with a string on its right.
     """
-    classes = java_class(left), java_class(right)
-    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
+    classes = (java_class(left), java_class(right))
+    if classes == (JavaClass.STRING, JavaClass.STRING):
+        return operator.eq
+    if classes == (JavaClass.BOOLEAN, JavaClass.BOOLEAN):
         return operator.eq
     if classes == (JavaClass.STRING, JavaClass.BOOLEAN):
-        return lambda text, flag: parse_boolean(text) == flag
+        return lambda string, flag: parse_boolean(string) == flag
     if classes == (JavaClass.BOOLEAN, JavaClass.STRING):
         return _raise_class_cast
     if JavaClass.BOOLEAN in classes:
-        return lambda one, other: False  # a Boolean never equals a number
+        return lambda _left_value, _right_value: False  # a Boolean never equals a number
     compare = _comparison(left, right)
-    return lambda one, other: compare(one, other) == 0
+    return lambda left_value, right_value: compare(left_value, right_value) == 0
 
 
-def _raise_class_cast(_flag: bool, text: str) -> NoReturn:
-    """Raise FilterEvaluationError, because a Boolean is on the left of the string `text`.
+def _raise_class_cast(_flag: bool, string: str) -> NoReturn:
+    """Raise FilterEvaluationError, because a Boolean is on the left of the string `string`.
 
     RocketMQ fails with a ClassCastException there. `_flag` is the value of the Boolean, which does
     not matter.
     """
     raise FilterEvaluationError(
-        f"a condition on the left cannot be compared with the string {text!r}.",
+        f"a condition on the left cannot be compared with the string {string!r}.",
         fix="Put the property on the left: a = TRUE.",
         reason="a condition is on the left of a string",
     )
 
 
 @compile_node.register
-def _(node: Order) -> ConditionFunction:
+def _compile_order(node: Order) -> ConditionFunction:
+    """Return the condition of `<`, `<=`, `>` or `>=`; null if an operand is null."""
     if isinstance(node.left, Property) and constant_number(node.right) is not None:
         return _order_to_number(node.left, node.operator, node.right)
     if isinstance(node.right, Property) and constant_number(node.left) is not None:
         return _order_to_number(node.right, MIRRORED_OPERATORS[node.operator], node.left)
-    left = compile_node(node.left)
-    right = compile_node(node.right)
+    evaluate_left = compile_node(node.left)
+    evaluate_right = compile_node(node.right)
     compare = _comparison(node.left, node.right)
     is_true = _SIGN_TESTS[node.operator]
 
     def order(properties: Properties) -> bool | None:
-        first = left(properties)
-        second = right(properties)
-        if first is None or second is None:
+        left_value = evaluate_left(properties)
+        right_value = evaluate_right(properties)
+        if left_value is None or right_value is None:
             return None
-        return is_true(compare(first, second), 0)
+        return is_true(compare(left_value, right_value), 0)
 
     return order
 
@@ -491,17 +519,23 @@ def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
     """
     left_class = java_class(left)
     right_class = java_class(right)
-    # A string is converted to the class of the number, two strings to Double, and two numbers to
-    # the wider class.
-    widest_first = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
-    target = next(
-        (wanted for wanted in widest_first if wanted in (left_class, right_class)),
-        JavaClass.DOUBLE,
-    )
-    convert_left = _conversion(left, left_class, target)
-    convert_right = _conversion(right, right_class, target)
-    compare = compare_doubles if target is JavaClass.DOUBLE else compare_whole_numbers
+    common_class = _common_number_class(left_class, right_class)
+    convert_left = _conversion(left, left_class, common_class)
+    convert_right = _conversion(right, right_class, common_class)
+    compare = compare_doubles if common_class is JavaClass.DOUBLE else compare_whole_numbers
     return lambda left, right: compare(convert_left(left), convert_right(right))
+
+
+def _common_number_class(left_class: JavaClass, right_class: JavaClass) -> JavaClass:
+    """Return the class of numbers to which both operands of a comparison are converted.
+
+    A string is converted to the class of the number, two strings to Double, and two numbers to the
+    wider class.
+    """
+    for number_class in (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER):  # widest first
+        if number_class in (left_class, right_class):
+            return number_class
+    return JavaClass.DOUBLE
 
 
 def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
@@ -511,24 +545,32 @@ def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[A
     """
     if source is JavaClass.STRING:
         parse_number = _PARSE_NUMBER[target]
-        name = node.name if isinstance(node, Property) else ""
-        return lambda text: parse_number(text, name)
+        property_name = node.name if isinstance(node, Property) else ""
+        return lambda string: parse_number(string, property_name)
     return float if target is JavaClass.DOUBLE else int
 
 
 @compile_node.register
-def _(node: Between) -> ConditionFunction:
+def _compile_between(node: Between) -> ConditionFunction:
+    """Return the condition of a BETWEEN or NOT BETWEEN.
+
+    It has a short form for a property and two constants of one class.
+    """
     number_class = java_class(node.low)
-    is_outside = node.negated
     low = constant_number(node.low)
     high = constant_number(node.high)
-    is_plain = isinstance(node.value, Property) and java_class(node.high) is number_class
-    if low is None or high is None or not is_plain:
+    have_same_class = java_class(node.high) is number_class
+    if not isinstance(node.value, Property) or low is None or high is None or not have_same_class:
         return compile_node(expand_between(node))
-    name = cast("Property", node.value).name
-    if is_outside:
-        return _number_test(name, number_class, lambda number: number < low or not number <= high)
-    return _number_test(name, number_class, lambda number: low <= number <= high)
+
+    # Java differs from Python only for NaN, which is greater than every constant.
+    def is_inside(number: float) -> bool:
+        return low <= number <= high
+
+    def is_outside(number: float) -> bool:
+        return number < low or not number <= high
+
+    return _number_test(node.value.name, number_class, is_outside if node.negated else is_inside)
 
 
 def expand_between(node: Between) -> Node:
@@ -536,31 +578,42 @@ def expand_between(node: Between) -> Node:
 
     Each comparison converts the value to the class of its own bound.
     """
-    value = node.value
+    operand = node.value
     position = node.position
     if node.negated:
-        return Or((Order("<", value, node.low, position), Order(">", value, node.high, position)))
-    return And((Order(">=", value, node.low, position), Order("<=", value, node.high, position)))
+        is_below = Order("<", operand, node.low, position)
+        is_above = Order(">", operand, node.high, position)
+        return Or((is_below, is_above))
+    reaches_low = Order(">=", operand, node.low, position)
+    reaches_high = Order("<=", operand, node.high, position)
+    return And((reaches_low, reaches_high))
 
 
 @compile_node.register
-def _(node: In) -> ConditionFunction:
+def _compile_in(node: In) -> ConditionFunction:
+    """Return the condition of an IN or NOT IN; null if the message has no such property."""
     name = node.operand.name
-    values = frozenset(node.values)
+    listed_strings = frozenset(node.values)
     negated = node.negated
 
     def contained(properties: Properties) -> bool | None:
-        text = properties.get(name)
-        return None if text is None else (text in values) is not negated
+        value = properties.get(name)
+        return None if value is None else (value in listed_strings) is not negated
 
     return contained
 
 
 @compile_node.register
-def _(node: Match) -> ConditionFunction:
+def _compile_match(node: Match) -> ConditionFunction:
+    """Return the condition of CONTAINS, STARTSWITH or ENDSWITH, negated or not.
+
+    As in RocketMQ it is FALSE, also with NOT, if the value is not a string or the searched string
+    is empty.
+    """
     operand = compile_node(node.operand)
     negated = node.negated
-    if not (search := node.search):
+    search = node.search
+    if not search:
         return lambda properties: False
     is_found = _SEARCHES[node.operator]
     # Java compares UTF-16 units, and only they can contain half of a character.
@@ -568,8 +621,8 @@ def _(node: Match) -> ConditionFunction:
         is_found = _search_in_utf16_units(is_found)
 
     def match(properties: Properties) -> bool:
-        text = operand(properties)
-        return is_found(text, search) is not negated if isinstance(text, str) else False
+        value = operand(properties)
+        return is_found(value, search) is not negated if isinstance(value, str) else False
 
     return match
 
@@ -587,7 +640,8 @@ _SEARCHES: dict[str, Callable[[str, str], bool]] = {
 
 
 @compile_node.register
-def _(node: IsNull) -> ConditionFunction:
+def _compile_is_null(node: IsNull) -> ConditionFunction:
+    """Return the condition of IS NULL or IS NOT NULL."""
     operand = compile_node(node.operand)
     negated = node.negated
     return lambda properties: (operand(properties) is None) is not negated

@@ -81,33 +81,45 @@ def caret_lines(text: str, position: int, length: int) -> tuple[str, str]:
     characters are replaced by spaces. A line of more than LINE_LENGTH_MAX characters is cut to a
     part around `position`. A character of double width (Chinese) gets two carets.
     """
-    start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
-    line = text[start:].splitlines()[0] if text[start:].strip("\r\n") else text[start:]
-    offset = min(position - start, len(line))
-    cut = max(0, offset - LINE_LENGTH_MAX // 2)
-    shown = line[cut : cut + LINE_LENGTH_MAX]
-    fault = shown[offset - cut : offset - cut + max(1, length)]
-    before = _columns(shown[: offset - cut])
-    printable = "".join(character if character.isprintable() else " " for character in shown)
-    return printable, " " * before + "^" * max(1, _columns(fault))
+    last_line_end = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position))
+    line_start = last_line_end + 1
+    line = text[line_start:]
+    if line.strip("\r\n"):
+        line = line.splitlines()[0]
+    column = min(position - line_start, len(line))
+
+    cut_start = max(0, column - LINE_LENGTH_MAX // 2)
+    shown_line = line[cut_start : cut_start + LINE_LENGTH_MAX]
+    marked_start = column - cut_start
+    marked = shown_line[marked_start : marked_start + max(1, length)]
+    indent = " " * _terminal_width(shown_line[:marked_start])
+    carets = "^" * max(1, _terminal_width(marked))
+    return _replace_unprintable(shown_line), indent + carets
+
+
+def _replace_unprintable(text: str) -> str:
+    """Return a text with a space instead of each control character."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
-    """Return the exception for an error or for ignored text.
+    """Return the exception for an error in the expression `text`, or for ignored text.
 
     Its message shows the position, the line with carets, the fact and the fix.
     """
     line, carets = caret_lines(text, finding.position, finding.length)
-    wrong = "does not compile at" if finding.is_error else "is refused because it ends before"
+    problem = "does not compile at"
+    if not finding.is_error:
+        problem = "is refused because it ends before"
     return FilterSyntaxError(
-        f"The SQL92 expression {wrong} character {finding.position + 1}:\n"
+        f"The SQL92 expression {problem} character {finding.position + 1}:\n"
         f"    {line}\n    {carets}\n{finding.what}",
         position=finding.position,
         fix=finding.instead,
     )
 
 
-def _columns(text: str) -> int:
+def _terminal_width(text: str) -> int:
     """Return the width of a text on a terminal, in columns."""
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
@@ -118,16 +130,21 @@ def ignored_text_warning(text: str, ignored_start: int) -> Finding:
     Its code is "open-comment" for a line comment without a line end, else IGNORED_TEXT. The reason
     and the fix are those of the first of `_IGNORED_REASONS` that applies.
     """
-    before = text[:ignored_start]
-    ignored = text[ignored_start:].rstrip()
-    what, fix = next(
-        (reason.what.format(match_before[0]), reason.fix)
-        for reason in _IGNORED_REASONS
-        if re.match(reason.ignored_pattern, text[ignored_start:])
-        and (match_before := re.search(reason.before_pattern, before))
-    )
-    code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
-    return Finding(ignored_start, len(ignored), code, what, fix, Severity.WARNING)
+    text_before = text[:ignored_start]
+    ignored_text = text[ignored_start:]
+    what, fix = _explain_ignored_text(text_before, ignored_text)
+    code = "open-comment" if ignored_text.startswith("--") else IGNORED_TEXT
+    length = len(ignored_text.rstrip())
+    return Finding(ignored_start, length, code, what, fix, Severity.WARNING)
+
+
+def _explain_ignored_text(text_before: str, ignored_text: str) -> tuple[str, str]:
+    """Return (what, fix) of the first of `_IGNORED_REASONS` that applies to ignored text."""
+    for reason in _IGNORED_REASONS:
+        match_before = re.search(reason.before_pattern, text_before)
+        if match_before is not None and re.match(reason.ignored_pattern, ignored_text):
+            return reason.what.format(match_before[0]), reason.fix
+    raise AssertionError("the last reason always applies")
 
 
 class _IgnoredReason(NamedTuple):
@@ -270,29 +287,9 @@ def lexical_finding(text: str, position: int) -> Finding:
     character "means nothing in SQL92".
     """
     character = text[position]
-    if character != "`" and (quoted := _QUOTED.match(text, position)):
-        what = f"{quoted[0]} is in typographic quotes; strings need the plain quote ' (U+0027)."
-        fix = f"Write '{quoted[1]}'."
-        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, fix)
-    if ord(character) in LOOK_ALIKES and character != "`":
-        plain = LOOK_ALIKES[ord(character)]
-        name = "space" if plain == " " else plain
-        what = f"{_visible(character)} is not the plain {name}, it only looks like it."
-        return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {name} instead.")
-    for sign in sorted(_HABITS, key=len, reverse=True):  # `!=` before `!`
-        if text.startswith(sign, position):
-            code, what, fix = _HABITS[sign]
-            length = len(text) - position if code in ("quote", "comment") else len(sign)
-            if sign == '"':
-                end = text.find(sign, position + 1)
-                length = max(1, end + 1 - position)
-                if end > 0:
-                    quoted_text = text[position + 1 : end]
-                    fix = f"Write '{quoted_text}'"
-                    if _PROPERTY_NAME.fullmatch(quoted_text):
-                        fix += f", or {quoted_text} without quotes if it is the name of a property"
-                    fix += "."
-            return Finding(position, length, code, what, fix)
+    finding = _explain_look_alike(text, position) or _explain_habit(text, position)
+    if finding is not None:
+        return finding
     if character.isalnum():
         what = f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $."
         fix = "Rename the property; strings in quotes may contain any character."
@@ -300,38 +297,108 @@ def lexical_finding(text: str, position: int) -> Finding:
     return Finding(position, 1, "character", f"{_visible(character)} means nothing in SQL92.", "")
 
 
+def _explain_look_alike(text: str, position: int) -> Finding | None:
+    """Return the error for a string in typographic quotes, or a character of `LOOK_ALIKES`.
+
+    Return None for other characters, and for a backtick, which has an explanation of its own.
+    """
+    character = text[position]
+    if character == "`":
+        return None
+    quoted = _QUOTED.match(text, position)
+    if quoted is not None:
+        what = f"{quoted[0]} is in typographic quotes; strings need the plain quote ' (U+0027)."
+        fix = f"Write '{quoted[1]}'."
+        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, fix)
+    if ord(character) not in LOOK_ALIKES:
+        return None
+    plain_character = LOOK_ALIKES[ord(character)]
+    plain_name = "space" if plain_character == " " else plain_character
+    what = f"{_visible(character)} is not the plain {plain_name}, it only looks like it."
+    return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {plain_name} instead.")
+
+
+def _explain_habit(text: str, position: int) -> Finding | None:
+    """Return the error for a sign from another language (`_HABITS`) at `position`, or None."""
+    for sign in sorted(_HABITS, key=len, reverse=True):  # `!=` before `!`
+        if not text.startswith(sign, position):
+            continue
+        code, what, fix = _HABITS[sign]
+        if sign == '"':
+            length, fix = _explain_double_quotes(text, position)
+        elif code in ("quote", "comment"):
+            length = len(text) - position
+        else:
+            length = len(sign)
+        return Finding(position, length, code, what, fix)
+    return None
+
+
+def _explain_double_quotes(text: str, position: int) -> tuple[int, str]:
+    """Return the length to mark and the fix for a string in double quotes at `position`."""
+    end = text.find('"', position + 1)
+    if end < 0:
+        _, _, fix = _HABITS['"']
+        return 1, fix
+    quoted_text = text[position + 1 : end]
+    fix = f"Write '{quoted_text}'"
+    if _PROPERTY_NAME.fullmatch(quoted_text):
+        fix += f", or {quoted_text} without quotes if it is the name of a property"
+    return end + 1 - position, fix + "."
+
+
 def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     """Return the error for a token that cannot follow the tokens before it.
 
     `expected` contains the terminals that can follow. The causes are tried in this order: the
     expression is empty, it ends too early, an operator that does not exist, such as `=>`, a wrong
-    list or operand (`_wrong_list`), and a wrong word (`_wrong_word`).
+    list or operand (`_explain_wrong_list`), and a wrong word (`_explain_wrong_word`).
     """
-    position = token.position
-    shown = token.text
-    kind = token.kind
     if not text.strip():
         return Finding(
             0, 1, "empty", "The expression is empty.", "Write TRUE to match all messages."
         )
-    opened = _open_parenthesis(text[:position]) if "CLOSE" in expected else None
-    if kind == END:
-        if opened is not None:
-            what = "This parenthesis is not closed."
-            fix = "Add a closing parenthesis."
-            return Finding(opened, 1, "parenthesis", what, fix)
-        what = "The expression ends too early."
-        return Finding(len(text), 1, "ends-early", what, _expected_text(expected, "Add"))
-    # The first character of a wrong operator, such as `=` of `=>`, was a token of its own.
-    before = text[max(0, position - 1) : position]
+    open_index = None
+    if "CLOSE" in expected:
+        open_index = _find_open_parenthesis(text[: token.position])
+    if token.kind == END:
+        return _explain_early_end(text, expected, open_index)
+
+    explanation = (
+        _explain_wrong_operator(text, token)
+        or _explain_wrong_list(text, token, expected)
+        or _explain_wrong_word(token, expected, open_index)
+    )
+    code, what, fix = explanation
+    return Finding(token.position, len(token.text), code, what, fix)
+
+
+def _explain_early_end(text: str, expected: frozenset[str], open_index: int | None) -> Finding:
+    """Return the error for an expression that ends too early.
+
+    `open_index` is the index of an open parenthesis, None if there is none.
+    """
+    if open_index is not None:
+        what = "This parenthesis is not closed."
+        return Finding(open_index, 1, "parenthesis", what, "Add a closing parenthesis.")
+    what = "The expression ends too early."
+    return Finding(len(text), 1, "ends-early", what, _list_expected(expected, "Add"))
+
+
+def _explain_wrong_operator(text: str, token: Token) -> tuple[str, str, str] | None:
+    """Return (code, what, fix) for an operator that does not exist, such as `=>`, or None.
+
+    Its first character was a token of its own, and `token` begins with the second one.
+    """
+    if token.kind not in ("EQUAL", "ORDER", "UNEQUAL"):
+        return None
+    character_before = text[max(0, token.position - 1) : token.position]
     correct_operators = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}
-    correct = correct_operators.get(before + shown[:1], "")
-    if correct and kind in ("EQUAL", "ORDER", "UNEQUAL"):
-        what = f"{before}{shown} is not an SQL92 operator."
-        return Finding(position, len(shown), "operator", what, f"Use {correct} instead.")
-    wrong_list = _wrong_list(text, token, expected)
-    code, what, fix = wrong_list or _wrong_word(token, expected, opened)
-    return Finding(position, len(shown), code, what, fix)
+    correct_operator = correct_operators.get(character_before + token.text[:1])
+    if correct_operator is None:
+        return None
+    what = f"{character_before}{token.text} is not an SQL92 operator."
+    return "operator", what, f"Use {correct_operator} instead."
 
 
 def explain_name_with_digit(text: str, finding: Finding) -> Finding:
@@ -341,16 +408,19 @@ def explain_name_with_digit(text: str, finding: Finding) -> Finding:
     not a condition, and the returned one marks `1a` and says that a name cannot begin with a digit.
     Every other finding is returned unchanged.
     """
-    end = finding.position + finding.length
-    name = _PROPERTY_NAME.match(text, end)
-    if finding.code != "not-a-condition" or name is None or not text[finding.position].isdigit():
+    if finding.code != "not-a-condition" or not text[finding.position].isdigit():
         return finding
-    what = f"A property name cannot begin with a digit: {text[finding.position : name.end()]}."
-    length = name.end() - finding.position
-    return Finding(finding.position, length, "name", what, "Rename the property.")
+    rest_of_name = _PROPERTY_NAME.match(text, finding.position + finding.length)
+    if rest_of_name is None:
+        return finding
+    name = text[finding.position : rest_of_name.end()]
+    what = f"A property name cannot begin with a digit: {name}."
+    return Finding(finding.position, len(name), "name", what, "Rename the property.")
 
 
-def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str, str, str] | None:
+def _explain_wrong_list(
+    text: str, token: Token, expected: frozenset[str]
+) -> tuple[str, str, str] | None:
     """Return (code, what, fix) for a wrong token after IN, BETWEEN or a search; None elsewhere."""
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
@@ -359,70 +429,82 @@ def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str,
         return "between", "A comma is not allowed here.", fix
     if expected != {"STRING"}:
         return None
-    before = text[: token.position].rstrip(" \t\r\n\f")
-    if before[-1:] not in ("(", ","):
-        operator = before[-10:].split()[-1].upper()
+
+    # A string is expected: in the list of IN, or after CONTAINS, STARTSWITH or ENDSWITH.
+    text_before = text[: token.position].rstrip(" \t\r\n\f")
+    is_in_list = text_before.endswith(("(", ","))
+    if not is_in_list:
+        operator = text_before[-10:].split()[-1].upper()
         what = f"{operator} needs a string in quotes after it."
         return "match-operand", what, f"Write {operator} 'x'."
     if token.kind == "CLOSE":
         return "in-list", "IN needs strings, and here one is missing.", "Write IN ('x', 'y')."
-    kind = _LIST_TOKENS.get(token.kind, "not a string")
-    what = f"IN accepts only strings, and {token.text} is {kind}."
-    is_value = token.kind in _LIST_TOKENS
-    fix = f"Put it in single quotes: '{token.text}'." if is_value else "Write IN ('x', 'y')."
+    description = _LIST_TOKENS.get(token.kind, "not a string")
+    what = f"IN accepts only strings, and {token.text} is {description}."
+    fix = "Write IN ('x', 'y')."
+    if token.kind in _LIST_TOKENS:
+        fix = f"Put it in single quotes: '{token.text}'."
     return "in-list", what, fix
 
 
-def _wrong_word(token: Token, expected: frozenset[str], opened: int | None) -> tuple[str, str, str]:
+def _explain_wrong_word(
+    token: Token, expected: frozenset[str], open_index: int | None
+) -> tuple[str, str, str]:
     """Return (code, what, fix) for a token that is wrong at its position.
 
-    `opened` is the index of an open parenthesis, None if there is none.
+    `open_index` is the index of an open parenthesis, None if there is none.
     """
-    shown = token.text
-    if token.kind == "NAME" and shown.upper() == "LIKE":
+    word = token.text
+    if token.kind == "NAME" and word.upper() == "LIKE":
         return "like", "There is no LIKE.", _NO_LIKE
     if "NULL" in expected and "NAME" not in expected:
         fix = "To compare with a value, use = or <>, as in color = 'red'."
         return "is", "IS must be followed by NULL or NOT NULL.", fix
     if token.kind in _RESERVED_WORDS and "NAME" in expected:
-        what = f"{shown} is a reserved word. It is not allowed here, and not as a property name."
-        return "word", what, "Rename the property if it is one. " + _expected_text(expected)
-    if opened is not None:
-        what = f"{shown} cannot follow here: the parenthesis at character {opened + 1} is open."
+        what = f"{word} is a reserved word. It is not allowed here, and not as a property name."
+        return "word", what, "Rename the property if it is one. " + _list_expected(expected)
+    if open_index is not None:
+        what = f"{word} cannot follow here: the parenthesis at character {open_index + 1} is open."
         return "parenthesis", what, "Add a closing parenthesis or an operator before it."
-    return "unexpected", f"{shown} is not allowed here.", _expected_text(expected)
+    return "unexpected", f"{word} is not allowed here.", _list_expected(expected)
 
 
-def _open_parenthesis(text: str) -> int | None:
+def _find_open_parenthesis(text: str) -> int | None:
     """Return the index of the last open parenthesis, None if there is none.
 
     Parentheses in strings are ignored.
     """
-    opened = []
-    for found in re.finditer(r"'[^']*'|[()]", text):
-        if found[0] == "(":
-            opened.append(found.start())
-        elif found[0] == ")" and opened:
-            opened.pop()
-    return opened[-1] if opened else None
+    open_indices = []
+    for string_or_parenthesis in re.finditer(r"'[^']*'|[()]", text):
+        if string_or_parenthesis[0] == "(":
+            open_indices.append(string_or_parenthesis.start())
+        elif string_or_parenthesis[0] == ")" and open_indices:
+            open_indices.pop()
+    return open_indices[-1] if open_indices else None
 
 
-def _expected_text(expected: frozenset[str], verb: str = "Write") -> str:
+def _list_expected(expected: frozenset[str], verb: str = "Write") -> str:
     """Return a sentence that lists the expected terminals, "" if there are none.
 
     `verb` begins the sentence: "Write", or "Add" at the end of the text.
     """
     if "NAME" in expected:
-        values = "a property name, a number, a string in single quotes, or an opening parenthesis"
-        return f"{verb} {values}{' here' if verb == 'Write' else ''}."
+        operands = "a property name, a number, a string in single quotes, or an opening parenthesis"
+        place = " here" if verb == "Write" else ""
+        return f"{verb} {operands}{place}."
     if "AND" in expected and "OR" not in expected:  # only between the bounds of BETWEEN
         return f"{verb} AND and an upper bound, as in price BETWEEN 1 AND 10."
-    *most, last = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected}) or [""]
-    listed = f"{', '.join(most)} or {last}" if most else last
-    return f"Expected: {listed}." if listed else ""
+    if not expected:
+        return ""
+    *first_names, last_name = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
+    if not first_names:
+        return f"Expected: {last_name}."
+    return f"Expected: {', '.join(first_names)} or {last_name}."
 
 
 def _visible(character: str) -> str:
     """Return a character with its code point, or the code point alone if it is not printable."""
-    shown = f"{character} " if character.isprintable() and not character.isspace() else ""
-    return f"{shown}(U+{ord(character):04X})"
+    code_point = f"(U+{ord(character):04X})"
+    if character.isprintable() and not character.isspace():
+        return f"{character} {code_point}"
+    return code_point

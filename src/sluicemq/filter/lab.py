@@ -27,6 +27,7 @@ from sluicemq.filter.nodes import (
     And,
     Equal,
     In,
+    JavaClass,
     Literal,
     Node,
     Not,
@@ -50,17 +51,18 @@ def build_block(rows: Sequence[Mapping[str, str]], first_offset: int = 0) -> Col
     Each property gets a column, and no row is odd. The first message gets the queue offset
     `first_offset`.
     """
-    codes_by_value: dict[str, dict[str, int]] = {}  # property -> value -> code
-    codes_by_row: dict[str, list[int]] = {}  # property -> code of each row
-    for index, row in enumerate(rows):
-        for name, value in row.items():
-            codes = codes_by_value.setdefault(name, {})
-            row_codes = codes_by_row.setdefault(name, [-1] * len(rows))
-            row_codes[index] = codes.setdefault(value, len(codes))
+    code_by_value_by_name: dict[str, dict[str, int]] = {}
+    codes_by_name: dict[str, list[int]] = {}  # the code of each row; -1 without the property
+    for row_index, properties in enumerate(rows):
+        for name, value in properties.items():
+            code_by_value = code_by_value_by_name.setdefault(name, {})
+            codes = codes_by_name.setdefault(name, [-1] * len(rows))
+            codes[row_index] = code_by_value.setdefault(value, len(code_by_value))
     columns = {}
-    for name, row_codes in codes_by_row.items():
-        codes = codes_by_value[name]
-        columns[name] = Column(np.array(row_codes, np.min_scalar_type(-len(codes))), Values(codes))
+    for name, codes in codes_by_name.items():
+        values = Values(code_by_value_by_name[name])
+        smallest_type = np.min_scalar_type(-len(values))
+        columns[name] = Column(np.array(codes, smallest_type), values)
     return ColumnBlock(first_offset, len(rows), columns, frozenset(), np.empty(0, np.int64))
 
 
@@ -104,21 +106,24 @@ def estimate_cost(
     names = property_names(tree)
     if not names:
         return Cost(CostClass.CONSTANT, "It reads no property: all messages or none.")
+    records_share = records_asked / rows if rows else 0.0
+
     names_without_column = sorted(names & excluded)
-    share = records_asked / rows if rows else 0.0
     if names_without_column:
         why = (
             f"{', '.join(names_without_column)} has too many values for a column: the records of "
-            f"{share:.1%} of the messages are read."
+            f"{records_share:.1%} of the messages are read."
         )
         fix = "Add conditions on other properties with AND: they reduce the records to read."
-        return Cost(CostClass.RECORDS, why, fix, share)
-    if names == {"TAGS"} and (tags := equivalent_tags(tree)) is not None:
+        return Cost(CostClass.RECORDS, why, fix, records_share)
+
+    tags = equivalent_tags(tree) if names == {"TAGS"} else None
+    if tags is not None:
         why = "It only compares tags."
         fix = f"Subscribe by tags, {' || '.join(tags)}: the consume queue alone decides."
-        return Cost(CostClass.TAGS, why, fix, share)
+        return Cost(CostClass.TAGS, why, fix, records_share)
     why = f"Decided in the columns of {', '.join(sorted(names))}; only matches are read."
-    return Cost(CostClass.COLUMNS, why, "", share)
+    return Cost(CostClass.COLUMNS, why, "", records_share)
 
 
 def equivalent_tags(tree: Node) -> tuple[str, ...] | None:
@@ -130,13 +135,16 @@ def equivalent_tags(tree: Node) -> tuple[str, ...] | None:
     match tree:
         case Equal(left=Property(name="TAGS"), right=Literal(value=str(tag)), negated=False):
             return (tag,)
-        case In(operand=Property(name="TAGS"), values=values, negated=False):
-            return values
-        case Or(parts=parts):
-            tags_of_parts = [equivalent_tags(part) for part in parts]
-            if None in tags_of_parts:
-                return None
-            return tuple(tag for tags in tags_of_parts if tags for tag in tags)
+        case In(operand=Property(name="TAGS"), values=listed_tags, negated=False):
+            return listed_tags
+        case Or(parts=conditions):
+            all_tags: list[str] = []
+            for condition in conditions:
+                tags = equivalent_tags(condition)
+                if tags is None:
+                    return None
+                all_tags += tags
+            return tuple(all_tags)
         case _:
             return None
 
@@ -189,12 +197,13 @@ class _ConversionFailures:
         """The number of those whose value is a number of another class, such as '30.5'."""
         self.examples: list[str] = []
 
-    def add(self, value: str, count: int) -> None:
-        """Count a value that `count` messages have, unless it can be converted."""
+    def add(self, value: str, message_count: int) -> None:
+        """Count a value that `message_count` messages have, unless it can be converted."""
         if TRY_PARSE_NUMBER[self.use.read_as](value) is not None:
             return
-        self.failing += count
-        self.fractional += count if try_parse_double(value) is not None else 0
+        self.failing += message_count
+        if try_parse_double(value) is not None:
+            self.fractional += message_count
         if len(self.examples) < EXAMPLES_MAX and value not in self.examples:
             self.examples.append(value)
 
@@ -234,56 +243,58 @@ class _PropertyStatistics:
         """Whether the property has too many values to be a column in one of the blocks."""
         self.values: Counter[str] = Counter()
         """The number of messages with each value, for at least VALUES_COUNTED_MAX values."""
-        uses = [use for use in find_property_uses(tree) if use.name == name]
-        # Of several comparisons with the same class of numbers, count only for the first.
-        first_uses = {use.read_as: use for use in reversed(uses) if use.read_as in TRY_PARSE_NUMBER}
-        self._failures = list(map(_ConversionFailures, first_uses.values()))
-        self._compared_strings: list[str] = []
+        self._failures = _make_failure_counters(tree, name)
+        self._compared_strings = list(_iterate_compared_strings(tree, name))
         """The strings with which the expression compares the property."""
-        for node in walk(tree):
-            match node:
-                case Equal(left=Property(name=left), right=Literal(value=str(text))):
-                    self._compared_strings += [text] if left == name else []
-                case In(operand=operand, values=values):
-                    self._compared_strings += values if operand.name == name else ()
-                case _:
-                    pass
 
     def add(self, column: Column) -> None:
         """Count the values of the property in one block, and those that cannot be converted."""
-        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:].tolist()
-        self.present += sum(counts)
+        counts_with_absent = np.bincount(column.codes + 1, minlength=len(column.values) + 1)
+        count_of_each_value = counts_with_absent[1:].tolist()
+        self.present += sum(count_of_each_value)
         if len(self.values) < VALUES_COUNTED_MAX:
-            for value, count in zip(column.values[:VALUES_COUNTED_MAX], counts, strict=False):
+            first_values = column.values[:VALUES_COUNTED_MAX]
+            for value, count in zip(first_values, count_of_each_value, strict=False):
                 self.values[value] += count
         for failures in self._failures:
-            for value, count in zip(column.values, counts, strict=True):
+            for value, count in zip(column.values, count_of_each_value, strict=True):
                 failures.add(value, count)
 
     def report(self, rows: int, names: set[str]) -> PropertyReport:
         """Return the report on the property after `rows` messages.
 
-        `names` contains the names of the properties that the messages have. The findings are: none
-        of the messages has the property (only this one), values cannot be converted, and strings
-        with another spelling occur. The last is not searched if there are too many values.
+        `names` contains the names of the properties that the messages have.
+        """
+        examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
+        return PropertyReport(
+            name=self.name,
+            present=self.present,
+            absent=rows - self.present,
+            is_excluded=self.is_excluded,
+            examples=examples,
+            findings=tuple(self._find_problems(rows, names)),
+        )
+
+    def _find_problems(self, rows: int, names: set[str]) -> Iterator[ValueFinding]:
+        """Yield the findings after `rows` messages, which have the properties `names`.
+
+        They are: none of the messages has the property (only this one), values cannot be converted,
+        and strings with another spelling occur. The last is not searched if there are too many
+        values.
         """
         is_never_present = not self.present and not self.is_excluded and rows > 0
-        has_all_values = not self.is_excluded and len(self.values) < VALUES_COUNTED_MAX
         if is_never_present:
-            findings = [self._make_never_there_finding(rows, names)]
-        else:
-            findings = [
-                failures.make_finding(self.present)
-                for failures in self._failures
-                if failures.failing
-            ]
-            if has_all_values:
-                findings += filter(None, map(self._find_other_spelling, self._compared_strings))
-        examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
-        absent = rows - self.present
-        return PropertyReport(
-            self.name, self.present, absent, self.is_excluded, examples, tuple(findings)
-        )
+            yield self._make_never_there_finding(rows, names)
+            return
+        for failures in self._failures:
+            if failures.failing:
+                yield failures.make_finding(self.present)
+        has_all_values = not self.is_excluded and len(self.values) < VALUES_COUNTED_MAX
+        if has_all_values:
+            for compared_string in self._compared_strings:
+                finding = self._find_other_spelling(compared_string)
+                if finding is not None:
+                    yield finding
 
     def _make_never_there_finding(self, rows: int, names: set[str]) -> ValueFinding:
         """Return the finding that none of `rows` messages has the property.
@@ -297,25 +308,57 @@ class _PropertyStatistics:
         what = f"None of the {rows} messages has a property {self.name}."
         return ValueFinding("never-there", what, fix)
 
-    def _find_other_spelling(self, text: str) -> ValueFinding | None:
-        """Return a finding if no message has the value `text`, but one has a similar value.
+    def _find_other_spelling(self, compared_string: str) -> ValueFinding | None:
+        """Return a finding if no message has a string as its value, but one has a similar value.
 
         A value is similar if only case or surrounding spaces differ, or if it is the same number:
-        '5.0' for '5'. Return None if there is none, or if a message has the value `text`.
+        '5.0' for '5'. Return None if there is none, or if a message has the value
+        `compared_string`.
         """
-        if text in self.values:
+        if compared_string in self.values:
             return None
-        name = self.name
-        number = try_parse_double(text)
         for value in self.values:
-            has_same_letters = value.strip().casefold() == text.strip().casefold()
-            is_same_number = number is not None and try_parse_double(value) == number
-            if has_same_letters or is_same_number:
+            if _are_similar(value, compared_string):
                 what = (
-                    f"No {name} is '{text}', but there is '{value}': strings are compared exactly."
+                    f"No {self.name} is '{compared_string}', but there is '{value}': strings are"
+                    " compared exactly."
                 )
-                return ValueFinding("other-spelling", what, f"Write {name} = '{value}'.")
+                return ValueFinding("other-spelling", what, f"Write {self.name} = '{value}'.")
         return None
+
+
+def _make_failure_counters(tree: Node, name: str) -> list[_ConversionFailures]:
+    """Return a counter for each class of numbers with which the expression compares a property.
+
+    It counts for the first comparison with a number of this class.
+    """
+    first_uses: dict[JavaClass, PropertyUse] = {}
+    for use in reversed(find_property_uses(tree)):  # an earlier use replaces a later one
+        if use.name == name and use.read_as in TRY_PARSE_NUMBER:
+            first_uses[use.read_as] = use
+    return list(map(_ConversionFailures, first_uses.values()))
+
+
+def _iterate_compared_strings(tree: Node, name: str) -> Iterator[str]:
+    """Yield the strings with which the expression compares property `name` by `=`, `<>` or IN."""
+    for node in walk(tree):
+        match node:
+            case Equal(left=Property(name=left_name), right=Literal(value=str(string))):
+                if left_name == name:
+                    yield string
+            case In(operand=operand, values=strings):
+                if operand.name == name:
+                    yield from strings
+            case _:
+                pass
+
+
+def _are_similar(left: str, right: str) -> bool:
+    """Return whether only case or surrounding spaces differ, or both are the same number."""
+    if left.strip().casefold() == right.strip().casefold():
+        return True
+    right_number = try_parse_double(right)
+    return right_number is not None and try_parse_double(left) == right_number
 
 
 SAMPLES_MAX = 10
@@ -428,7 +471,9 @@ class Trial:
     def __init__(self, expression: Expression, against: "Expression | None" = None) -> None:
         self.tree = to_tree(expression)
         self._selector = Selector("", self.tree)
-        self._comparison = None if against is None else _Comparison(to_tree(against))
+        self._comparison = None
+        if against is not None:
+            self._comparison = _Comparison(to_tree(against))
         self._verdict_counts: Counter[int] = Counter()
         """The number of messages with each verdict of the whole expression."""
         self._atoms = [
@@ -453,8 +498,8 @@ class Trial:
     ) -> None:
         """Add messages, given as their properties. Their offsets count from `first_offset`."""
         for start in range(0, len(rows), ROWS_PER_BLOCK):
-            part = rows[start : start + ROWS_PER_BLOCK]
-            self.add_block(build_block(part, first_offset + start), source)
+            block_rows = rows[start : start + ROWS_PER_BLOCK]
+            self.add_block(build_block(block_rows, first_offset + start), source)
 
     def add_block(
         self,
@@ -472,19 +517,30 @@ class Trial:
         read_record = None if properties_of is None else cache(properties_of)
         verdicts = self._selector.vectorised.verdicts(block)
         self._records_asked += int((verdicts == NEEDS_RECORD).sum())
-        atom_verdicts = [atom.vectorised.verdicts(block) for atom, _ in self._atoms]
-        for (_, atom_counts), one_atom_verdicts in zip(self._atoms, atom_verdicts, strict=True):
-            atom_counts.update(_count_verdicts(one_atom_verdicts))
+        atom_verdicts = self._count_atom_verdicts(block)
+
         for row, properties, count in self._iter_failures(block, verdicts, atom_verdicts):
             self._add_cause(properties, Sample(source, block.first_offset + row), count)
         if read_record is not None:
             for row in _decide_by_records(self._selector, verdicts, read_record):
                 self._add_cause(read_record(row), Sample(source, block.first_offset + row))
+
+        # From here on, `verdicts` contains those that the records decide.
+        is_match = verdicts == TRUE
         self._verdict_counts.update(_count_verdicts(verdicts))
-        self._matched_samples.add(source, block.first_offset, verdicts == TRUE)
+        self._matched_samples.add(source, block.first_offset, is_match)
         self._add_statistics(block)
         if self._comparison is not None:
-            self._comparison.add(block, verdicts == TRUE, source, read_record)
+            self._comparison.add(block, is_match, source, read_record)
+
+    def _count_atom_verdicts(self, block: ColumnBlock) -> list[NDArray[np.uint8]]:
+        """Evaluate and count each atom for all rows of a block; return the verdicts by atom."""
+        verdicts_by_atom = []
+        for atom, verdict_counts in self._atoms:
+            verdicts = atom.vectorised.verdicts(block)
+            verdict_counts.update(_count_verdicts(verdicts))
+            verdicts_by_atom.append(verdicts)
+        return verdicts_by_atom
 
     def _add_statistics(self, block: ColumnBlock) -> None:
         """Add the names and values of the properties of a block to the statistics."""
@@ -493,45 +549,42 @@ class Trial:
             self._names |= block.columns.keys() | block.excluded
         for statistics in self._properties:
             statistics.is_excluded |= statistics.name in block.excluded
-            if column := block.columns.get(statistics.name):
+            column = block.columns.get(statistics.name)
+            if column:
                 statistics.add(column)
 
     def report(self) -> Report:
         """Return the result for the messages that were added so far."""
         counts = self._verdict_counts
-        causes = sorted(self._causes.items(), key=lambda item: -item[1].count)
+        row_count = counts.total()
+        difference = None
+        if self._comparison is not None:
+            difference = self._comparison.report(row_count)
         return Report(
             expression=render(self.tree),
-            rows=counts.total(),
+            rows=row_count,
             matched=counts[TRUE],
             false=counts[FALSE],
             null=counts[NULL],
             errors=counts[ERROR],
             unknown=counts[NEEDS_RECORD],
             samples=self._matched_samples.select(),
-            atoms=tuple(
-                AtomReport(
-                    text=atom.text,
-                    true=atom_counts[TRUE],
-                    false=atom_counts[FALSE],
-                    null=atom_counts[NULL],
-                    error=atom_counts[ERROR],
-                    unknown=atom_counts[NEEDS_RECORD],
-                )
-                for atom, atom_counts in self._atoms
-            ),
-            causes=tuple(
-                ErrorReport(reason, cause.count, cause.example, cause.sample)
-                for reason, cause in causes
-            ),
+            atoms=tuple(_report_atom(atom.text, atom_counts) for atom, atom_counts in self._atoms),
+            causes=self._report_causes(),
             properties=tuple(
-                statistics.report(counts.total(), self._names) for statistics in self._properties
+                statistics.report(row_count, self._names) for statistics in self._properties
             ),
-            cost=estimate_cost(self.tree, counts.total(), self._records_asked, self._excluded),
-            difference=None
-            if self._comparison is None
-            else self._comparison.report(counts.total()),
+            cost=estimate_cost(self.tree, row_count, self._records_asked, self._excluded),
+            difference=difference,
         )
+
+    def _report_causes(self) -> tuple[ErrorReport, ...]:
+        """Return the causes of failed evaluations, the most frequent first."""
+        reports = [
+            ErrorReport(reason, cause.count, cause.example, cause.sample)
+            for reason, cause in self._causes.items()
+        ]
+        return tuple(sorted(reports, key=lambda report: -report.count))
 
     def _iter_failures(
         self,
@@ -546,24 +599,21 @@ class Trial:
         reason, so they form a group of `count` rows. If an atom reads several properties, rows are
         grouped by their values instead, because its verdict does not say which property failed.
         """
-        rows = np.flatnonzero(verdicts == ERROR)
-        if not len(rows):
+        failed_rows = np.flatnonzero(verdicts == ERROR)
+        if not len(failed_rows):
             return
+        group_keys: list[NDArray[Any]]
         if any(len(atom.property_names) > 1 for atom, _ in self._atoms):
             names = sorted(self._selector.property_names & block.columns.keys())
-            keys: list[NDArray[Any]] = [block.columns[name].codes[rows] for name in names]
+            group_keys = [block.columns[name].codes[failed_rows] for name in names]
         else:
-            keys = [one_atom_verdicts[rows] for one_atom_verdicts in atom_verdicts]
-        _, examples, counts = np.unique(
-            np.stack(keys), axis=1, return_index=True, return_counts=True
+            group_keys = [verdicts_of_atom[failed_rows] for verdicts_of_atom in atom_verdicts]
+        _, example_indices, counts = np.unique(
+            np.stack(group_keys), axis=1, return_index=True, return_counts=True
         )
-        for row, count in zip(rows[examples].tolist(), counts.tolist(), strict=True):
-            properties = {
-                name: column.values[column.codes[row]]
-                for name, column in block.columns.items()
-                if column.codes[row] >= 0
-            }
-            yield row, properties, count
+        example_rows = failed_rows[example_indices].tolist()
+        for row, count in zip(example_rows, counts.tolist(), strict=True):
+            yield row, _properties_of_row(block, row), count
 
     def _add_cause(self, properties: Properties, sample: Sample, count: int = 1) -> None:
         """Add `count` messages to the cause for which the evaluation of `properties` fails.
@@ -575,6 +625,27 @@ class Trial:
         except FilterEvaluationError as error:
             cause = self._causes.setdefault(error.reason, _Cause(str(error), sample))
             cause.count += count
+
+
+def _properties_of_row(block: ColumnBlock, row: int) -> dict[str, str]:
+    """Return the properties that the columns of a block contain for a row."""
+    return {
+        name: column.values[column.codes[row]]
+        for name, column in block.columns.items()
+        if column.codes[row] >= 0
+    }
+
+
+def _report_atom(text: str, verdict_counts: Counter[int]) -> AtomReport:
+    """Return the report on an atom, from the number of messages with each of its verdicts."""
+    return AtomReport(
+        text=text,
+        true=verdict_counts[TRUE],
+        false=verdict_counts[FALSE],
+        null=verdict_counts[NULL],
+        error=verdict_counts[ERROR],
+        unknown=verdict_counts[NEEDS_RECORD],
+    )
 
 
 @dataclass(slots=True)

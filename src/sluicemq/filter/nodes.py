@@ -21,6 +21,7 @@ every operand is known before any message is seen (`java_class`).
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Literal as OneOf
 from typing import TypeAlias
 
@@ -254,10 +255,12 @@ def levels(root: Node) -> list[tuple[Node, ...]]:
 
     The function is not recursive, so a tree of any depth cannot exhaust Python's stack.
     """
-    found: list[tuple[Node, ...]] = [(root,)]
-    while below := tuple(child for node in found[-1] for child in children(node)):
-        found.append(below)
-    return found
+    groups: list[tuple[Node, ...]] = []
+    level: tuple[Node, ...] = (root,)
+    while level:
+        groups.append(level)
+        level = tuple(chain.from_iterable(map(children, level)))
+    return groups
 
 
 def walk(root: Node) -> Iterator[Node]:
@@ -325,14 +328,15 @@ def _comparison_text(node: Equal | Order | Between | In | Match | IsNull) -> str
             return f"{_operand_text(operand, _EQUALITY)} IS {'NOT ' * negated}NULL"
         case Order(operator=operator, left=left, right=right):
             return f"{_operand_text(left, _COMPARISON)} {operator} {_operand_text(right, _OPERAND)}"
-        case Between(value=value, low=low, high=high, negated=negated):
+        case Between(value=value_node, low=low, high=high, negated=negated):
             bounds = f"{_operand_text(low, _OPERAND)} AND {_operand_text(high, _OPERAND)}"
-            return f"{_operand_text(value, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
-        case In(operand=operand, values=values, negated=negated):
-            return f"{operand.name} {'NOT ' * negated}IN ({', '.join(map(_literal_text, values))})"
-        case Match(operator=word, operand=operand, search=search, negated=negated):
-            wanted = _literal_text(search)
-            return f"{_operand_text(operand, _COMPARISON)} {'NOT ' * negated}{word} {wanted}"
+            return f"{_operand_text(value_node, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
+        case In(operand=operand, values=strings, negated=negated):
+            listed_strings = ", ".join(map(_literal_text, strings))
+            return f"{operand.name} {'NOT ' * negated}IN ({listed_strings})"
+        case Match(operator=operator, operand=operand, search=search, negated=negated):
+            operator_and_string = f"{operator} {_literal_text(search)}"
+            return f"{_operand_text(operand, _COMPARISON)} {'NOT ' * negated}{operator_and_string}"
 
 
 def _operand_text(node: Node, binding: int) -> str:
@@ -341,8 +345,8 @@ def _operand_text(node: Node, binding: int) -> str:
     return render(inner) if _BINDING[type(inner)] >= binding else f"({render(inner)})"
 
 
-def _literal_text(value: object) -> str:
+def _literal_text(constant: object) -> str:
     """Return a constant as SQL92 writes it."""
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return "NULL" if value is None else str(value).upper()
+    if isinstance(constant, str):
+        return "'" + constant.replace("'", "''") + "'"
+    return "NULL" if constant is None else str(constant).upper()

@@ -30,7 +30,7 @@ other. Therefore the result may be True for a block without a match, but it is n
 block with one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, product
@@ -90,15 +90,15 @@ _STUB_VALUES: dict[int, str] = {FALSE: "0", TRUE: "1", ERROR: "x"}
 def evaluate_verdict(condition: ConditionFunction, properties: Mapping[str, str]) -> int:
     """Return FALSE, TRUE, NULL or ERROR for one message, as the scalar engine evaluates it."""
     try:
-        result = condition(properties)
+        truth = condition(properties)
     except FilterEvaluationError:
         return ERROR
-    return NULL if result is None else int(result)
+    return NULL if truth is None else int(truth)
 
 
-def stub_condition(number: int) -> Node:
-    """Return the condition `stub<number> = 1`, a comparison that can have any verdict."""
-    return Equal(Property(f"stub{number}"), Literal(1))
+def stub_condition(stub_number: int) -> Node:
+    """Return the condition `stub<stub_number> = 1`, a comparison that can have any verdict."""
+    return Equal(Property(f"stub{stub_number}"), Literal(1))
 
 
 def build_join_table(node: Node, operand_count: int) -> bytes:
@@ -115,24 +115,29 @@ def build_join_table(node: Node, operand_count: int) -> bytes:
     condition = compile_node(node)
     result_sets: dict[tuple[int, ...], int] = {}
     for verdicts in product(range(4), repeat=operand_count):
-        properties = {
-            f"stub{number}": _STUB_VALUES[verdict]
-            for number, verdict in enumerate(verdicts)
-            if verdict != NULL
-        }
+        properties = {}
+        for stub_number, verdict in enumerate(verdicts):
+            if verdict != NULL:
+                properties[f"stub{stub_number}"] = _STUB_VALUES[verdict]
         result_sets[verdicts] = 1 << evaluate_verdict(condition, properties)
 
     # Then, for each combination of verdict sets, the union of the verdicts that are possible.
     table = bytearray()
     for operand_sets in product(range(16), repeat=operand_count):
-        union = 0
+        possible_set = 0
         for verdicts, result_set in result_sets.items():
-            pairs = zip(operand_sets, verdicts, strict=True)
-            is_possible = all(verdict_set >> verdict & 1 for verdict_set, verdict in pairs)
-            if is_possible:
-                union |= result_set
-        table.append(union)
+            if _are_members(verdicts, operand_sets):
+                possible_set |= result_set
+        table.append(possible_set)
     return bytes(table)
+
+
+def _are_members(verdicts: Sequence[int], verdict_sets: Sequence[int]) -> bool:
+    """Return whether each verdict is in the verdict set at the same index."""
+    return all(
+        verdict_set >> verdict & 1
+        for verdict, verdict_set in zip(verdicts, verdict_sets, strict=True)
+    )
 
 
 @cache
@@ -158,10 +163,11 @@ def settled_sets(table: bytes) -> frozenset[int]:
     contain FALSE or ERROR or both, and nothing else.
     """
     settled = set()
-    for left in range(1, 16):
-        results = table[left << 4 | 1 : (left + 1) << 4]  # for the right sets 1 to 15
-        if set(results) == {left}:
-            settled.add(left)
+    for left_set in range(1, 16):
+        # The entries for the right sets 1 to 15; 0 is not a verdict set.
+        joined_sets = table[left_set << 4 | 1 : (left_set + 1) << 4]
+        if set(joined_sets) == {left_set}:
+            settled.add(left_set)
     return frozenset(settled)
 
 
@@ -341,50 +347,62 @@ def _plan_by_operands(node: Node, names: frozenset[str], plan_of: Callable[[Node
     if not names:
         return ConstantPlan(1 << evaluate_verdict(compile_node(node), {}))
     match node:
-        case And(parts=parts):
-            return _chain(And, parts, plan_of)
-        case Or(parts=parts):
-            return _chain(Or, parts, plan_of)
+        case And(parts=conditions):
+            return _plan_chain(And, conditions, plan_of)
+        case Or(parts=conditions):
+            return _plan_chain(Or, conditions, plan_of)
         case Not(operand=operand):
             return JoinPlan((plan_of(operand),), verdict_tables()[Not])
         case Between():
             return plan_of(expand_between(node))
         case _:
             reading_operands = [child for child in children(node) if property_names(child)]
-            if not all(map(is_boolean, reading_operands)):
-                return SeveralPropertiesPlan(
-                    names=tuple(sorted(names)),
-                    node=node,
-                    condition=compile_node(node),
-                    possible_set=_possible_verdicts(node),
-                )
-            # A comparison such as `(a = 1) = (b = 2)` or `(a = 1 AND b = 2) IS NULL`, which reads
-            # properties only in the conditions that it compares. The table is built for the same
-            # comparison of stubs.
-            stubs: dict[str, Any] = {}
-            for side in ("left", "right", "operand"):
-                child = getattr(node, side, None)
-                if child is not None and child in reading_operands:
-                    stubs[side] = stub_condition(len(stubs))
-            table = build_join_table(replace(node, **stubs), len(stubs))
-            return JoinPlan(tuple(map(plan_of, reading_operands)), table)
+            if all(map(is_boolean, reading_operands)):
+                return _plan_comparison_of_conditions(node, reading_operands, plan_of)
+            return SeveralPropertiesPlan(
+                names=tuple(sorted(names)),
+                node=node,
+                condition=compile_node(node),
+                possible_set=_possible_verdicts(node),
+            )
 
 
-def _chain(
-    kind: type[And] | type[Or], parts: tuple[Node, ...], plan_of: Callable[[Node], Plan]
+def _plan_comparison_of_conditions(
+    node: Node, reading_operands: list[Node], plan_of: Callable[[Node], Plan]
 ) -> Plan:
-    """Return the plan of an AND or OR (`kind`) of `parts`.
+    """Return the plan of a comparison that reads properties only in conditions that it compares.
 
-    Neighbouring parts that read the same properties become one operand. If all parts read the same
-    properties, each becomes an operand of its own. `plan_of` returns the plan of an operand.
+    Examples are `(a = 1) = (b = 2)` and `(a = 1 AND b = 2) IS NULL`. `reading_operands` are the
+    operands that read properties, and `plan_of(operand)` returns the plan of one. The table of the
+    join is built for the same comparison of stubs.
     """
-    neighbours = [tuple(group) for _, group in groupby(parts, key=property_names)]
+    stubs: dict[str, Any] = {}
+    for side in ("left", "right", "operand"):
+        child = getattr(node, side, None)
+        if child is not None and child in reading_operands:
+            stubs[side] = stub_condition(len(stubs))
+    table = build_join_table(replace(node, **stubs), len(stubs))
+    return JoinPlan(tuple(map(plan_of, reading_operands)), table)
+
+
+def _plan_chain(
+    node_class: type[And] | type[Or],
+    conditions: tuple[Node, ...],
+    plan_of: Callable[[Node], Plan],
+) -> Plan:
+    """Return the plan of an AND or OR (`node_class`) of conditions.
+
+    Neighbouring conditions that read the same properties become one operand. If all conditions read
+    the same properties, each becomes an operand of its own. `plan_of` returns the plan of an
+    operand.
+    """
+    neighbours = [tuple(group) for _, group in groupby(conditions, key=property_names)]
     operands: list[Node]
     if len(neighbours) == 1:
-        operands = list(parts)
+        operands = list(conditions)
     else:
-        operands = [group[0] if len(group) == 1 else kind(group) for group in neighbours]
-    return JoinPlan(tuple(map(plan_of, operands)), verdict_tables()[kind])
+        operands = [group[0] if len(group) == 1 else node_class(group) for group in neighbours]
+    return JoinPlan(tuple(map(plan_of, operands)), verdict_tables()[node_class])
 
 
 def _possible_verdicts(node: Node) -> int:
@@ -416,6 +434,7 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
     """
 
     def possible_verdicts(leaf: Leaf) -> int:
+        """Return the set of the verdicts that a leaf can have for any row of the block."""
         if isinstance(leaf, SeveralPropertiesPlan) or leaf.name in stats.excluded:
             return leaf.possible_set
         column = stats.columns.get(leaf.name)
@@ -470,19 +489,7 @@ def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
         low = float(low)
         high = float(high)
 
-    is_inside = low <= bound <= high
-    is_single = low == high
-    # For each operator: whether all numbers of the range fulfil the comparison, and whether at
-    # least one of them may.
-    is_always_true, is_sometimes_true = {
-        "=": (is_inside and is_single, is_inside),
-        "<>": (not is_inside, not (is_inside and is_single)),
-        ">": (low > bound, high > bound),
-        ">=": (low >= bound, high >= bound),
-        "<": (high < bound, low < bound),
-        "<=": (high <= bound, low <= bound),
-    }[operator]
-
+    is_always_true, is_sometimes_true = _compare_range(operator, low, high, bound)
     # ERROR is always possible: values with a fraction are errors for a whole number, and large
     # values are errors for an Integer. The range describes only values that can be converted.
     possible_set = 1 << ERROR
@@ -491,3 +498,20 @@ def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
     if is_sometimes_true:
         possible_set |= 1 << TRUE
     return possible_set
+
+
+def _compare_range(operator: str, low: float, high: float, bound: float) -> tuple[bool, bool]:
+    """Return whether all numbers from `low` to `high` fulfil a comparison, and whether any may.
+
+    The comparison is `number operator bound`.
+    """
+    is_inside = low <= bound <= high
+    is_single = low == high
+    return {
+        "=": (is_inside and is_single, is_inside),
+        "<>": (not is_inside, not (is_inside and is_single)),
+        ">": (low > bound, high > bound),
+        ">=": (low >= bound, high >= bound),
+        "<": (high < bound, low < bound),
+        "<=": (high <= bound, low <= bound),
+    }[operator]

@@ -210,14 +210,13 @@ def deciding_atoms(explanation: Explanation) -> tuple[Explanation, ...]:
     if not explanation.parts:
         return (explanation,)
     deciding_outcome = explanation.outcome
-    if deciding_outcome not in {part.outcome for part in explanation.parts}:
+    if deciding_outcome not in {inner.outcome for inner in explanation.parts}:
         deciding_outcome = explanation.parts[0].outcome  # of NOT
-    return tuple(
-        atom
-        for part in explanation.parts
-        if part.outcome is deciding_outcome
-        for atom in deciding_atoms(part)
-    )
+    atoms: list[Explanation] = []
+    for inner in explanation.parts:
+        if inner.outcome is deciding_outcome:
+            atoms += deciding_atoms(inner)
+    return tuple(atoms)
 
 
 def _explain(node: Node, properties: Properties) -> Explanation:
@@ -237,46 +236,46 @@ def _explain(node: Node, properties: Properties) -> Explanation:
 
 
 def _explain_atom(node: Node, properties: Properties) -> Explanation:
-    """Return the explanation of a comparison or bare property, with its operands.
-
-    An operand that cannot be evaluated has the value None.
-    """
+    """Return the explanation of a comparison or bare property, with its operands."""
+    error = ""
     try:
         outcome = _OUTCOMES[compile_node(node)(properties)]
-        error = ""
     except FilterEvaluationError as failure:
         outcome = Outcome.ERROR
         error = str(failure)
-    operands = []
-    for child in children(node):
-        try:
-            value = compile_node(child)(properties)
-        except FilterEvaluationError:
-            value = None
-        operands.append(Operand(render(child), java_class(child).value, value))
-    return Explanation(render(node), outcome, (), tuple(operands), error)
+    operands = tuple(_evaluate_operand(child, properties) for child in children(node))
+    return Explanation(render(node), outcome, operands=operands, error=error)
+
+
+def _evaluate_operand(node: Node, properties: Properties) -> Operand:
+    """Return an operand of an atom, with the value None if it cannot be evaluated."""
+    try:
+        operand_value = compile_node(node)(properties)
+    except FilterEvaluationError:
+        operand_value = None
+    return Operand(render(node), java_class(node).value, operand_value)
 
 
 def _explain_chain(
-    node: Node, parts: tuple[Node, ...], ends: Outcome, properties: Properties
+    node: Node, conditions: tuple[Node, ...], final_outcome: Outcome, properties: Properties
 ) -> Explanation:
-    """Return the explanation of a chain of AND or OR (`node`), whose conditions are `parts`.
+    """Return the explanation of a chain of AND or OR (`node`), which joins `conditions`.
 
-    `ends` is the outcome of a part that ends the evaluation: FALSE for AND and TRUE for OR. An
-    error ends both. The parts behind that part are not reached.
+    `final_outcome` is the outcome of a condition that ends the evaluation: FALSE for AND and TRUE
+    for OR. An error ends both. The conditions behind that one are not reached.
     """
     explanations: list[Explanation] = []
-    outcome = Outcome.TRUE if ends is Outcome.FALSE else Outcome.FALSE
-    for index, part in enumerate(parts):
-        explanations.append(_explain(part, properties))
-        part_outcome = explanations[-1].outcome
-        if part_outcome in (ends, Outcome.ERROR):
-            outcome = part_outcome
-            explanations += [
-                Explanation(render(unreached), Outcome.NOT_REACHED)
-                for unreached in parts[index + 1 :]
-            ]
+    outcome = Outcome.TRUE if final_outcome is Outcome.FALSE else Outcome.FALSE
+    for condition in conditions:
+        explanation = _explain(condition, properties)
+        explanations.append(explanation)
+        if explanation.outcome in (final_outcome, Outcome.ERROR):
+            outcome = explanation.outcome
             break
-        if part_outcome is Outcome.NULL:
-            outcome = part_outcome
+        if explanation.outcome is Outcome.NULL:
+            outcome = Outcome.NULL
+    unreached_conditions = conditions[len(explanations) :]
+    explanations += [
+        Explanation(render(unreached), Outcome.NOT_REACHED) for unreached in unreached_conditions
+    ]
     return Explanation(render(node), outcome, tuple(explanations))

@@ -50,13 +50,14 @@ def compile_sql92(text: str) -> "Selector":
 
     Raises FilterSyntaxError, with the position and the fix, if RocketMQ would not compile it.
     """
-    cache = _short_expressions if len(text) <= SHORT_EXPRESSION_MAX else _long_expressions
-    result = cache.compile(text)
-    if isinstance(result, FilterSyntaxError):
+    is_short = len(text) <= SHORT_EXPRESSION_MAX
+    cache = _short_expressions if is_short else _long_expressions
+    selector_or_error = cache.compile(text)
+    if isinstance(selector_or_error, FilterSyntaxError):
         # Raise a copy: an exception that was raised refers to the frames of its callers and so
         # keeps their data alive, 250 kB for each read.
-        raise copy.copy(result)
-    return result
+        raise copy.copy(selector_or_error)
+    return selector_or_error
 
 
 def compile_complete(text: str) -> "Selector":
@@ -101,14 +102,14 @@ class _CompilationCache(dict[str, "Selector | FilterSyntaxError"]):
 
         A new result may evict the results that were not used for the longest time.
         """
-        result = self.pop(text, None)
-        if result is not None:
-            self[text] = result
-            return result
-        self[text] = result = try_compile(text)
+        compiled = self.pop(text, None)
+        if compiled is not None:
+            self[text] = compiled
+            return compiled
+        self[text] = compiled = try_compile(text)
         if len(text) > SHORT_EXPRESSION_MAX or len(self) % _EVICTION_INTERVAL == 0:
             self._evict()
-        return result
+        return compiled
 
     def _evict(self) -> None:
         """Remove the results that were not used for the longest time until the limit is met."""
@@ -202,13 +203,15 @@ def split_tags(expression: str) -> frozenset[str]:
             f"The tag expression has {len(expression)} characters, the limit is {TAGS_LENGTH_MAX}.",
             fix="Subscribe to fewer tags, or to * and filter by a property.",
         )
-    parts = expression.split(SEPARATOR)
-    if not any(parts):
+    padded_tags = expression.split(SEPARATOR)
+    if not any(padded_tags):
         raise FilterSyntaxError(
             f"The tag expression {expression!r} has separators but no tag.",
             fix="Write TagA || TagB, or * for all messages.",
         )
-    return frozenset(tag for part in parts if (tag := part.strip(JAVA_TRIM_CHARACTERS)))
+    tags = {padded_tag.strip(JAVA_TRIM_CHARACTERS) for padded_tag in padded_tags}
+    tags.discard("")
+    return frozenset(tags)
 
 
 def is_tag_kind(kind: str | None) -> bool:
@@ -229,12 +232,13 @@ def parse_subscription(
     Raises FilterSyntaxError if the expression cannot be parsed or the kind is unknown.
     """
     if is_tag_kind(kind):
-        text, tags, codes = parse_tags(expression)
-        return Subscription(topic, text, TAG, tags, codes, version)
+        tag_expression, tags, codes = parse_tags(expression)
+        return Subscription(topic, tag_expression, TAG, tags, codes, version)
     if kind != SQL92:
         raise unknown_kind_error(kind)
-    compile_sql92(expression or "")
-    return Subscription(topic, expression or "", SQL92, version=version)
+    sql = expression or ""
+    compile_sql92(sql)
+    return Subscription(topic, sql, SQL92, version=version)
 
 
 def unknown_kind_error(kind: str | None) -> FilterSyntaxError:
@@ -292,21 +296,24 @@ def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[]
     ignores errors, which the later compilation raises. For a long SQL92 expression it also makes
     the plan of the block engine.
     """
+    if kind == SQL92:
+        if not is_quick_to_compile(expression):
+            yield partial(_cache_selector, expression)
+    elif is_tag_kind(kind):
+        is_long = SHORT_TAGS_MAX < len(expression) <= TAGS_LENGTH_MAX
+        if is_long and expression not in _PARSED_TAGS:
+            yield partial(_cache_tags, expression)
 
-    def prepare() -> None:
-        with suppress(FilterError):
-            selector = compile_sql92(expression)
-            if len(expression) > SHORT_EXPRESSION_MAX:
-                _ = selector.vectorised
 
-    if kind == SQL92 and not is_quick_to_compile(expression):
-        yield prepare
-    elif (
-        is_tag_kind(kind)
-        and SHORT_TAGS_MAX < len(expression) <= TAGS_LENGTH_MAX
-        and expression not in _PARSED_TAGS
-    ):
-        yield partial(_cache_tags, expression)
+def _cache_selector(expression: str) -> None:
+    """Compile a SQL92 expression, and make its plan if it is long, so that both are cached.
+
+    An invalid expression is ignored, because the caller's `compile_sql92` raises its error later.
+    """
+    with suppress(FilterError):
+        selector = compile_sql92(expression)
+        if len(expression) > SHORT_EXPRESSION_MAX:
+            _ = selector.vectorised  # the first access makes the plan
 
 
 def make_filter(subscription: Subscription) -> MessageFilter | None:

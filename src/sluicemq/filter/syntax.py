@@ -79,13 +79,13 @@ class TreeBuilder:
     def disjunction(self, left: Node, token: Token, right: Node) -> Node:
         """Join two conditions by OR. If `left` is a chain of ORs, extend the chain."""
         # A chain is one flat node: the three-valued result is the same, without deep recursion.
-        first = left.parts if isinstance(left, Or) else (as_condition(left),)
-        return Or((*first, as_condition(right)), token.position)
+        left_conditions = left.parts if isinstance(left, Or) else (as_condition(left),)
+        return Or((*left_conditions, as_condition(right)), token.position)
 
     def conjunction(self, left: Node, token: Token, right: Node) -> Node:
         """Join two conditions by AND. If `left` is a chain of ANDs, extend the chain."""
-        first = left.parts if isinstance(left, And) else (as_condition(left),)
-        return And((*first, as_condition(right)), token.position)
+        left_conditions = left.parts if isinstance(left, And) else (as_condition(left),)
+        return And((*left_conditions, as_condition(right)), token.position)
 
     def equal(self, left: Node, token: Token, right: Node) -> Node:
         """Compare two operands with `=` or `<>`.
@@ -93,19 +93,17 @@ class TreeBuilder:
         Raises Rejected if an operand is NULL, or if TRUE or FALSE is compared with a constant of
         another type on its right.
         """
-        for side in (left, right):
-            if isinstance(side, Literal) and side.value is None:
+        for operand in (left, right):
+            if isinstance(operand, Literal) and operand.value is None:
                 what = "NULL cannot be compared with = or <>."
-                raise _rejected(side, "equal-null", what, "Write a IS NULL or a IS NOT NULL.")
-        if (
-            isinstance(left, Literal)
-            and isinstance(right, Literal)
-            and isinstance(left.value, bool)
-            and not isinstance(right.value, bool)
-        ):
-            what = f"{left.text} cannot be compared with the constant {right.text}."
-            fix = "TRUE and FALSE are reserved words: no property can have such a name."
-            raise _rejected(left, "boolean-against-constant", what, fix)
+                raise _rejected(operand, "equal-null", what, "Write a IS NULL or a IS NOT NULL.")
+        if isinstance(left, Literal) and isinstance(right, Literal):
+            is_left_boolean = isinstance(left.value, bool)
+            is_right_boolean = isinstance(right.value, bool)
+            if is_left_boolean and not is_right_boolean:
+                what = f"{left.text} cannot be compared with the constant {right.text}."
+                fix = "TRUE and FALSE are reserved words: no property can have such a name."
+                raise _rejected(left, "boolean-against-constant", what, fix)
         return Equal(left, right, token.kind == "UNEQUAL", token.position)
 
     def is_null(self, operand: Node, token: Token, *rest: Token) -> Node:
@@ -139,19 +137,11 @@ class TreeBuilder:
         """
         low, _, high = rest[-3:]
         negated = token.kind == "NOT"
-        for node in (value, low, high):
-            _check_number(node, "NOT BETWEEN" if negated else "BETWEEN")
+        operator = "NOT BETWEEN" if negated else "BETWEEN"
+        for operand in (value, low, high):
+            _check_number(operand, operator)
         if not negated and isinstance(low, Literal) and isinstance(high, Literal):
-            low_bound = cast("float", low.value)
-            high_bound = cast("float", high.value)
-            if float in (type(low_bound), type(high_bound)):
-                # Java widens a Long to a Double and rounds it.
-                low_bound = float(low_bound)
-                high_bound = float(high_bound)
-            if high_bound < low_bound:
-                what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
-                fix = f"Write BETWEEN {high.text} AND {low.text}."
-                raise _rejected(high, "between-order", what, fix)
+            _check_order_of_bounds(low, high)
         return Between(value, low, high, negated, token.position)
 
     def in_list(self, operand: Node, token: Token, *rest: Any) -> Node:
@@ -266,7 +256,7 @@ def _check_number(node: Node, operator: str) -> None:
         what = f"{operator} compares numbers only, and {node.text} is a string."
         fix = "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
         with suppress(ValueError):
-            float(node.value)
+            float(node.value)  # raises ValueError if the string does not contain a number
             fix = f"Write the number without quotes: {node.value}."
         raise _rejected(node, "order-string", what, fix)
     if isinstance(node, Literal) and is_boolean(node):
@@ -282,6 +272,20 @@ def _check_number(node: Node, operator: str) -> None:
     if is_boolean(node):
         what = f"{operator} compares numbers only, and one side is a condition (TRUE or FALSE)."
         raise _rejected(node, "order-condition", what, "Join conditions: a > 1 AND b > 0.")
+
+
+def _check_order_of_bounds(low: Literal, high: Literal) -> None:
+    """Raise Rejected if the second bound of a BETWEEN is below the first."""
+    low_number = cast("float", low.value)
+    high_number = cast("float", high.value)
+    if float in (type(low_number), type(high_number)):
+        # Java widens a Long to a Double and rounds it.
+        low_number = float(low_number)
+        high_number = float(high_number)
+    if high_number < low_number:
+        what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
+        fix = f"Write BETWEEN {high.text} AND {low.text}."
+        raise _rejected(high, "between-order", what, fix)
 
 
 def _token_text(node: Node) -> str:
@@ -353,40 +357,44 @@ def parse_tables() -> ParseTables:
     """Return the tables of grammar.lark. They are generated once per process, in 50 ms."""
     lark = Lark.open_from_package(__package__, "grammar.lark", parser="lalr", lexer="basic")
     # The configuration of an idle parser is the public access that lark gives to its tables.
-    table = lark.parse_interactive("").parser_state.parse_conf
+    lark_table = lark.parse_interactive("").parser_state.parse_conf
     builder = TreeBuilder()
     actions: dict[int, dict[str, Action]] = {}
     gotos: dict[int, dict[str, int]] = {}
-    for state, entries in table.states.items():
-        # The symbols of lark are a subclass of str with a slow __eq__. Look-ups of plain strings
-        # are faster.
-        action_by_symbol: dict[str, Action] = {}
-        for symbol, (kind, rule) in entries.items():
-            action: Action
-            if kind is Reduce:
-                make = getattr(builder, rule.alias) if rule.alias else None
-                action = Reduction(len(rule.expansion), intern(str(rule.origin.name)), make)
-            else:
-                action = int(rule)  # lark has the next state here
-            action_by_symbol[intern(str(symbol))] = action
-        # Terminals have names in capital letters, rules in small ones.
-        actions[state] = {
-            name: action for name, action in action_by_symbol.items() if name.isupper()
-        }
-        gotos[state] = {
-            name: next_state
-            for name, next_state in action_by_symbol.items()
-            if isinstance(next_state, int)
-        }
+    for state, entry_by_symbol in lark_table.states.items():
+        actions[state] = {}
+        gotos[state] = {}
+        for symbol, lark_action in entry_by_symbol.items():
+            # The symbols of lark are a subclass of str with a slow __eq__. Look-ups of plain
+            # strings are faster.
+            name = intern(str(symbol))
+            action = _convert_action(builder, *lark_action)
+            # Terminals have names in capital letters, rules in small ones.
+            if name.isupper():
+                actions[state][name] = action
+            if isinstance(action, int):
+                gotos[state][name] = action
     return ParseTables(
         token=_token_pattern(lark),
         ignored=frozenset(map(str, lark.ignore_tokens)),
         actions=actions,
         gotos=gotos,
-        start=table.start_state,
-        end=table.end_state,
+        start=lark_table.start_state,
+        end=lark_table.end_state,
         token_without_line_comment=_token_pattern(lark, without=LINE_COMMENT),
     )
+
+
+def _convert_action(builder: TreeBuilder, lark_action: Any, rule_or_state: Any) -> Action:
+    """Return an action of lark's table, a pair, as our parser needs it.
+
+    The second member of the pair is the rule of a reduction, or the next state.
+    """
+    if lark_action is not Reduce:
+        return int(rule_or_state)
+    rule = rule_or_state
+    make = getattr(builder, rule.alias) if rule.alias else None
+    return Reduction(len(rule.expansion), intern(str(rule.origin.name)), make)
 
 
 def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
@@ -425,26 +433,41 @@ def parse(text: str) -> Parsed:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
         fix = "Give the messages a property or tag that a shorter expression can select."
         raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, fix))
+    tree, ignored_start = _run_parser(text)
+    # Each level needs at least one character, so a short text need not be checked.
+    if len(text) > NESTING_MAX and len(levels(tree)) > NESTING_MAX:
+        what = f"Conditions are nested deeper than {NESTING_MAX} levels."
+        fix = "Reduce the nesting: chains of AND and OR need no parentheses."
+        raise Rejected(Finding(0, len(text), "too-deep", what, fix))
+    return Parsed(tree, ignored_start)
+
+
+def _run_parser(text: str) -> tuple[Node, int | None]:
+    """Return the tree of an expression and the index of the first token that RocketMQ ignores.
+
+    This is an LALR parser. Its stack is in two lists: `states`, and `values` with the token or node
+    of each state but the first. Raises Rejected if RocketMQ would not compile the expression.
+    """
     tables = parse_tables()
     actions = tables.actions
     gotos = tables.gotos
     end_state = tables.end
-    states: list[int] = [tables.start]  # the stack of the parser
-    values: list[Any] = []  # the token or node of each state but the first
-    tokens = _tokens(text)
-    ignored: Token | None = None  # the first token that cannot continue the expression
+    states: list[int] = [tables.start]
+    values: list[Any] = []
+    tokens = _iterate_tokens(text)
+    first_ignored: Token | None = None  # the first token that cannot continue the expression
     token = next(tokens)
     while states[-1] != end_state:
-        action = actions[states[-1]].get(END if ignored else token.kind)
+        action = actions[states[-1]].get(END if first_ignored else token.kind)
         if action is None:
-            if ignored or token.kind == END:
+            if first_ignored or token.kind == END:
                 raise Rejected(parse_finding(text, token, frozenset(actions[states[-1]])))
-            ignored = token  # try the end of the text instead
-        elif isinstance(action, int):
+            first_ignored = token  # try the end of the text instead
+        elif isinstance(action, int):  # shift: the token becomes the top of the stack
             states.append(action)
             values.append(token)
             token = next(tokens)
-        else:
+        else:  # reduce: one node replaces the parts of a rule at the top of the stack
             size, origin, make = action
             if make:
                 try:
@@ -453,16 +476,10 @@ def parse(text: str) -> Parsed:
                     raise Rejected(explain_name_with_digit(text, rejected.finding)) from None
             del states[-size:]
             states.append(gotos[states[-1]][origin])
-    tree: Node = values[-1]
-    # Each level needs at least one character, so a short text need not be checked.
-    if len(text) > NESTING_MAX and len(levels(tree)) > NESTING_MAX:
-        what = f"Conditions are nested deeper than {NESTING_MAX} levels."
-        fix = "Reduce the nesting: chains of AND and OR need no parentheses."
-        raise Rejected(Finding(0, len(text), "too-deep", what, fix))
-    return Parsed(tree, ignored.position if ignored else None)
+    return values[-1], first_ignored.position if first_ignored else None
 
 
-def _tokens(text: str) -> Iterator[Token]:
+def _iterate_tokens(text: str) -> Iterator[Token]:
     """Yield the tokens of a text, then an endless number of END tokens.
 
     Raises Rejected at the first character that begins no token.
@@ -475,12 +492,14 @@ def _tokens(text: str) -> Iterator[Token]:
         (tables.token, last_line_start),
         (tables.token_without_line_comment, len(text)),
     ):
-        for found in pattern.finditer(text, position) if position < stop else ():
-            if found.start() != position:
-                break
-            position = found.end()
-            if found.lastgroup not in tables.ignored:
-                yield Token(str(found.lastgroup), found[0], found.start())
+        if position >= stop:
+            continue
+        for token_match in pattern.finditer(text, position):
+            if token_match.start() != position:
+                break  # no token begins at `position`
+            position = token_match.end()
+            if token_match.lastgroup not in tables.ignored:
+                yield Token(str(token_match.lastgroup), token_match[0], token_match.start())
             if position >= stop:
                 break
     if position < len(text):

@@ -24,9 +24,10 @@ import orjson
 import sluicemq
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.pipelines.file import Pipeline, load_pipeline
-from sluicemq.pipelines.plan import plan, summarize_spark_error
+from sluicemq.pipelines.plan import plan
 from sluicemq.pipelines.record import record_progress
 from sluicemq.pipelines.run import Event, Listener, StopRequest, run, stop_on_signals
+from sluicemq.spark.errors import summarize_spark_error
 from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def run_in_session(
     spark = create_session(pipeline, master, settings)
     try:
         if dry_run:
-            found = plan(pipeline, spark)
-            _print_to_stdout(found.figures if as_json else found.describe())
+            planned = plan(pipeline, spark)
+            _print_to_stdout(planned.figures if as_json else planned.describe())
             return 0
         return run_pipeline(pipeline, spark, as_json=as_json, record=record)
     except SluiceError as error:
@@ -94,25 +95,39 @@ def create_session(
     temporary files, so that none appears in the working directory. Raises ConfigurationError if
     Spark does not start.
     """
-    submitted: str | None = None
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, with its settings
-        from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - a slow import
-
-        SparkContext._ensure_initialized()
-        submitted = SparkConf().get("spark.master", None)
+    submitted_master = _find_submitted_master()
     warehouse = str(Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse")
-    chosen = {"spark.sql.warehouse.dir": warehouse, **pipeline.spark_settings, **settings}
-    chosen_master = master or chosen.pop("spark.master", None) or submitted or "local[*]"
+    all_settings = {"spark.sql.warehouse.dir": warehouse, **pipeline.spark_settings, **settings}
+    chosen_master = master
+    if not chosen_master:
+        configured_master = all_settings.pop("spark.master", None)
+        chosen_master = configured_master or submitted_master or "local[*]"
+
     root = Path(sluicemq.__file__).parents[1]
-    if not chosen_master.startswith("local") and root.name != "site-packages":
+    is_installed = root.name == "site-packages"
+    if not chosen_master.startswith("local") and not is_installed:
         # Executors on this machine must find a checkout that is not installed.
-        chosen = {"spark.executorEnv.PYTHONPATH": str(root)} | chosen
+        all_settings.setdefault("spark.executorEnv.PYTHONPATH", str(root))
     try:
-        return spark_session(pipeline.name, master=chosen_master, settings=chosen, log_level="warn")
+        return spark_session(
+            pipeline.name, master=chosen_master, settings=all_settings, log_level="warn"
+        )
     except SluiceError:
         raise
     except Exception as error:
         raise ConfigurationError(f"Spark does not start: {summarize_spark_error(error)}") from error
+
+
+def _find_submitted_master() -> str | None:
+    """Return the master that spark-submit was given; None without spark-submit or a master."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    # spark-submit has started the JVM, with its settings.
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - a slow import
+
+    SparkContext._ensure_initialized()
+    submitted_master: str | None = SparkConf().get("spark.master", None)
+    return submitted_master
 
 
 def run_pipeline(
@@ -129,6 +144,7 @@ def run_pipeline(
     """
 
     def handle_event(event: Event) -> None:
+        """Record and print one event."""
         record(event)
         if as_json:
             _print_to_stdout(event.as_json())
@@ -136,27 +152,29 @@ def run_pipeline(
             _print_to_stderr(event.text)
 
     def announce_stop(text: str) -> None:
+        """Handle the event that the run is being stopped."""
         handle_event(Event("stopping", f"{pipeline.name}: {text}"))
 
     stop = StopRequest(announce_stop)
     with stop_on_signals(stop):
         report = run(pipeline, spark, listener=handle_event, stopping=stop)
-    return 1 if report.skipped or report.is_failure else 0
+    has_failed = report.skipped or report.is_failure
+    return 1 if has_failed else 0
 
 
-def _print_to_stdout(value: Any) -> None:
+def _print_to_stdout(output: Any) -> None:
     """Print a text as it is, and any other value as one line of JSON."""
-    if isinstance(value, str):
-        line = value.encode() + b"\n"
+    if isinstance(output, str):
+        line = output.encode() + b"\n"
     else:
-        line = orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(output, default=str, option=orjson.OPT_APPEND_NEWLINE)
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
 
-def _print_to_stderr(text: str) -> None:
+def _print_to_stderr(line: str) -> None:
     """Print one line to stderr, and flush it."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
@@ -173,7 +191,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="Print JSON lines to stdout.")
     parser.add_argument("--progress", default="", help="Directory for the progress file.")
     arguments = parser.parse_args()
-    settings = dict(one.split("=", 1) for one in arguments.conf if "=" in one)
+    settings = dict(setting.split("=", 1) for setting in arguments.conf if "=" in setting)
     try:
         return run_file(
             arguments.file,

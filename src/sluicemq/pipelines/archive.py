@@ -23,7 +23,7 @@ and its rows do not count.
 archived one. It goes to the queue of the same number with `queues: same`, and has the same message
 id with `ids: same`. Times and hosts are those of the new sending. Properties that control RocketMQ
 itself (delay, retry, transaction, trace) are left out, because brokers would act upon them. See
-`pipelines.steps` for how a replay is resumed, and its guarantee. Its state is in the archive,
+`pipelines.sinks.steps` for how a replay is resumed, and its guarantee. Its state is in the archive,
 `_sluice/replays/NAME.json`, or in the directory `state`. The state contains the end offsets of the
 archive when the replay began, so that later runs of the archive do not change its steps.
 
@@ -35,20 +35,17 @@ archive when the replay began, so that later runs of the archive do not change i
 
 import json
 import threading
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
-from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.message import SHARDING_KEY
 from sluicemq.model.properties import REFUSED_PROPERTIES
-from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines.ready import (
     DURATION,
     INTEGER,
@@ -61,7 +58,8 @@ from sluicemq.pipelines.ready import (
     Task,
     load_messages,
 )
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.archive_runs import SCHEMA, ArchiveRun, ArchiveRuns
+from sluicemq.pipelines.sinks.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
     JobState,
@@ -70,9 +68,9 @@ from sluicemq.pipelines.steps import (
     run_steps,
     write_step,
 )
-from sluicemq.pipelines.verify import COLUMNS, rows_in_ranges, verify_rows
+from sluicemq.pipelines.sinks.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.spark.options import parse_options, parse_timestamp
-from sluicemq.spark.schema import BAD_BODY_RAW, BASE_TYPES, ERROR_NAME, EXTRA_TYPES
+from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import (
     Bounds,
     Offsets,
@@ -85,26 +83,17 @@ from sluicemq.spark.sources.offsets import (
     queue_label,
 )
 
-VERSION: Final = 1
-"""The version of the format of run files."""
-RUNS: Final = "_sluice/runs"
-STAGING: Final = "_sluice/staging"
 REPLAYS: Final = "_sluice/replays"
 NEW = "new"
 ALL = "all"
 NONE = "none"
 """What a run verifies."""
-_TYPES: Final = BASE_TYPES | EXTRA_TYPES | {ERROR_NAME: StringType()}
-SCHEMA: Final = StructType(
-    [StructField(name, _TYPES[name]) for name in COLUMNS if name != "topic"]
-    + [StructField("topic", BASE_TYPES["topic"]), StructField("day", DateType())]
-)
-"""The schema of an archive. The last two columns are directories."""
 DAY: Final = "date_from_unix_date(cast(unix_millis(store_time) div 86400000 as int)) as day"
 """The expression of the column `day`."""
 TASK_ROWS_MAX: Final = 250_000
 """The most offsets that one task reads."""
 GAPS_SHOWN_MAX: Final = 5
+MS_PER_DAY: Final = 86_400_000
 _SESSION_SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -113,174 +102,6 @@ _SESSION_SETTINGS: Final = {
     "spark.sql.optimizer.plannedWrite.enabled": "false",
     "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
-
-
-# ---- the state of an archive
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveRun:
-    """One committed run of an archive.
-
-    `ranges` are the offsets that it archived, and `gaps` those that were deleted at the brokers
-    before it could. For every queue that was ever archived, `first_offsets` has the offset where
-    the archive begins, and `next_offsets` the one where the next run begins. `time` is in ISO 8601.
-    `files` are relative to the archive, and to `staging` until they have been moved.
-    """
-
-    number: int
-    time: str
-    ranges: tuple[QueueRange, ...]
-    first_offsets: Offsets
-    next_offsets: Offsets
-    rows: int
-    is_verified: bool
-    files: tuple[str, ...]
-    staging: str
-    gaps: tuple[QueueRange, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the run as the JSON object of its run file.
-
-        {"version": 1, "run": 7, "time": "…", "rows": 120, "verified": true,
-         "first": {TOPIC: {BROKER: {QUEUE: OFFSET}}}, "next": {…},
-         "ranges": [[TOPIC, BROKER, QUEUE, START, END], …], "gaps": […],
-         "staging": "_sluice/staging/…", "files": ["topic=…/day=…/part-….parquet", …]}
-        """
-
-        def ranges_to_lists(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
-            return [[*part.queue, part.start, part.end] for part in ranges]
-
-        return {
-            "version": VERSION,
-            "run": self.number,
-            "time": self.time,
-            "rows": self.rows,
-            "verified": self.is_verified,
-            "first": offsets_to_table(self.first_offsets, by_topic=True),
-            "next": offsets_to_table(self.next_offsets, by_topic=True),
-            "ranges": ranges_to_lists(self.ranges),
-            "gaps": ranges_to_lists(self.gaps),
-            "staging": self.staging,
-            "files": list(self.files),
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any], path: str) -> "ArchiveRun":
-        """Return the run that the JSON object of a run file describes.
-
-        `document` has the keys that `to_json` writes, and `path` is the archive's path, for the
-        texts of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is
-        missing or has a wrong type.
-        """
-
-        def lists_to_ranges(lists: list[list[Any]]) -> tuple[QueueRange, ...]:
-            return tuple(
-                QueueRange(MessageQueue(topic, broker, queue_id), start, end)
-                for topic, broker, queue_id, start, end in lists
-            )
-
-        try:
-            if document["version"] != VERSION:
-                raise ConfigurationError(
-                    f"the archive {path} has version {document['version']!r}, not {VERSION}.",
-                    fix="Use the SluiceMQ that wrote it, or a newer one.",
-                )
-            return cls(
-                number=document["run"],
-                time=document["time"],
-                ranges=lists_to_ranges(document["ranges"]),
-                first_offsets=dict(iterate_table(document["first"])),
-                next_offsets=dict(iterate_table(document["next"])),
-                rows=document["rows"],
-                is_verified=document["verified"],
-                files=tuple(document["files"]),
-                staging=document["staging"],
-                gaps=lists_to_ranges(document["gaps"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"the last run of the archive {path} cannot be read: {error!r}.",
-                fix="Restore the file, or use another path.",
-            ) from None
-
-
-@dataclass(slots=True)
-class ArchiveRuns:
-    """The committed runs of an archive.
-
-    `last` is the last of them, None if there is none; the others are not held in memory. The
-    constructor reads it, and raises ConfigurationError if its file cannot be read.
-    """
-
-    folder: Folder
-    last: ArchiveRun | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        run_files = [name for name in self.folder.list_names(RUNS) if name.endswith(".json")]
-        self.last = None
-        if run_files and not run_files[-1].startswith("."):
-            document = self.folder.read_json(f"{RUNS}/{run_files[-1]}")
-            self.last = ArchiveRun.from_json(document or {}, self.folder.path)
-
-    @property
-    def number(self) -> int:
-        """The number of the last run, or 0 if there is none."""
-        return 0 if self.last is None else self.last.number
-
-    @property
-    def first_offsets(self) -> Offsets:
-        """The first archived offset of each queue. Empty before the first run."""
-        return {} if self.last is None else self.last.first_offsets
-
-    @property
-    def next_offsets(self) -> Offsets:
-        """The offset of each queue where the next run begins. Empty before the first run."""
-        return {} if self.last is None else self.last.next_offsets
-
-    def recover(self) -> None:
-        """Complete the last run, and remove staging directories that are not needed any more.
-
-        Files of the last run that are still staged are moved. Staging directories of its number and
-        of earlier ones are removed. Those of the next number are kept, because that run may be in
-        progress.
-        """
-        self.finish_last_run()
-        for name in self.folder.list_names(STAGING):
-            run_number = name.partition("-")[0]
-            if run_number.isdigit() and int(run_number) <= self.number:
-                self.folder.remove(f"{STAGING}/{name}")
-
-    def finish_last_run(self) -> None:
-        """Move the files of the last run that are still staged to their final paths.
-
-        Does nothing if they have been moved. Readers may call this at any time.
-        """
-        if self.last is not None and self.folder.exists(self.last.staging):
-            for name in self.last.files:
-                self.folder.move(f"{self.last.staging}/{name}", name)
-
-    def new_staging(self) -> tuple[int, str]:
-        """Return the number of a new run, and an unused name for its staging directory."""
-        number = self.number + 1
-        return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
-
-    def commit(self, run: ArchiveRun) -> None:
-        """Write the run file of `run`, which makes its rows part of the archive.
-
-        After that, its files are moved to their final paths, and `run` becomes the last run. If
-        another run of this number has been committed, the staged rows are removed and
-        ConfigurationError is raised.
-        """
-        if not self.folder.publish(f"{RUNS}/{run.number:08d}.json", run.to_json()):
-            self.folder.remove(run.staging)
-            raise ConfigurationError(
-                f"another run has archived to {self.folder.path} in the meantime; the rows of this"
-                " run are discarded, and nothing is lost.",
-                fix="Run one archive pipeline at a time for each archive.",
-            )
-        self.last = run
-        self.recover()
 
 
 def read_archive(spark: Any, path: str) -> Any:
@@ -321,34 +142,26 @@ class ArchivePlan:
         ConfigurationError if the options name no topic, or if an offset is beyond the end of its
         queue, which means that the topic was created again, and the client's errors.
         """
-        topic_options = {}
-        if task.options["topics"]:
-            topic_options["topics"] = ",".join(task.options["topics"])
-        if task.options["pattern"]:
-            topic_options["topicsPattern"] = task.options["pattern"]
-        if not topic_options:
-            raise ConfigurationError(
-                "no topic is named.", fix="Set topics, or a pattern that their names match."
-            )
-        options = parse_options({**task.connection, **topic_options})
+        options = parse_options({**task.connection, **_select_topics(task)})
         with open_admin(options) as admin:
             bounds = fetch_bounds(admin, parse_topics(options).resolve(admin))
         ranges = []
         gaps = []
-        for queue, (low, high) in sorted(bounds.items()):
-            start = next_offsets.get(queue, low)
-            if start > high:
+        for queue, (lowest, end) in sorted(bounds.items()):
+            start = next_offsets.get(queue, lowest)
+            if start > end:
                 raise ConfigurationError(
                     f"the archive contains {queue_label(queue)} of {queue.topic!r} up to offset"
-                    f" {start}, but the queue at the broker ends at {high}: the topic was created"
+                    f" {start}, but the queue at the broker ends at {end}: the topic was created"
                     " again, or messages were lost.",
                     fix="Archive it to another path.",
                 )
-            if start < low:
-                gaps.append(QueueRange(queue, start, low))
-                start = low
-            if start < high:
-                ranges.append(QueueRange(queue, start, high))
+            if start < lowest:
+                # The broker has deleted messages that were not archived yet.
+                gaps.append(QueueRange(queue, start, lowest))
+                start = lowest
+            if start < end:
+                ranges.append(QueueRange(queue, start, end))
         return cls(tuple(ranges), bounds, tuple(gaps))
 
     @classmethod
@@ -360,9 +173,9 @@ class ArchivePlan:
         """
         ranges = []
         for queue, archived_end in sorted(runs.next_offsets.items()):
-            low, high = bounds.get(queue, (0, 0))
-            start = max(low, runs.first_offsets[queue])
-            end = min(archived_end, high)
+            lowest, broker_end = bounds.get(queue, (0, 0))
+            start = max(lowest, runs.first_offsets[queue])
+            end = min(archived_end, broker_end)
             if start < end:
                 ranges.append(QueueRange(queue, start, end))
         return cls(tuple(ranges), bounds)
@@ -376,6 +189,10 @@ class ArchivePlan:
     def offset_count(self) -> int:
         """The number of offsets in all ranges."""
         return sum(planned.size for planned in self.ranges)
+
+    def ranges_of(self, topic: str) -> list[QueueRange]:
+        """Return the ranges of the queues of a topic."""
+        return [planned for planned in self.ranges if planned.queue.topic == topic]
 
     def describe_gaps(self) -> str:
         """Return a text with the number of messages in gaps, and the first gaps."""
@@ -393,10 +210,17 @@ class ArchivePlan:
         are stored.
         """
         topics = self.topics
-        # A queue without a range is read from its end to its end.
-        ends = {queue: high for queue, (_, high) in self.bounds.items() if queue.topic in topics}
-        starts = ends | {planned.queue: planned.start for planned in self.ranges}
-        ends |= {planned.queue: planned.end for planned in self.ranges}
+        starts: Offsets = {}
+        ends: Offsets = {}
+        for queue, (_, end) in self.bounds.items():
+            if queue.topic in topics:
+                # The source needs offsets of every queue. One without a range is read from its end
+                # to its end.
+                starts[queue] = end
+                ends[queue] = end
+        for planned in self.ranges:
+            starts[planned.queue] = planned.start
+            ends[planned.queue] = planned.end
         return load_messages(
             spark,
             task.connection,
@@ -410,6 +234,25 @@ class ArchivePlan:
         )
 
 
+def _select_topics(task: Task) -> dict[str, str]:
+    """Return the options of the source that select the topics to archive.
+
+    Raises ConfigurationError if the task names neither topics nor a pattern.
+    """
+    topic_names = ",".join(task.options["topics"])
+    pattern = task.options["pattern"]
+    if not topic_names and not pattern:
+        raise ConfigurationError(
+            "no topic is named.", fix="Set topics, or a pattern that their names match."
+        )
+    source_options = {}
+    if topic_names:
+        source_options["topics"] = topic_names
+    if pattern:
+        source_options["topicsPattern"] = pattern
+    return source_options
+
+
 def _run_once(task: Task) -> Report:
     """Archive the messages since the last run, and return the report.
 
@@ -418,21 +261,14 @@ def _run_once(task: Task) -> Report:
     the verification finds a difference, and ConfigurationError.
     """
     spark = task.spark.newSession()
-    for name, value in _SESSION_SETTINGS.items():
-        spark.conf.set(name, value)
-    runs = ArchiveRuns(Folder(spark, task.options["path"]))
+    for setting, setting_value in _SESSION_SETTINGS.items():
+        spark.conf.set(setting, setting_value)
+    runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
     runs.recover()
     report = Report(figures={"rows": 0, "verified": 0}, files=[runs.folder.path])
     planned = ArchivePlan.create(task, runs.next_offsets)
     if planned.gaps:
-        if task.options["on_gap"] == "fail":
-            raise OffsetOutOfRangeError(
-                f"{planned.describe_gaps()}.",
-                fix="Set on_gap: note to continue with the remaining messages, and archive more"
-                " often.",
-            )
-        task.say(planned.describe_gaps())
-        report.figures["lost"] = sum(gap.size for gap in planned.gaps)
+        _report_gaps(task, planned, report)
     if planned.offset_count:
         _write_run(spark, task, runs, planned, report)
     else:
@@ -440,6 +276,21 @@ def _run_once(task: Task) -> Report:
     if task.options["verify"] == ALL:
         _verify_archive(spark, task, runs, planned.bounds, report)
     return report
+
+
+def _report_gaps(task: Task, planned: ArchivePlan, report: Report) -> None:
+    """Report the messages that were deleted before they were archived.
+
+    Their number becomes the figure `lost`. Raises OffsetOutOfRangeError instead if the option
+    `on_gap` is "fail".
+    """
+    if task.options["on_gap"] == "fail":
+        raise OffsetOutOfRangeError(
+            f"{planned.describe_gaps()}.",
+            fix="Set on_gap: note to continue with the remaining messages, and archive more often.",
+        )
+    task.say(planned.describe_gaps())
+    report.figures["lost"] = sum(gap.size for gap in planned.gaps)
 
 
 def _verify_archive(
@@ -454,7 +305,7 @@ def _verify_archive(
     if not comparable.ranges:
         task.report_lines(report, "no message of the archive is still at the brokers")
         return
-    ranges = [(*part.queue, part.start, part.end) for part in comparable.ranges]
+    ranges = [(*verified.queue, verified.start, verified.end) for verified in comparable.ranges]
     archived_rows = spark.read.schema(SCHEMA).parquet(runs.folder.path)
     archived_rows = rows_in_ranges(archived_rows, ranges)
     row_count = verify_rows(comparable.load_rows(task, spark), archived_rows)
@@ -483,12 +334,8 @@ def _write_run(
     else:
         row_count = staged_rows.count()
 
-    first_offsets = dict(runs.first_offsets)
-    next_offsets = dict(runs.next_offsets)
-    for archived in planned.ranges:
-        first_offsets.setdefault(archived.queue, archived.start)
-        next_offsets[archived.queue] = archived.end
-    run = ArchiveRun(
+    first_offsets, next_offsets = _advance_offsets(runs, planned)
+    committed_run = ArchiveRun(
         number=run_number,
         time=datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(),
         ranges=planned.ranges,
@@ -500,8 +347,8 @@ def _write_run(
         staging=staging,
         gaps=planned.gaps,
     )
-    runs.commit(run)
-    _report_run(task, report, run, planned, SYSTEM_CLOCK.monotonic_s() - started_s)
+    runs.commit(committed_run)
+    _report_run(task, report, committed_run, planned, SYSTEM_CLOCK.monotonic_s() - started_s)
 
 
 def _stage_rows(
@@ -523,19 +370,30 @@ def _stage_rows(
     return files, spark.read.schema(SCHEMA).parquet(staging_path)
 
 
+def _advance_offsets(runs: ArchiveRuns, planned: ArchivePlan) -> tuple[Offsets, Offsets]:
+    """Return the first and the next offset of each queue, as they are after the planned run."""
+    first_offsets = dict(runs.first_offsets)
+    next_offsets = dict(runs.next_offsets)
+    for archived in planned.ranges:
+        first_offsets.setdefault(archived.queue, archived.start)
+        next_offsets[archived.queue] = archived.end
+    return first_offsets, next_offsets
+
+
 def _report_run(
     task: Task, report: Report, run: ArchiveRun, planned: ArchivePlan, duration_s: float
 ) -> None:
     """Add the lines and figures of a committed run, which took `duration_s`, to `report`."""
     report.figures["rows"] += run.rows
+    verification = "not verified"
     if run.is_verified:
         report.figures["verified"] += run.rows
-    verification = f"verified {run.rows:,} rows" if run.is_verified else "not verified"
-    rate = run.rows / max(duration_s, 0.001)
+        verification = f"verified {run.rows:,} rows"
+    rows_per_s = run.rows / max(duration_s, 0.001)
     task.report_lines(
         report,
         f"run {run.number}: archived {run.rows:,} rows of {len(planned.topics)} topics in"
-        f" {len(run.files)} files, {verification} ({rate:,.0f} rows/s)",
+        f" {len(run.files)} files, {verification} ({rows_per_s:,.0f} rows/s)",
     )
     empty_count = planned.offset_count - run.rows
     if empty_count > 0:
@@ -570,40 +428,76 @@ def _open_replay(task: Task) -> tuple[JobState, Any]:
     The state file of a new replay is not written yet. Raises ConfigurationError if the name or a
     time is invalid, if there is no archive, or if the replay was started with other options.
     """
-    options = task.options
-    name = task.options["name"]
-    rows = read_archive(task.spark, options["path"])
-    next_offsets = ArchiveRuns(Folder(task.spark, options["path"])).next_offsets
-    if "/" in name or not name:
-        raise ConfigurationError(f"the name {name!r} is invalid.", fix="Use letters, digits and -.")
-    folder = Folder(task.spark, options["state"] or options["path"])
-    file_name = f"{name}.json" if options["state"] else f"{REPLAYS}/{name}.json"
-    state = JobState(folder, file_name)
-    settings = {key: options[key] for key in _FIXED_OPTIONS} | {"topics": list(options["topics"])}
-    if not state.resume(name, settings):
-        state.document |= {
-            "limits": offsets_to_table(next_offsets, by_topic=True),
-            "query": f"replay-{name}",
-            "step_rows": rows_per_step(float(options["rate"]), options["step"]),
-        }
-    if options["topics"]:
-        rows = rows.where(F.col("topic").isin(list(options["topics"])))
-    for option, sign, day_sign in (("since", ">=", ">="), ("until", "<", "<=")):
-        if options[option]:
-            try:
-                time_ms = parse_timestamp(str(options[option]))
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"the option {option!r} has the invalid value {options[option]!r}: {error}."
-                ) from None
-            rows = rows.where(f"store_time {sign} timestamp_millis({time_ms})")
-            # The day is a directory, so this condition lets Spark skip whole directories.
-            rows = rows.where(f"day {day_sign} date_from_unix_date({time_ms // 86_400_000})")
-    if options["where"]:
-        rows = rows.where(options["where"])
+    archive_path = task.options["path"]
+    rows = read_archive(task.spark, archive_path)
+    archive_ends = ArchiveRuns(Folder(task.spark, archive_path)).next_offsets
+    state = _resume_replay(task, archive_ends)
+    rows = _select_replay_rows(task, rows)
     # The limits are the end offsets of the archive when the replay began.
     limits = sorted(iterate_table(state["limits"]))
     return state, rows_in_ranges(rows, [(*queue, 0, end) for queue, end in limits])
+
+
+def _resume_replay(task: Task, archive_ends: Offsets) -> JobState:
+    """Return the state of the replay that the task names; `archive_ends` limit a new replay.
+
+    The state file of a new replay is not written yet. Raises ConfigurationError if the name is
+    invalid, or if the replay was started with other options.
+    """
+    options = task.options
+    replay_name = options["name"]
+    if "/" in replay_name or not replay_name:
+        raise ConfigurationError(
+            f"the name {replay_name!r} is invalid.", fix="Use letters, digits and -."
+        )
+    if options["state"]:
+        state = JobState(Folder(task.spark, options["state"]), f"{replay_name}.json")
+    else:
+        state = JobState(Folder(task.spark, options["path"]), f"{REPLAYS}/{replay_name}.json")
+
+    fixed_options = {key: options[key] for key in _FIXED_OPTIONS}
+    fixed_options["topics"] = list(options["topics"])
+    is_resumed = state.resume(replay_name, fixed_options)
+    if not is_resumed:
+        state.document |= {
+            "limits": offsets_to_table(archive_ends, by_topic=True),
+            "query": f"replay-{replay_name}",
+            "step_rows": rows_per_step(float(options["rate"]), options["step"]),
+        }
+    return state
+
+
+def _select_replay_rows(task: Task, rows: Any) -> Any:
+    """Return the rows of an archive that `topics`, `since`, `until` and `where` select.
+
+    Raises ConfigurationError if one of the times is invalid.
+    """
+    options = task.options
+    if options["topics"]:
+        rows = rows.where(F.col("topic").isin(list(options["topics"])))
+    # The day is a directory, so its condition lets Spark skip whole directories. `until` needs <=
+    # there, because a part of its day may be before it.
+    if options["since"]:
+        since_ms = _parse_time_option(task, "since")
+        rows = rows.where(f"store_time >= timestamp_millis({since_ms})")
+        rows = rows.where(f"day >= date_from_unix_date({since_ms // MS_PER_DAY})")
+    if options["until"]:
+        until_ms = _parse_time_option(task, "until")
+        rows = rows.where(f"store_time < timestamp_millis({until_ms})")
+        rows = rows.where(f"day <= date_from_unix_date({until_ms // MS_PER_DAY})")
+    if options["where"]:
+        rows = rows.where(options["where"])
+    return rows
+
+
+def _parse_time_option(task: Task, option: str) -> int:
+    """Return the time that an option contains, in milliseconds, or raise ConfigurationError."""
+    try:
+        return parse_timestamp(str(task.options[option]))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the option {option!r} has the invalid value {task.options[option]!r}: {error}."
+        ) from None
 
 
 def _split_off_undecodable(rows: Any) -> tuple[Any, int]:
@@ -611,18 +505,59 @@ def _split_off_undecodable(rows: Any) -> tuple[Any, int]:
     return rows.where(f"{ERROR_NAME} is null"), rows.where(f"{ERROR_NAME} is not null").count()
 
 
-def _describe_undecodable(count: int) -> str:
-    """Return the line about `count` messages that are not sent.
-
-    Their bodies cannot be decoded.
-    """
+def _describe_undecodable(message_count: int) -> str:
+    """Return the line about messages that are not sent, because their bodies cannot be decoded."""
     return (
-        f"left out: {count:,} messages whose bodies cannot be decoded; the archive has their"
-        f" stored bytes ({ERROR_NAME} is not null)"
+        f"left out: {message_count:,} messages whose bodies cannot be decoded; the archive has"
+        f" their stored bytes ({ERROR_NAME} is not null)"
     )
 
 
+def _build_step_sender(task: Task, state: JobState) -> Callable[[int, Any], None]:
+    """Return the function that sends the rows of one step, for `run_steps`."""
+    columns = _choose_sink_columns(task)
+    sink_options = {"delivery": task.options["delivery"]}
+    if task.options["to"]:
+        sink_options["topic"] = task.options["to"]
+
+    def send_step(step_number: int, step_rows: Any) -> None:
+        sink_rows = step_rows.selectExpr(*columns)
+        write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
+
+    return send_step
+
+
+def _choose_sink_columns(task: Task) -> list[str]:
+    """Return the expressions of the columns that the sink gets, as the options demand.
+
+    The topic is a column only if the option `to` names none; the queue and the message id, only if
+    they are to be the same as before.
+    """
+    columns = [
+        "body",
+        "tags",
+        "keys",
+        f"{OWN_PROPERTIES} as properties",
+        f"properties['{SHARDING_KEY}'] as sharding_key",
+        *ORIGIN_COLUMNS,
+    ]
+    if not task.options["to"]:
+        columns.append("topic")
+    if task.options["queues"] == "same":
+        columns.append("queue_id")
+    if task.options["ids"] == "same":
+        columns.append("msg_id as message_id")
+    return columns
+
+
 # ---- the ready pipelines
+
+
+def _pause(task: Task, pause_s: float) -> None:
+    """Wait `pause_s` seconds, or until the task is stopped, which is checked every 0.5 s."""
+    end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
+    while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
+        threading.Event().wait(min(0.5, pause_s))
 
 
 class Archive(ReadyPipeline):
@@ -680,11 +615,12 @@ class Archive(ReadyPipeline):
         """
         runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
         planned = ArchivePlan.create(task, runs.next_offsets)
-        lines = [planned.describe_gaps()] if planned.gaps else []
+        lines = []
+        if planned.gaps:
+            lines.append(planned.describe_gaps())
         for topic in planned.topics:
-            ranges = [part for part in planned.ranges if part.queue.topic == topic]
-            count = sum(part.size for part in ranges)
-            lines.append(f"archive {count:,} messages of {len(ranges)} queues of {topic!r}")
+            sizes = [planned_range.size for planned_range in planned.ranges_of(topic)]
+            lines.append(f"archive {sum(sizes):,} messages of {len(sizes)} queues of {topic!r}")
         return lines or ["nothing new: the archive is complete"]
 
     def run(self, task: Task) -> Report:
@@ -695,9 +631,7 @@ class Archive(ReadyPipeline):
         report = _run_once(task)
         pause_s = float(task.options["every"])
         while pause_s and not task.stopping():
-            end_s = SYSTEM_CLOCK.monotonic_s() + pause_s
-            while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
-                threading.Event().wait(min(0.5, pause_s))
+            _pause(task, pause_s)
             if not task.stopping():
                 next_report = _run_once(task)
                 report.lines = next_report.lines
@@ -759,7 +693,6 @@ class Replay(ReadyPipeline):
 
         The run ends when all are sent or the task is stopped; a later run continues.
         """
-        options = task.options
         state, rows = _open_replay(task)
         if not state["steps"]:
             state.start()
@@ -768,31 +701,9 @@ class Replay(ReadyPipeline):
         if undecodable_count:
             report.figures["undecodable"] = undecodable_count
             task.report_lines(report, _describe_undecodable(undecodable_count))
-        task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
+        task.report_lines(report, describe_guarantee(task.connection, task.options["delivery"]))
 
-        columns = [
-            "body",
-            "tags",
-            "keys",
-            f"{OWN_PROPERTIES} as properties",
-            f"properties['{SHARDING_KEY}'] as sharding_key",
-            *ORIGIN_COLUMNS,
-        ]
-        sink_options = {"delivery": options["delivery"]}
-        if options["to"]:
-            sink_options["topic"] = options["to"]
-        else:
-            columns.append("topic")
-        if options["queues"] == "same":
-            columns.append("queue_id")
-        if options["ids"] == "same":
-            columns.append("msg_id as message_id")
-
-        def send_step(step_number: int, step_rows: Any) -> None:
-            sink_rows = step_rows.selectExpr(*columns)
-            write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
-
-        all_sent = run_steps(task, state, report, rows, send_step)
+        all_sent = run_steps(task, state, report, rows, _build_step_sender(task, state))
         ending = "all messages are sent" if all_sent else "stopped; run it again to continue"
         task.report_lines(report, f"sent {report.figures['rows']:,} messages; {ending}")
         return report

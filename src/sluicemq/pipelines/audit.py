@@ -25,6 +25,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -147,19 +148,12 @@ def sample_topic(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
     evaluated = tuple(expressions[:EXPRESSIONS_MAX])
-    source_columns = _columns_for(evaluated)
-    options = {} if begin_ms is None else {"startingTimestamp": str(begin_ms)}
+    source_columns = _choose_source_columns(evaluated)
+    options = {}
+    if begin_ms is not None:
+        options["startingTimestamp"] = str(begin_ms)
     messages = load_messages(spark, connection, topic=topic, columns=source_columns, **options)
-
-    # For each message, add the bits of the expressions that match it, and of those that fail.
-    no_bit = F.lit(0).cast("bigint")
-    matched_by = failed_by = no_bit
-    for index, subscription in enumerate(evaluated):
-        bit = F.lit(1 << index).cast("bigint")
-        is_match, is_error = _match_columns(subscription, source_columns)
-        matched_by = matched_by + F.when(is_match, bit).otherwise(no_bit)
-        if is_error is not None:
-            failed_by = failed_by + F.when(is_error, bit).otherwise(no_bit)
+    matched_by, failed_by = _build_bit_columns(evaluated, source_columns)
     bits = messages.select("tags", matched_by.alias("matched_by"), failed_by.alias("failed_by"))
 
     # Count the messages of each combination. One row above the limit shows that there are more.
@@ -170,7 +164,28 @@ def sample_topic(
     return TopicSample(topic, evaluated, counts, is_complete=len(rows) <= COMBINATIONS_MAX)
 
 
-def _columns_for(subscriptions: Iterable[Subscription]) -> str:
+def _build_bit_columns(
+    subscriptions: Sequence[Subscription], source_columns: str
+) -> "tuple[Column, Column]":
+    """Return two columns of integers: the subscriptions that match a message, and those that fail.
+
+    Bit `1 << index` stands for the subscription at this index. `source_columns` is the option
+    `columns` with which the messages are read.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
+
+    no_bit = F.lit(0).cast("bigint")
+    matched_by = failed_by = no_bit
+    for index, subscription in enumerate(subscriptions):
+        bit = F.lit(1 << index).cast("bigint")
+        is_match, is_error = _build_conditions(subscription, source_columns)
+        matched_by = matched_by + F.when(is_match, bit).otherwise(no_bit)
+        if is_error is not None:
+            failed_by = failed_by + F.when(is_error, bit).otherwise(no_bit)
+    return matched_by, failed_by
+
+
+def _choose_source_columns(subscriptions: Iterable[Subscription]) -> str:
     """Return the option `columns` of the source for evaluating these subscriptions.
 
     It is "tags" if no expression reads a property other than TAGS. SQL92 expressions with syntax
@@ -185,7 +200,7 @@ def _columns_for(subscriptions: Iterable[Subscription]) -> str:
     return "tags,properties,keys" if property_names - {"TAGS"} else "tags"
 
 
-def _match_columns(
+def _build_conditions(
     subscription: Subscription, source_columns: str
 ) -> "tuple[Column, Column | None]":
     """Return two Spark conditions: that a message matches, and that the expression fails on it.
@@ -295,9 +310,11 @@ def find_unwanted_tags(sample: TopicSample) -> list[UnwantedTag]:
     A tag is left out if an expression matches some of its messages.
     """
     count_by_tag: dict[str | None, int] = defaultdict(int)
+    matched_tags = set()
     for counted in sample.counts:
         count_by_tag[counted.tag] += counted.count
-    matched_tags = {counted.tag for counted in sample.counts if counted.matched_by}
+        if counted.matched_by:
+            matched_tags.add(counted.tag)
     unwanted_tags = [
         UnwantedTag(sample.topic, tag, count)
         for tag, count in count_by_tag.items()
@@ -314,48 +331,33 @@ def compute_loss(
     `subscription_by_member` maps client ids to subscriptions of the topic, None for members that do
     not subscribe to it. See `Loss` for the numbers.
     """
-    distinct_subscriptions = {
-        None if subscription is None else (subscription.kind, subscription.expression)
-        for subscription in subscription_by_member.values()
-    }
+    distinct_subscriptions: set[tuple[str, str] | None] = set()
+    expression_by_member = {}
+    subscriptions: list[Subscription] = []
+    for client_id, subscription in subscription_by_member.items():
+        if subscription is None:
+            distinct_subscriptions.add(None)
+            expression_by_member[client_id] = "nothing"
+        else:
+            distinct_subscriptions.add((subscription.kind, subscription.expression))
+            expression_by_member[client_id] = subscription.expression
+            subscriptions.append(subscription)
     if len(distinct_subscriptions) < 2:
         return None
 
-    member_count = len(subscription_by_member)
-    expression_by_member = {
-        client_id: "nothing" if subscription is None else subscription.expression
-        for client_id, subscription in subscription_by_member.items()
-    }
-    subscriptions = [
-        subscription for subscription in subscription_by_member.values() if subscription is not None
-    ]
     bits = [sample.bit_of(subscription) for subscription in subscriptions]
-
-    # Count the messages that any member wants, and those that every member wants.
-    all_subscribe = len(subscriptions) == member_count
+    all_subscribe = len(subscriptions) == len(subscription_by_member)
     wanted_count = certain_count = 0
     for counted in sample.counts:
         if any(counted.matched_by & bit for bit in bits):
             wanted_count += counted.count
         if all_subscribe and all(counted.matched_by & bit for bit in bits):
             certain_count += counted.count
-
     # For each subscription that the broker may keep: how many messages reach a handler.
-    delivered_counts = []
-    for kept_bit in bits:
-        # A member that subscribes by tags compares the tag again. The broker also assigns queues
-        # to a member that does not subscribe to the topic, and that member does not read them.
-        delivered_count = 0.0
-        for counted in sample.counts:
-            if not counted.matched_by & kept_bit:
-                continue
-            accepting_members = sum(
-                1
-                for subscription, bit in zip(subscriptions, bits, strict=True)
-                if not is_tag_kind(subscription.kind) or counted.matched_by & bit
-            )
-            delivered_count += counted.count * accepting_members / member_count
-        delivered_counts.append(delivered_count)
+    delivered_counts = [
+        _count_delivered(sample, kept_bit, subscriptions, len(subscription_by_member))
+        for kept_bit in bits
+    ]
     return Loss(
         group=group,
         topic=sample.topic,
@@ -366,6 +368,29 @@ def compute_loss(
         lost_min=round(wanted_count - max(delivered_counts)),
         lost_max=round(wanted_count - min(delivered_counts)),
     )
+
+
+def _count_delivered(
+    sample: TopicSample, kept_bit: int, subscriptions: Sequence[Subscription], member_count: int
+) -> float:
+    """Return how many messages reach a handler if the broker keeps the expression of `kept_bit`.
+
+    `subscriptions` are those of the members that subscribe to the topic. A message that the broker
+    delivers goes to any of the `member_count` members with the same probability.
+    """
+    delivered_count = 0.0
+    for counted in sample.counts:
+        if not counted.matched_by & kept_bit:
+            continue
+        # A member that subscribes by tags compares the tag again. The broker also assigns queues to
+        # a member that does not subscribe to the topic, and that member does not read them.
+        accepting_members = 0
+        for subscription in subscriptions:
+            compares_tag = is_tag_kind(subscription.kind)
+            if not compares_tag or counted.matched_by & sample.bit_of(subscription):
+                accepting_members += 1
+        delivered_count += counted.count * accepting_members / member_count
+    return delivered_count
 
 
 def find_collisions(sample: TopicSample) -> list[Collision]:
@@ -379,14 +404,17 @@ def find_collisions(sample: TopicSample) -> list[Collision]:
     for subscription in sample.expressions:
         for tag in subscription.tags:
             count_by_tag.setdefault(tag, 0)
+
     tags_by_code: dict[int, list[str]] = defaultdict(list)
     for tag in sorted(count_by_tag):
         tags_by_code[tag_code(tag)].append(tag)
-    return [
-        Collision(sample.topic, code, tuple(tags), sum(count_by_tag[tag] for tag in tags))
-        for code, tags in sorted(tags_by_code.items())
-        if len(tags) > 1
-    ]
+
+    collisions = []
+    for code, tags in sorted(tags_by_code.items()):
+        if len(tags) > 1:
+            message_count = sum(count_by_tag[tag] for tag in tags)
+            collisions.append(Collision(sample.topic, code, tuple(tags), message_count))
+    return collisions
 
 
 def find_failing_filters(sample: TopicSample) -> list[FailingFilter]:
@@ -428,21 +456,18 @@ class Audit:
     @property
     def figures(self) -> dict[str, int | float]:
         """Numbers for scripts. `findings` is 0 if nothing is wrong; lag is not counted there."""
-        counted_lists: tuple[Sequence[Any], ...] = (
-            self.unequal,
-            self.unwanted_tags,
-            self.collisions,
-            self.failing,
+        finding_count = (
+            len(self.unequal) + len(self.unwanted_tags) + len(self.collisions) + len(self.failing)
         )
         return {
-            "findings": sum(len(findings) for findings in counted_lists),
+            "findings": finding_count,
             "groups": self.groups,
             "topics": self.topics,
             "messages": self.messages,
             "unequal_groups": len(self.unequal),
-            "lag": sum(one.lag for one in self.lag),
+            "lag": sum(group_lag.lag for group_lag in self.lag),
             "unwanted_tags": len(self.unwanted_tags),
-            "unwanted_messages": sum(one.messages for one in self.unwanted_tags),
+            "unwanted_messages": sum(unwanted.messages for unwanted in self.unwanted_tags),
             "collisions": len(self.collisions),
             "failing_filters": len(self.failing),
             "not_known": len(self.not_known),
@@ -451,15 +476,15 @@ class Audit:
     def add_findings(
         self,
         sample: TopicSample,
-        known: Sequence[GroupSubscriptions],
+        audited_groups: Sequence[GroupSubscriptions],
         readers: Sequence[GroupSubscriptions],
         expression_count: int,
     ) -> None:
         """Add the findings about the messages of one topic, and what is not known about them.
 
-        `sample` are the counted messages. `known` are the subscriptions of the audited groups, and
-        `readers` those of all groups that read the topic. `expression_count` is the number of the
-        topic's expressions, of which `sample` may have fewer.
+        `sample` are the counted messages. `audited_groups` are the subscriptions of the audited
+        groups, and `readers` those of all groups that read the topic. `expression_count` is the
+        number of the topic's expressions, of which `sample` may have fewer.
         """
         topic = sample.topic
         if expression_count > EXPRESSIONS_MAX:
@@ -470,14 +495,20 @@ class Audit:
         self.messages += sample.message_count
         if not sample.is_complete:
             self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
-        losses = [
-            compute_loss(sample, group.group, group.by_member(topic))
-            for group in known
-            if topic in group.topics
-        ]
-        self.unequal += [loss for loss in losses if loss is not None]
+        for group in audited_groups:
+            if topic in group.topics:
+                loss = compute_loss(sample, group.group, group.by_member(topic))
+                if loss is not None:
+                    self.unequal.append(loss)
         self.collisions += find_collisions(sample)
         self.failing += find_failing_filters(sample)
+        self._add_unwanted_tags(sample, readers)
+
+    def _add_unwanted_tags(
+        self, sample: TopicSample, readers: Sequence[GroupSubscriptions]
+    ) -> None:
+        """Add the tags of a topic that no expression matches, and the readers that might match."""
+        topic = sample.topic
         unwanted_tags = find_unwanted_tags(sample)
         unknown_readers = [reader.group for reader in readers if not reader.all_of(topic)]
         if unwanted_tags and unknown_readers:
@@ -487,18 +518,17 @@ class Audit:
             )
         self.unwanted_tags += unwanted_tags
 
-    def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
-        """Add to `not_known` what neither brokers nor members report about the groups `known`.
+    def add_unknown(self, groups: Iterable[GroupSubscriptions]) -> None:
+        """Add to `not_known` what neither brokers nor members report about the groups.
 
         That is what silent members subscribe to, and how much of a lag matches. The lag must have
         been set before.
         """
-        for group in known:
-            silent_members = sorted(
-                client_id
-                for client_id, subscriptions in group.members.items()
-                if subscriptions is None
-            )
+        for group in groups:
+            silent_members = []
+            for client_id, subscriptions in sorted(group.members.items()):
+                if subscriptions is None:
+                    silent_members.append(client_id)
             if silent_members:
                 self.not_known.append(
                     f"what {', '.join(silent_members)} of {group.group} subscribe to: they did not"
@@ -513,8 +543,8 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as a JSON object: `figures`, a list for each kind, `not_known`."""
-        lists = {name: [asdict(one) for one in getattr(self, name)] for name in _TABLES}
-        return {"figures": self.figures, **lists, "not_known": self.not_known}
+        findings_by_kind = {kind: list(map(asdict, getattr(self, kind))) for kind in _TABLES}
+        return {"figures": self.figures, **findings_by_kind, "not_known": self.not_known}
 
     def format_lines(self, rows_max: int) -> list[str]:
         """Return the findings as lines of text: a table for each kind, then what is not known.
@@ -523,56 +553,57 @@ class Audit:
         kind without findings is one line.
         """
         lines = []
-        for name, (title, columns, rows_of) in _TABLES.items():
-            rows = [row for one in getattr(self, name) for row in rows_of(one)]
+        for kind, (title, columns, rows_of) in _TABLES.items():
+            rows = list(chain.from_iterable(map(rows_of, getattr(self, kind))))
             lines += format_table(title, columns, rows, rows_max)
-        return lines + [f"Not known: {text}" for text in self.not_known]
+        lines += [f"Not known: {unknown}" for unknown in self.not_known]
+        return lines
 
 
 _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Sequence[Any]]]]]] = {
     "unequal": (
         "Members that subscribe differently (what a RocketMQ broker would lose)",
         ("group", "topic", "member", "wanted", "certain", "lost"),
-        lambda one: [
+        lambda loss: [
             (
-                one.group,
-                one.topic,
-                f"{client_id}: {text}",
-                one.wanted,
-                one.certain,
-                f"{one.lost_min:,} to {one.lost_max:,}",
+                loss.group,
+                loss.topic,
+                f"{client_id}: {expression}",
+                loss.wanted,
+                loss.certain,
+                f"{loss.lost_min:,} to {loss.lost_max:,}",
             )
-            for client_id, text in sorted(one.members.items())
+            for client_id, expression in sorted(loss.members.items())
         ],
     ),
     "lag": (
         "Lag",
         ("group", "topic", "members", "lag", "matching", "at risk"),
-        lambda one: [
+        lambda group_lag: [
             (
-                one.group,
-                one.topic,
-                "online" if one.is_online else "offline",
-                one.lag,
-                "not known" if one.matching is None else one.matching,
-                one.at_risk,
+                group_lag.group,
+                group_lag.topic,
+                "online" if group_lag.is_online else "offline",
+                group_lag.lag,
+                "not known" if group_lag.matching is None else group_lag.matching,
+                group_lag.at_risk,
             )
         ],
     ),
     "unwanted_tags": (
         "Tags that no known subscription matches",
         ("topic", "tag", "messages"),
-        lambda one: [(one.topic, one.tag or "(none)", one.messages)],
+        lambda unwanted: [(unwanted.topic, unwanted.tag or "(none)", unwanted.messages)],
     ),
     "collisions": (
         "Tags with the same hash",
         ("topic", "tags", "code", "messages"),
-        lambda one: [(one.topic, ", ".join(one.tags), str(one.code), one.messages)],
+        lambda clash: [(clash.topic, ", ".join(clash.tags), str(clash.code), clash.messages)],
     ),
     "failing": (
         "Filters that fail on messages",
         ("topic", "expression", "failed", "of"),
-        lambda one: [(one.topic, one.expression, one.messages, one.of)],
+        lambda failing: [(failing.topic, failing.expression, failing.messages, failing.of)],
     ),
 }
 """For each kind of finding: the title, the columns, and the function that returns its rows."""
@@ -595,21 +626,19 @@ def audit(
     called with lines about the progress. If `stopping()` is True, the remaining topics are skipped.
     Raises NameServerUnreachableError, and RequestError if a broker refuses a request.
     """
-    findings = Audit()
     with open_admin(parse_options(connection)) as admin:
-        known = fetch_subscriptions(admin, groups or list_groups(admin))
-        say(f"{len(known)} groups, {sum(group.is_online for group in known)} online")
-        lags = _fetch_lags(admin, known)
-        audited_topics = sorted(topics or _topics_read(known, lags))
+        audited_groups = fetch_subscriptions(admin, groups or list_groups(admin))
+        online_count = sum(group.is_online for group in audited_groups)
+        say(f"{len(audited_groups)} groups, {online_count} online")
+        lags = _fetch_lags(admin, audited_groups)
+        audited_topics = sorted(topics or _topics_read(audited_groups, lags))
         # All readers of a topic count for its tags, including groups that are not audited.
-        all_groups = known if not groups else fetch_subscriptions(admin, list_groups(admin))
-        readers_by_topic = {}
-        for topic in audited_topics:
-            with contextlib.suppress(RouteNotFoundError):
-                if admin.queues(topic):
-                    readers_by_topic[topic] = _readers_of(admin, topic, all_groups)
-    findings.groups = len(known)
-    findings.topics = len(readers_by_topic)
+        all_groups = audited_groups
+        if groups:
+            all_groups = fetch_subscriptions(admin, list_groups(admin))
+        readers_by_topic = _find_readers(admin, audited_topics, all_groups)
+
+    findings = Audit(groups=len(audited_groups), topics=len(readers_by_topic))
     findings.not_known += [
         f"what {topic} contains: no broker has a readable queue of it"
         for topic in audited_topics
@@ -618,7 +647,7 @@ def audit(
     findings.lag = [
         lag for lag in lags if lag.lag and (not topics or lag.topic in readers_by_topic)
     ]
-    findings.add_unknown(known)  # after the lag, of which it reports the unknown part
+    findings.add_unknown(audited_groups)  # after the lag, of which it reports the unknown part
 
     begin_ms = None if recent_s is None else SYSTEM_CLOCK.now_ms() - int(recent_s * 1000)
     for topic, readers in readers_by_topic.items():
@@ -627,7 +656,7 @@ def audit(
         say(f"reading {topic}")
         expressions = _distinct_expressions(readers, topic)
         sample = sample_topic(spark, connection, topic, expressions, begin_ms)
-        findings.add_findings(sample, known, readers, len(expressions))
+        findings.add_findings(sample, audited_groups, readers, len(expressions))
     findings.unwanted_tags.sort(key=lambda unwanted: -unwanted.messages)
     return findings
 
@@ -652,6 +681,18 @@ def _distinct_expressions(readers: Iterable[GroupSubscriptions], topic: str) -> 
     return [subscription_by_key[key] for key in sorted(subscription_by_key)]
 
 
+def _find_readers(
+    admin: Admin, topics: Iterable[str], groups: Iterable[GroupSubscriptions]
+) -> dict[str, list[GroupSubscriptions]]:
+    """Return those of `groups` that read each topic, without topics that have no readable queue."""
+    readers_by_topic = {}
+    for topic in topics:
+        with contextlib.suppress(RouteNotFoundError):
+            if admin.queues(topic):
+                readers_by_topic[topic] = _readers_of(admin, topic, groups)
+    return readers_by_topic
+
+
 def _readers_of(
     admin: Admin, topic: str, groups: Iterable[GroupSubscriptions]
 ) -> list[GroupSubscriptions]:
@@ -667,30 +708,36 @@ def _readers_of(
     ]
 
 
-def _fetch_lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
+def _fetch_lags(admin: Admin, groups: Iterable[GroupSubscriptions]) -> list[GroupLag]:
     """Return the lag of each of the groups by topic, the largest first.
 
     `matching` is None if the broker does not know it for a queue with a lag.
     """
     group_lags = []
-    for group in known:
+    for group in groups:
         lags_by_topic: dict[str, list[QueueLag]] = defaultdict(list)
         for queue_lag in admin.lag(group.group):
             lags_by_topic[queue_lag.queue.topic].append(queue_lag)
         for topic, queue_lags in sorted(lags_by_topic.items()):
-            counts = [queue_lag.matching for queue_lag in queue_lags if queue_lag.lag]
-            matching = None if None in counts else sum(count or 0 for count in counts)
-            group_lags.append(
-                GroupLag(
-                    group=group.group,
-                    topic=topic,
-                    lag=sum(queue_lag.lag for queue_lag in queue_lags),
-                    matching=matching,
-                    at_risk=sum(queue_lag.messages_at_risk for queue_lag in queue_lags),
-                    is_online=group.is_online,
-                )
-            )
+            group_lags.append(_sum_queue_lags(group, topic, queue_lags))
     return sorted(group_lags, key=lambda lag: (-lag.lag, lag.group, lag.topic))
+
+
+def _sum_queue_lags(group: GroupSubscriptions, topic: str, lags: Sequence[QueueLag]) -> GroupLag:
+    """Return the lag of a group on a topic: the sum of the lags of the topic's queues."""
+    matching: int | None = 0
+    for queue_lag in lags:
+        if queue_lag.lag and matching is not None:
+            # One unknown number makes the sum unknown.
+            matching = None if queue_lag.matching is None else matching + queue_lag.matching
+    return GroupLag(
+        group=group.group,
+        topic=topic,
+        lag=sum(queue_lag.lag for queue_lag in lags),
+        matching=matching,
+        at_risk=sum(queue_lag.messages_at_risk for queue_lag in lags),
+        is_online=group.is_online,
+    )
 
 
 # ---- the ready pipeline
@@ -717,18 +764,20 @@ class AuditPipeline(ReadyPipeline):
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
             groups = options["groups"] or list_groups(admin)
+        topics = ", ".join(options["topics"]) or "their topics"
         lines = [
             f"ask brokers and members of {len(groups)} groups",
             "read tags (and properties, if a filter is SQL92) of"
-            f" {', '.join(options['topics']) or 'their topics'}, the last"
-            f" {options['recent']:,.0f} s",
+            f" {topics}, the last {options['recent']:,.0f} s",
         ]
-        return [*lines, f"write {options['output']}"] if options["output"] else lines
+        if options["output"]:
+            lines.append(f"write {options['output']}")
+        return lines
 
     def run(self, task: Task) -> Report:
         """Run `audit`, write the findings to the option `output`, and report them as tables."""
         options = task.options
-        found = audit(
+        findings = audit(
             task.spark,
             task.connection,
             topics=options["topics"],
@@ -737,13 +786,14 @@ class AuditPipeline(ReadyPipeline):
             say=task.say,
             stopping=task.stopping,
         )
-        report = Report(found.figures)
+        report = Report(findings.figures)
         report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
         if options["output"]:
-            text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
-            replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
+            document = json.dumps(findings.to_json(), indent=1, ensure_ascii=False)
+            path = str(Path(options["output"]).absolute())
+            replace_text(SYSTEM_FILES, path, document + "\n")
             report.files.append(options["output"])
-        task.report_lines(report, *found.format_lines(options["rows"]))
+        task.report_lines(report, *findings.format_lines(options["rows"]))
         return report
 
 

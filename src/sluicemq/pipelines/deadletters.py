@@ -2,7 +2,7 @@
 
     %DLQ%GROUP -> clusters                                                 action: clusters
                -> where, edit -> verdicts by the group's filter            action: check
-               -> STATE/plan (Parquet) -> steps (`pipelines.steps`) -> topics,
+               -> STATE/plan (Parquet) -> steps (`pipelines.sinks.steps`) -> topics,
                   STATE/report (one line for each message)                 action: replay
 
 The properties of a dead letter say from which topic it comes (RETRY_TOPIC) and which message id it
@@ -26,7 +26,6 @@ may have changed. A message that the group's filter does not match is not sent, 
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -44,7 +43,7 @@ from sluicemq.client.admin.dead_letters import (
     undecodable_reason,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
+from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import (
@@ -56,6 +55,7 @@ from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
+from sluicemq.pipelines.clusters import format_clusters
 from sluicemq.pipelines.ready import (
     FLAG,
     INTEGER,
@@ -70,7 +70,7 @@ from sluicemq.pipelines.ready import (
     format_table,
     load_messages,
 )
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.steps import (
     ORIGIN_COLUMNS,
     SENDING_FIELDS,
     JobState,
@@ -97,13 +97,6 @@ REPORT: Final = "report"
 TOPICS_MAX: Final = 1_000
 """The number of target topics that are checked."""
 REASONS_SHOWN_MAX: Final = 20
-SAMPLE_MESSAGES: Final = 2_000
-"""The number of newest messages of an origin topic with which its clusters are compared."""
-TOPICS_SAMPLED_MAX: Final = 5
-VALUES_SHOWN: Final = 3
-"""The number of distinguishing values of a cluster."""
-SHARE_MIN: Final = 0.3
-"""The smallest share of a cluster's messages that have a distinguishing value."""
 _FIXED_OPTIONS: Final = (
     "group",
     "where",
@@ -119,6 +112,25 @@ _FIXED_OPTIONS: Final = (
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
     "reconsume_times," + ERROR_NAME
+)
+_PLAN_COLUMNS: Final = (
+    "topic",
+    "broker",
+    "queue_id",
+    "queue_offset",
+    "store_time",
+    "msg_id",
+    "origin_topic",
+    "origin_id",
+    "target",
+    "new_id",
+    "verdict",
+    "reason",
+    "new_body",
+    "new_tags",
+    "new_keys",
+    "new_sharding_key",
+    "new_properties",
 )
 _REPORT_SCHEMA: Final = (
     "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
@@ -149,14 +161,16 @@ def read_report(spark: Any, state: str) -> Any:
     replay. Raises ConfigurationError if it has no report.
     """
     folder = Folder(spark, f"{state}/{REPORT}")
-    steps = [folder.full_path(name) for name in folder.list_names() if name.startswith("step-")]
-    if not steps:
+    step_names = [name for name in folder.list_names() if name.startswith("step-")]
+    if not step_names:
         raise ConfigurationError(
             f"there is no report in {folder.path}.", fix="Run the pipeline with action: replay."
         )
-    is_parquet = bool(folder.list_files("", ".parquet"))
+    step_paths = [folder.full_path(name) for name in step_names]
     reader = spark.read.schema(_REPORT_SCHEMA)
-    return reader.parquet(*steps) if is_parquet else reader.json(steps)
+    if folder.list_files("", ".parquet"):
+        return reader.parquet(*step_paths)
+    return reader.json(step_paths)
 
 
 def _fetch_bounds(admin: Admin, group: str) -> Bounds:
@@ -174,8 +188,8 @@ def _load_dead_letters(
 
     `bounds` has the first and the end offset of each queue of the dead-letter topic.
     """
-    starts = {queue: low for queue, (low, _) in bounds.items()}
-    ends = {queue: high for queue, (_, high) in bounds.items()}
+    starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
+    ends = {queue: end for queue, (_, end) in bounds.items()}
     rows = load_messages(
         spark,
         connection,
@@ -186,6 +200,23 @@ def _load_dead_letters(
         startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
         endingOffsets=json.dumps(offsets_to_table(ends, by_topic=False)),
     )
+    return (
+        rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
+        .withColumn("own", F.expr(OWN_PROPERTIES))
+        .withColumn("origin_topic", _first_property(*ORIGIN_TOPICS))
+        .withColumn("origin_id", _first_property(*ORIGIN_IDS))
+        .withColumn("sharding_key", _first_property(SHARDING_KEY))
+        .withColumn("cause", _build_cause_column())
+        .drop("properties")
+        .withColumnRenamed("own", "properties")
+    )
+
+
+def _build_cause_column() -> Any:
+    """Return the column with the cause of each dead letter.
+
+    It reads the columns own (the producer's properties), body and _error.
+    """
 
     def find_causes(letters: pa.Array) -> pa.Array:
         """Return the cause of each dead letter. This runs in Python workers."""
@@ -199,182 +230,12 @@ def _load_dead_letters(
         return pa.array(causes, pa.string())
 
     letter_struct = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
-    cause_column = F.arrow_udf(find_causes, "string")(F.expr(letter_struct))
-    return (
-        rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
-        .withColumn("own", F.expr(OWN_PROPERTIES))
-        .withColumn("origin_topic", _first_property(*ORIGIN_TOPICS))
-        .withColumn("origin_id", _first_property(*ORIGIN_IDS))
-        .withColumn("sharding_key", _first_property(SHARDING_KEY))
-        .withColumn("cause", cause_column)
-        .drop("properties")
-        .withColumnRenamed("own", "properties")
-    )
+    return F.arrow_udf(find_causes, "string")(F.expr(letter_struct))
 
 
 def _first_property(*names: str) -> Any:
     """Return the column with the first of the properties `names` that a message has, else null."""
     return F.coalesce(*(F.expr(f"properties['{name}']") for name in names))
-
-
-# ---- by cause
-
-
-def format_clusters(
-    letters: Any, admin: Admin, connection: Mapping[str, str], by: Sequence[str], count_max: int
-) -> list[str]:
-    """Return a table of the largest clusters, and a line for each value that distinguishes one.
-
-    `letters` are the dead letters. They are grouped by origin topic, cause and the Spark SQL
-    expressions `by`. At most `count_max` clusters are shown. `admin` and `connection` are used to
-    read the newest messages of the origin topics.
-    """
-    by_names = [f"by_{index}" for index in range(len(by))]
-    by_columns = [
-        f"cast({expression} as string) as {name}"
-        for expression, name in zip(by, by_names, strict=True)
-    ]
-    keyed = letters.selectExpr("*", *by_columns)
-    keys = ["origin_topic", "cause", *by_names]
-    clusters = (
-        keyed.groupBy(*keys)
-        .agg(
-            F.expr("count(1) as messages"),
-            F.expr("min(store_time) as first"),
-            F.expr("max(store_time) as last"),
-            F.expr("max(reconsume_times) as retries"),
-            F.expr("max_by(msg_id, store_time) as example"),
-        )
-        .orderBy(F.desc("messages"), *keys)
-        .limit(count_max)
-        .collect()
-    )
-    if not clusters:
-        return ["no dead letters"]
-    titles = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
-    columns = ["messages", *keys, "retries", "first", "last", "example"]
-    table = [[row[name] for name in columns] for row in clusters]
-    lines = format_table("Dead letters by cause", titles, table)
-
-    cluster_sizes = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
-    for row in _find_distinguishing_values(keyed, keys, cluster_sizes, admin, connection):
-        usual_share = row["usual"]
-        comparison = ""
-        if usual_share is not None:
-            comparison = f", {usual_share:.0%} of the topic's newest messages"
-        lines.append(
-            f"  {row['origin_topic']}, {row['cause']}: {row['name']} = {row['value']!r} in"
-            f" {row['share']:.0%}{comparison}"
-        )
-    return lines
-
-
-def _find_distinguishing_values(
-    keyed: Any,
-    keys: list[str],
-    cluster_sizes: list[tuple[Any, ...]],
-    admin: Admin,
-    connection: Mapping[str, str],
-) -> list[Any]:
-    """Return the property values that distinguish a cluster from the usual messages of its topic.
-
-    A value distinguishes a cluster if at least two messages and a share of `SHARE_MIN` of the
-    cluster have it, and if its share there is more than twice its share of the origin topic's
-    newest messages. The second condition is left out for topics whose messages could not be read,
-    and for all but `TOPICS_SAMPLED_MAX` topics. At most `VALUES_SHOWN` values of a cluster are
-    returned, those with the largest difference of the shares first. The clusters are ordered by
-    size.
-
-    `keyed` are dead letters with the columns `keys`, which identify the cluster. `cluster_sizes`
-    has the values of these columns and the number of messages of each cluster. A row of the result
-    has the columns `keys`, messages, name, value, share (of the cluster) and usual (the share of
-    the newest messages, null if they could not be read).
-    """
-    spark = keyed.sparkSession
-    schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
-    clusters = F.broadcast(spark.createDataFrame(cluster_sizes, schema).alias("s"))
-    is_same_cluster = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
-    values = (
-        _explode_properties(keyed)
-        .alias("l")
-        .join(clusters, is_same_cluster)
-        .select(*(F.col(f"s.{key}") for key in keys), "s.messages", "l.name", "l.value")
-        .groupBy(*keys, "messages", "name", "value")
-        .agg(F.expr("count(1) as n"))
-        .where(f"n > 1 and n >= {SHARE_MIN} * messages")
-        .withColumn("usual", F.expr("cast(null as double)"))
-    )
-
-    # For some origin topics: the share of the newest messages that have each value.
-    topics = sorted({str(row[0]) for row in cluster_sizes if row[0]})[:TOPICS_SAMPLED_MAX]
-    shares_by_topic = {}
-    for topic in topics:
-        newest_rows = _load_newest(spark, admin, connection, topic)
-        newest_count = 0 if newest_rows is None else newest_rows.count()
-        if newest_count:
-            shares = (
-                _explode_properties(newest_rows)
-                .groupBy("name", "value")
-                .agg((F.count(F.lit(1)) / newest_count).alias("usual"))
-            )
-            shares_by_topic[topic] = shares.withColumn("origin_topic", F.lit(topic))
-    if shares_by_topic:
-        # `usual` stays null for topics that could not be read, and is 0 for values that do not
-        # occur in the others.
-        all_shares = reduce(lambda left, right: left.unionByName(right), shares_by_topic.values())
-        values = values.drop("usual").join(all_shares, ["origin_topic", "name", "value"], "left")
-        is_sampled = F.col("origin_topic").isin(list(shares_by_topic))
-        values = values.withColumn("usual", F.when(is_sampled, F.expr("coalesce(usual, 0.0)")))
-
-    # Keep the values that are more than twice as common in the cluster as in its topic.
-    cluster_columns = ", ".join(keys)
-    distinguishing_values: list[Any] = (
-        values.selectExpr("*", "n / messages as share")
-        .where("usual is null or share > 2 * usual")
-        .selectExpr(
-            "*",
-            f"row_number() over (partition by {cluster_columns} order by share - coalesce(usual, 0)"
-            " desc, name, value) as place",
-        )
-        .where(f"place <= {VALUES_SHOWN}")
-        .orderBy(F.desc("messages"), *keys, "place")
-        .collect()
-    )
-    return distinguishing_values
-
-
-def _explode_properties(rows: Any) -> Any:
-    """Return one row for each property of each message, with the columns `name` and `value` added.
-
-    The tag of a message counts as a property with the name "tag".
-    """
-    other_properties = "map_filter(properties, (name, value) -> name <> 'tag')"
-    tag = "if(tags is null, cast(map() as map<string,string>), map('tag', tags))"
-    entries = f"map_entries(map_concat({other_properties}, {tag}))"
-    exploded = rows.selectExpr("*", f"explode({entries}) as entry")
-    return exploded.selectExpr("*", "entry.key as name", "entry.value as value")
-
-
-def _load_newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:
-    """Return about `SAMPLE_MESSAGES` newest messages of a topic, with tags and properties.
-
-    Return None if the topic cannot be read or has no queue.
-    """
-    try:
-        bounds = {queue: admin.offsets(queue) for queue in admin.queues(topic)}
-    except SluiceError:
-        return None
-    if not bounds:
-        return None
-    count_per_queue = max(1, SAMPLE_MESSAGES // len(bounds))
-    starts = {queue: max(low, high - count_per_queue) for queue, (low, high) in bounds.items()}
-    return load_messages(
-        spark,
-        connection,
-        topic=topic,
-        columns="tags,properties",
-        startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
-    )
 
 
 # ---- edits and verdicts
@@ -390,7 +251,38 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
     `read_as` (the topic whose subscription decides whether the group receives the message) and
     `body_error`. Raises ConfigurationError if `edits` has another key.
     """
-    expressions = {name: name for name in EDITABLE} | {"topic": "origin_topic"}
+    expressions, single_properties = _parse_edits(edits)
+    origin_topic = expressions["topic"]
+    target = {"origin": origin_topic, "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
+    # The group receives a message for its retry topic by its subscription to the origin topic.
+    subscribed_topic = origin_topic if to == "retry" else target
+    # An edit of the body replaces stored bytes that cannot be decompressed. Without one, they must
+    # not be sent, because they are not what the producer sent.
+    body_error = "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')"
+    expression_by_column = {
+        "new_body": f"cast({expressions['body']} as binary)",
+        "new_tags": f"cast({expressions['tags']} as string)",
+        "new_keys": _join_keys(letters, expressions["keys"]),
+        "new_sharding_key": f"cast({expressions['sharding_key']} as string)",
+        "new_properties": _set_properties(expressions["properties"], single_properties),
+        "target": f"cast({target} as string)",
+        "read_as": f"cast({subscribed_topic} as string)",
+        "body_error": body_error,
+    }
+    new_columns = [
+        f"{expression} as {column}" for column, expression in expression_by_column.items()
+    ]
+    return letters.selectExpr("*", *new_columns)
+
+
+def _parse_edits(edits: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the expression of each part of a message, and those of single properties.
+
+    A part that is not edited has the expression of its column. The keys of the second mapping are
+    names of properties as SQL literals. Raises ConfigurationError if `edits` has a key that is not
+    editable.
+    """
+    expressions = {part: part for part in EDITABLE} | {"topic": "origin_topic"}
     single_properties: dict[str, str] = {}
     for name, expression in edits.items():
         part, _, property_name = name.partition(".")
@@ -403,29 +295,19 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
                 f"{name!r} cannot be edited.",
                 fix=f"Edit {', '.join(EDITABLE)} or properties.NAME.",
             )
-    origin_topic = expressions["topic"]
-    target = {"origin": origin_topic, "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
-    # The group receives a message for its retry topic by its subscription to the origin topic.
-    subscribed_topic = origin_topic if to == "retry" else target
+    return expressions, single_properties
 
-    # Keys are stored as one text, but an edit may return an array of them.
-    keys = expressions["keys"]
-    keys_type = letters.selectExpr(f"{keys} as it").schema["it"].dataType.simpleString()
-    is_array = keys_type.startswith("array")
-    keys_text = f"array_join({keys}, ' ')" if is_array else f"cast({keys} as string)"
-    columns = {
-        "new_body": f"cast({expressions['body']} as binary)",
-        "new_tags": f"cast({expressions['tags']} as string)",
-        "new_keys": keys_text,
-        "new_sharding_key": f"cast({expressions['sharding_key']} as string)",
-        "new_properties": _set_properties(expressions["properties"], single_properties),
-        "target": f"cast({target} as string)",
-        "read_as": f"cast({subscribed_topic} as string)",
-        # An edit of the body replaces stored bytes that cannot be decompressed. Without one, they
-        # must not be sent, because they are not what the producer sent.
-        "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
-    }
-    return letters.selectExpr("*", *(f"{value} as {name}" for name, value in columns.items()))
+
+def _join_keys(letters: Any, keys_expression: str) -> str:
+    """Return the expression of the keys as one text, as they are stored.
+
+    The expression of an edit may return an array of keys.
+    """
+    selected = letters.selectExpr(f"{keys_expression} as it")
+    keys_type = selected.schema["it"].dataType.simpleString()
+    if keys_type.startswith("array"):
+        return f"array_join({keys_expression}, ' ')"
+    return f"cast({keys_expression} as string)"
 
 
 def _to_sql_literal(text: str) -> str:
@@ -458,19 +340,20 @@ def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
 
     def find_verdicts(messages: pa.Array) -> pa.Array:
         """Return the verdict and the reason of each message, joined by the character U+0001."""
-        verdicts = []
+        joined_verdicts = []
         for message in messages.to_pylist():
-            message["properties"] = {name: text or "" for name, text in message["properties"] or ()}
-            verdicts.append("\x01".join(judge.verdict(message)))
-        return pa.array(verdicts, pa.string())
+            stored_properties = message["properties"] or ()
+            message["properties"] = {name: content or "" for name, content in stored_properties}
+            joined_verdicts.append("\x01".join(judge.verdict(message)))
+        return pa.array(joined_verdicts, pa.string())
 
     message_struct = (
         "struct(target, read_as, new_tags as tags, new_keys as keys, new_properties as properties,"
         " new_id, octet_length(new_body) as size, body_error)"
     )
-    joined = F.arrow_udf(find_verdicts, "string")(F.expr(message_struct))
+    joined_column = F.arrow_udf(find_verdicts, "string")(F.expr(message_struct))
     return (
-        rows.withColumn("joined", joined)
+        rows.withColumn("joined", joined_column)
         .withColumn("verdict", F.expr("substring_index(joined, '\\u0001', 1)"))
         .withColumn("reason", F.expr("nullif(substring_index(joined, '\\u0001', -1), '')"))
         .drop("joined")
@@ -485,6 +368,7 @@ def add_new_ids(rows: Any) -> Any:
     """
 
     def make_ids(origins: pa.Array) -> pa.Array:
+        """Return the id of each struct of an origin. This runs in Python workers."""
         ids = [replay_id(**origin) for origin in origins.to_pylist()]
         return pa.array(ids, pa.string())
 
@@ -509,33 +393,38 @@ def _add_replay_columns(task: Task, admin: Admin, letters: Any) -> Any:
     """
     options = task.options
     rows = apply_edits(letters, options["edit"], options["to"], options["group"])
-    topic_rows = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
-    targets = {str(row["target"]) for row in topic_rows if row["target"]}
-    subscribed_topics = {str(row["read_as"]) for row in topic_rows if row["read_as"]}
-    # A retry topic may be missing: it is created when a consumer connects.
-    checked_targets = {target for target in targets if not is_retry_topic(target)}
-    assumed = _assumed_subscriptions(task, subscribed_topics)
+    checked_targets = set()
+    subscribed_topics = set()
+    for row in rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect():
+        # A retry topic may be missing: it is created when a consumer connects.
+        if row["target"] and not is_retry_topic(str(row["target"])):
+            checked_targets.add(str(row["target"]))
+        if row["read_as"]:
+            subscribed_topics.add(str(row["read_as"]))
+    assumed = _assume_subscriptions(task, subscribed_topics)
     judge = admin.dead_letter_judge(options["group"], checked_targets, subscribed_topics, assumed)
     return add_verdicts(add_new_ids(rows), judge)
 
 
-def _assumed_subscriptions(
+def _assume_subscriptions(
     task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
     """Return the subscription that the options name, for each topic; None means the group's own.
 
     Raises ConfigurationError if the options name two, and FilterSyntaxError for an invalid one.
     """
-    options = task.options
-    if options["filter_sql"] and options["filter_tags"]:
+    sql = task.options["filter_sql"]
+    tags = task.options["filter_tags"]
+    if sql and tags:
         raise ConfigurationError(
             "filter_sql and filter_tags are given together.", fix="Set one of them."
         )
-    for option, kind in (("filter_sql", SQL92), ("filter_tags", TAG)):
-        if options[option]:
-            check_subscription(Subscription("", options[option], kind))
-            return {topic: (parse_subscription(topic, options[option], kind),) for topic in topics}
-    return None
+    if not sql and not tags:
+        return None
+    expression = sql or tags
+    kind = SQL92 if sql else TAG
+    check_subscription(Subscription("", expression, kind))
+    return {topic: (parse_subscription(topic, expression, kind),) for topic in topics}
 
 
 # ---- the ready pipeline
@@ -554,26 +443,41 @@ def _report_causes(task: Task, report: Report, *, check: bool) -> None:
             letters,
             admin,
             task.connection,
-            by=list(options["cluster_by"]),
+            expressions=list(options["cluster_by"]),
             count_max=int(options["top"]),
         )
         task.report_lines(report, *lines)
         report.figures["letters"] = letters.count()
         if not check:
             return
+        verdict_counts = _count_verdicts(_add_replay_columns(task, admin, letters))
+    _report_verdicts(task, report, verdict_counts)
 
-        # Count the messages of each verdict and reason. The values in reasons are left out, so
-        # that reasons which only differ there are counted together.
-        value_pattern = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-        rows = _add_replay_columns(task, admin, letters)
-        verdict_counts = (
-            rows.withColumn("why", F.expr(f"regexp_replace(reason, {value_pattern}, ' is …')"))
-            .groupBy("target", "verdict", "why")
-            .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
-            .orderBy("verdict", F.desc("messages"), "why")
-            .limit(REASONS_SHOWN_MAX)
-            .collect()
-        )
+
+def _count_verdicts(rows: Any) -> list[Any]:
+    """Return the number of messages by target, verdict and reason, as rows.
+
+    A row has the columns target, verdict, why (the reason), messages and example (a message id).
+    The values in reasons are left out, so that reasons which only differ there are counted
+    together. At most `REASONS_SHOWN_MAX` rows are returned.
+    """
+    value_pattern = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
+    verdict_counts: list[Any] = (
+        rows.withColumn("why", F.expr(f"regexp_replace(reason, {value_pattern}, ' is …')"))
+        .groupBy("target", "verdict", "why")
+        .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
+        .orderBy("verdict", F.desc("messages"), "why")
+        .limit(REASONS_SHOWN_MAX)
+        .collect()
+    )
+    return verdict_counts
+
+
+def _report_verdicts(task: Task, report: Report, verdict_counts: Sequence[Any]) -> None:
+    """Add a table of verdicts, a line for each reason, and a figure for each verdict to `report`.
+
+    `verdict_counts` are the rows of `_count_verdicts`.
+    """
     table = []
     reason_lines = []
     for row in verdict_counts:
@@ -595,28 +499,26 @@ def _replay(task: Task, report: Report) -> None:
     directory was started with other options, and the errors of the sink.
     """
     options = task.options
+    delivery = options["delivery"]
     if not options["state"]:
         raise ConfigurationError(
             "the option 'state' is missing.", fix="Name a directory; a replay is resumed from it."
         )
     folder = Folder(task.spark, options["state"])
     state = JobState(folder, "job.json")
-    settings = {name: options[name] for name in _FIXED_OPTIONS}
-    is_resumed = state.resume(f"dead letters of {options['group']}", settings)
+    fixed_options = {name: options[name] for name in _FIXED_OPTIONS}
+    is_resumed = state.resume(f"dead letters of {options['group']}", fixed_options)
     if not is_resumed:
         _write_plan(task, state)
     report.files += [folder.full_path(PLAN), folder.full_path(REPORT)]
-    task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
+    task.report_lines(report, describe_guarantee(task.connection, delivery))
 
-    unsent_verdicts = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
-    is_unsent = f"verdict in ({', '.join(map(_to_sql_literal, unsent_verdicts))})"
+    is_unsent = _build_unsent_condition(only_matching=options["only_matching"])
 
     def send_step(step_number: int, step_rows: Any) -> None:
         """Send the rows of a step, except those with a verdict that forbids it, and report all."""
         sent_rows = rows_to_send(step_rows.where(f"not ({is_unsent})"))
-        write_step(
-            sent_rows, task.connection, state["query"], step_number, delivery=options["delivery"]
-        )
+        write_step(sent_rows, task.connection, state["query"], step_number, delivery=delivery)
         # Write the report after the sending, so that it never lists a message as sent too early.
         # A step that is repeated replaces its part of the report.
         _write_step_report(folder, step_number, step_rows, is_unsent, options["report"])
@@ -624,6 +526,15 @@ def _replay(task: Task, report: Report) -> None:
     planned_rows = task.spark.read.parquet(folder.full_path(PLAN))
     is_complete = run_steps(task, state, report, planned_rows, send_step)
     _report_replay(task, report, folder, is_complete=is_complete)
+
+
+def _build_unsent_condition(*, only_matching: bool) -> str:
+    """Return the Spark SQL condition of the planned rows that are not sent.
+
+    With `only_matching`, they include the messages that the group's filter does not match.
+    """
+    unsent_verdicts = (INVALID, FILTERED) if only_matching else (INVALID,)
+    return f"verdict in ({', '.join(map(_to_sql_literal, unsent_verdicts))})"
 
 
 def _write_step_report(
@@ -654,15 +565,14 @@ def _report_replay(task: Task, report: Report, folder: Folder, *, is_complete: b
     """
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
-    counts = ", ".join(
-        f"{report.figures[name]:,} {name}"
-        for name in ("sent", FILTERED, INVALID)
-        if name in report.figures
-    )
+    counts = [
+        f"{report.figures[verdict]:,} {verdict}"
+        for verdict in ("sent", FILTERED, INVALID)
+        if verdict in report.figures
+    ]
+    summary = ", ".join(counts) or "nothing to send"
     ending = "" if is_complete else "; stopped, run it again to continue"
-    task.report_lines(
-        report, f"{counts or 'nothing to send'}{ending}; report: {folder.full_path(REPORT)}"
-    )
+    task.report_lines(report, f"{summary}{ending}; report: {folder.full_path(REPORT)}")
 
 
 def _write_plan(task: Task, state: JobState) -> None:
@@ -670,32 +580,13 @@ def _write_plan(task: Task, state: JobState) -> None:
 
     An older plan there is replaced.
     """
-    folder = state.folder
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
         letters = _select_dead_letters(task, bounds)
         rows = _add_replay_columns(task, admin, letters)
-        plan = rows.selectExpr(
-            "topic",
-            "broker",
-            "queue_id",
-            "queue_offset",
-            "store_time",
-            "msg_id",
-            "origin_topic",
-            "origin_id",
-            "target",
-            "new_id",
-            "verdict",
-            "reason",
-            "new_body",
-            "new_tags",
-            "new_keys",
-            "new_sharding_key",
-            "new_properties",
-        )
-        plan.write.mode("overwrite").parquet(folder.full_path(PLAN))
+        planned_rows = rows.select(*_PLAN_COLUMNS)
+        planned_rows.write.mode("overwrite").parquet(state.folder.full_path(PLAN))
     query = f"dead-letters-{secrets.token_hex(8)}"
     rows_max = rows_per_step(float(options["rate"]), options["step"])
     state.start(query=query, step_rows=rows_max)

@@ -3,7 +3,8 @@
 PyYAML's `compose` returns nodes, which know their lines, instead of plain values. An `Entry` wraps
 one node together with the path of keys that leads to it, such as `sinks[1].url`. Its methods return
 the value in the form that the caller expects. If the node has another form, they add a problem to
-the `Document` and return None, so that one reading finds every problem of the file.
+the `Document` and return None, so that one reading finds every problem of the file. `read_fields`
+does the same for the keys that a source, a sink or a ready pipeline declares as `Field`s.
 
 Scalars may name environment variables: `${NAME}` is replaced by the variable's value, and `$${` is
 a plain `${`. The value of a variable whose name sounds like a secret is added to `Secrets`, which
@@ -11,13 +12,26 @@ masks it in everything that is printed.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 import yaml  # type: ignore[import-untyped]
 
+from sluicemq.hints import suggest
+from sluicemq.pipelines.ready import (
+    DURATION,
+    FLAG,
+    INTEGER,
+    LIST,
+    MAPPING,
+    NUMBER,
+    REQUIRED,
+    TEXT,
+    Field,
+    parse_duration_s,
+)
 from sluicemq.spark.errors import FileProblem, Secrets
 
 NESTING_MAX: Final = 5
@@ -55,10 +69,7 @@ class Document:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-            reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
-            line = mark.line + 1 if mark else 1
-            self.add_problem(line, "", f"the file is not valid YAML: {reason}.")
+            self._add_syntax_problem(error)
             return None
         if not isinstance(node, yaml.MappingNode):
             self.add_problem(
@@ -66,6 +77,13 @@ class Document:
             )
             return None
         return Entry(self, node, "", node.start_mark.line + 1)
+
+    def _add_syntax_problem(self, error: yaml.YAMLError) -> None:
+        """Add the problem that the text is not YAML, at the line that the error names, else 1."""
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = mark.line + 1 if mark else 1
+        reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
+        self.add_problem(line, "", f"the file is not valid YAML: {reason}.")
 
 
 @dataclass(slots=True)
@@ -107,29 +125,32 @@ class Entry:
             return None
         return _VARIABLE.sub(self._replace_variable, str(self.node.value))
 
-    def _replace_variable(self, found: re.Match[str]) -> str:
+    def _replace_variable(self, variable: re.Match[str]) -> str:
         """Return the text for one match of `_VARIABLE`.
 
         A variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
         name sounds like a secret, the value is added to the document's secrets.
         """
-        environment = self.document.environment
-        secrets = self.document.secrets
-        name = found[1]
+        name = variable[1]
         if name is None:  # $${
             return "$"
+        environment = self.document.environment
         if name not in environment:
-            if _VARIABLE_NAME.fullmatch(name):
-                fix = f"Set it, as in: {name}=… sluice pipeline run …"
-                self.add_problem(f"the variable {name} is not set.", fix)
-            else:
-                self.add_problem(
-                    f"${{{name}}} is not a valid variable name.", "Write $${ for a plain ${."
-                )
+            self._add_variable_problem(name)
             return ""
         if _SECRET_NAME.search(name):
-            secrets.add(environment[name], f"${{{name}}}")
+            self.document.secrets.add(environment[name], f"${{{name}}}")
         return environment[name]
+
+    def _add_variable_problem(self, name: str) -> None:
+        """Add the problem that a variable is not set, or that its name is invalid."""
+        if _VARIABLE_NAME.fullmatch(name):
+            fix = f"Set it, as in: {name}=… sluice pipeline run …"
+            self.add_problem(f"the variable {name} is not set.", fix)
+        else:
+            self.add_problem(
+                f"${{{name}}} is not a valid variable name.", "Write $${ for a plain ${."
+            )
 
     def read_list(self) -> "list[Entry] | None":
         """Return the entries of a list. For any other value, add a problem and return None."""
@@ -151,19 +172,19 @@ class Entry:
         if not isinstance(self.node, yaml.MappingNode):
             self.add_problem("a mapping is expected here.", "Write one line key: value for each.")
             return None
-        found: dict[str, Entry] = {}
-        for name_node, node in self.node.value:
-            line = name_node.start_mark.line + 1
-            name = str(getattr(name_node, "value", ""))
-            key_path = f"{self.key_path}.{name}" if self.key_path else name
-            if not isinstance(name_node, yaml.ScalarNode):
+        entry_by_key: dict[str, Entry] = {}
+        for key_node, value_node in self.node.value:
+            line = key_node.start_mark.line + 1
+            key = str(getattr(key_node, "value", ""))
+            key_path = f"{self.key_path}.{key}" if self.key_path else key
+            if not isinstance(key_node, yaml.ScalarNode):
                 self.document.add_problem(line, self.key_path, "a key must be a text.")
-            elif name in found:
-                fix = f"Line {found[name].line} has it already; keep one."
+            elif key in entry_by_key:
+                fix = f"Line {entry_by_key[key].line} has it already; keep one."
                 self.document.add_problem(line, key_path, "the key is repeated.", fix)
             else:
-                found[name] = Entry(self.document, node, key_path, line)
-        return found
+                entry_by_key[key] = Entry(self.document, value_node, key_path, line)
+        return entry_by_key
 
     def read_value(self, depth: int = NESTING_MAX) -> Any:
         """Return the value as plain lists, mappings, texts and integers, for use as JSON.
@@ -175,12 +196,15 @@ class Entry:
             self.add_problem("the value is nested too deeply.")
             return None
         if isinstance(self.node, yaml.MappingNode):
-            entries = self.read_mapping() or {}
-            return {name: entry.read_value(depth - 1) for name, entry in entries.items()}
+            members = self.read_mapping() or {}
+            return {key: member.read_value(depth - 1) for key, member in members.items()}
         if isinstance(self.node, yaml.SequenceNode):
-            return [entry.read_value(depth - 1) for entry in self.read_list() or ()]
-        text = self.read_scalar()
-        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
+            elements = self.read_list() or ()
+            return [element.read_value(depth - 1) for element in elements]
+        scalar = self.read_scalar()
+        if scalar is not None and re.fullmatch(r"-?\d+", scalar):
+            return int(scalar)
+        return scalar
 
     def read_option(self) -> str | None:
         """Return the value as the text of a Spark option, or None if a scalar has a problem.
@@ -189,10 +213,106 @@ class Entry:
         """
         if isinstance(self.node.value, str):
             return self.read_scalar()
-        value = self.read_value()
-        is_list = isinstance(value, list)
-        return ",".join(map(str, value)) if is_list else orjson.dumps(value).decode()
+        members = self.read_value()
+        if isinstance(members, list):
+            return ",".join(map(str, members))
+        return orjson.dumps(members).decode()
 
 
 Entries = Mapping[str, Entry]
 """The entries of a mapping by key."""
+
+
+# ---- declared fields
+
+_SCALAR_PARSERS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
+    TEXT: (r"(?s).*\S.*", str, "it is empty"),
+    INTEGER: (r"\s*[+-]?\d[\d_]*\s*", int, "write a whole number"),
+    NUMBER: (r"\s*[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", float, "write a number"),
+    FLAG: (
+        r"(?i)\s*(true|false)\s*",
+        lambda text: text.strip().lower() == "true",
+        "write true or false",
+    ),
+    DURATION: (r"(?s).*", parse_duration_s, ""),
+}
+"""For each kind of field: the pattern of valid texts, their parser, and the fix for other texts."""
+
+
+def read_fields(
+    entries: Entries, fields: Sequence[Field], owner: Entry, owner_name: str
+) -> dict[str, Any]:
+    """Return the values of the declared fields by name, with defaults for those not in `entries`.
+
+    Unknown keys, invalid values and missing required keys become problems; a required field without
+    a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
+    "a parquet sink". A missing key is reported at the line of `owner`.
+    """
+    field_by_name = {declared.name: declared for declared in fields}
+    value_by_name = {
+        name: declared.default
+        for name, declared in field_by_name.items()
+        if declared.default is not REQUIRED
+    }
+    for name, entry in entries.items():
+        if name not in field_by_name:
+            entry.add_problem(f"{owner_name} has no such key.", suggest(name, field_by_name))
+            continue
+        field_value = read_field(entry, field_by_name[name])
+        if field_value is not None:
+            value_by_name[name] = field_value
+
+    for name, declared in field_by_name.items():
+        if declared.default is REQUIRED and name not in entries:
+            owner.add_problem(f"{owner_name} needs the key {name!r}.", declared.description)
+    return value_by_name
+
+
+def read_field(entry: Entry | None, declared: Field) -> Any:
+    """Return the value of an entry as the declared kind; None if it is invalid or `entry` is None.
+
+    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one;
+    invalid items are left out.
+    """
+    if entry is None:
+        return None
+    if declared.kind == LIST:
+        return _read_list_field(entry, declared)
+    if declared.kind == MAPPING:
+        return _read_mapping_field(entry)
+    scalar = entry.read_scalar()
+    if scalar is None:
+        return None
+    pattern, parse, fix = _SCALAR_PARSERS[declared.kind]
+    try:
+        if not re.fullmatch(pattern, scalar):
+            raise ValueError(fix)  # noqa: TRY301 - handled like a ValueError of `parse`
+        field_value = parse(scalar)
+    except ValueError as error:
+        entry.add_problem(f"invalid value {scalar!r}: {error}.")
+        return None
+    if declared.choices and field_value not in declared.choices:
+        entry.add_problem(
+            f"invalid value {field_value!r}.", f"It can be {' or '.join(declared.choices)}."
+        )
+        return None
+    return field_value
+
+
+def _read_list_field(entry: Entry, declared: Field) -> list[Any]:
+    """Return the valid items of a list, or of a single text. Others become problems."""
+    is_single_text = isinstance(entry.node.value, str)
+    item_entries = [entry] if is_single_text else entry.read_list() or []
+    item_field = Field("", TEXT, "", choices=declared.choices)
+    items = [read_field(item_entry, item_field) for item_entry in item_entries]
+    return [item for item in items if item is not None]
+
+
+def _read_mapping_field(entry: Entry) -> dict[str, str]:
+    """Return the valid texts of a mapping by key. Others become problems."""
+    texts = {}
+    for key, member in (entry.read_mapping() or {}).items():
+        scalar = member.read_scalar()
+        if scalar is not None:
+            texts[key] = scalar
+    return texts

@@ -30,26 +30,23 @@ from sluicemq.filter.check import check_sql92
 from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.subscriptions import parse_tags
 from sluicemq.hints import suggest
-from sluicemq.pipelines.dedup import check_url
-from sluicemq.pipelines.document import Document, Entries, Entry
+from sluicemq.pipelines.document import Document, Entries, Entry, read_field, read_fields
 from sluicemq.pipelines.ready import (
     AVAILABLE_NOW,
     BATCH,
-    DURATION,
     FLAG,
     INTEGER,
     LIST,
     MAPPING,
     NAMES,
-    NUMBER,
     REQUIRED,
     STREAMING,
     TEXT,
     Field,
     find_ready_pipeline,
-    parse_duration_s,
     parse_trigger_s,
 )
+from sluicemq.pipelines.sinks.databases import check_url
 from sluicemq.spark.errors import FileProblem, PlaceError, Secrets
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
@@ -162,85 +159,6 @@ class Pipeline:
 
 # ---- declared fields
 
-_SCALAR_PARSERS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
-    TEXT: (r"(?s).*\S.*", str, "it is empty"),
-    INTEGER: (r"\s*[+-]?\d[\d_]*\s*", int, "write a whole number"),
-    NUMBER: (r"\s*[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", float, "write a number"),
-    FLAG: (
-        r"(?i)\s*(true|false)\s*",
-        lambda text: text.strip().lower() == "true",
-        "write true or false",
-    ),
-    DURATION: (r"(?s).*", parse_duration_s, ""),
-}
-"""For each kind of field: the pattern of valid texts, their parser, and the fix for other texts."""
-
-
-def read_fields(
-    entries: Entries, fields: Sequence[Field], owner: Entry, owner_name: str
-) -> dict[str, Any]:
-    """Return the values of the declared fields by name, with defaults for those not in `entries`.
-
-    Unknown keys, invalid values and missing required keys become problems; a required field without
-    a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
-    "a parquet sink". A missing key is reported at the line of `owner`.
-    """
-    fields_by_name = {declared.name: declared for declared in fields}
-    values = {
-        declared.name: declared.default for declared in fields if declared.default is not REQUIRED
-    }
-    for name, entry in entries.items():
-        if name not in fields_by_name:
-            entry.add_problem(f"{owner_name} has no such key.", suggest(name, fields_by_name))
-            continue
-        value = read_field(entry, fields_by_name[name])
-        if value is not None:
-            values[name] = value
-
-    for declared in fields:
-        if declared.default is REQUIRED and declared.name not in entries:
-            owner.add_problem(
-                f"{owner_name} needs the key {declared.name!r}.", declared.description
-            )
-    return values
-
-
-def read_field(entry: Entry | None, declared: Field) -> Any:
-    """Return the value of an entry as the declared kind; None if it is invalid or `entry` is None.
-
-    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one;
-    invalid items are left out.
-    """
-    if entry is None:
-        return None
-    if declared.kind == LIST:
-        entries = [entry] if isinstance(entry.node.value, str) else entry.read_list()
-        item = Field("", TEXT, "", choices=declared.choices)
-        texts = [read_field(inner, item) for inner in entries or ()]
-        return [text for text in texts if text is not None]
-    if declared.kind == MAPPING:
-        mapping = entry.read_mapping() or {}
-        text_by_name = {name: inner.read_scalar() for name, inner in mapping.items()}
-        return {name: text for name, text in text_by_name.items() if text is not None}
-    text = entry.read_scalar()
-    if text is None:
-        return None
-    pattern, parse, fix = _SCALAR_PARSERS[declared.kind]
-    try:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(fix)  # noqa: TRY301 - handled like a ValueError of `parse`
-        value = parse(text)
-    except ValueError as error:
-        entry.add_problem(f"invalid value {text!r}: {error}.")
-        return None
-    if declared.choices and value not in declared.choices:
-        entry.add_problem(
-            f"invalid value {value!r}.", f"It can be {' or '.join(declared.choices)}."
-        )
-        return None
-    return value
-
-
 SECRET: Final = ("secretKey", "securityToken", "tls.keyPassword")
 """Options whose values are secrets."""
 MESSAGE: Final = (
@@ -334,7 +252,7 @@ def load_pipeline(path: str, environment: Mapping[str, str] | None = None) -> Pi
     """
     pipeline, problems = check_pipeline(path, environment)
     if pipeline is None:
-        errors = [one.describe(path) for one in problems if one.is_error]
+        errors = [problem.describe(path) for problem in problems if problem.is_error]
         raise ConfigurationError("\n".join(errors))
     return pipeline
 
@@ -356,7 +274,9 @@ def check_pipeline(
         raise ConfigurationError(
             f"the file {path!r} does not exist.", fix="Pass the path of a pipeline file."
         )
-    return parse_pipeline(text, path, os.environ if environment is None else environment)
+    if environment is None:
+        environment = os.environ
+    return parse_pipeline(text, path, environment)
 
 
 def parse_pipeline(
@@ -372,20 +292,21 @@ def parse_pipeline(
     if root is None:
         return None, document.problems
     entries = root.read_mapping() or {}
-    for name in [name for name in entries if name not in _TOP_LEVEL_KEYS]:
-        entries.pop(name).add_problem("there is no such key.", suggest(name, _TOP_LEVEL_KEYS))
+    for key in list(entries):
+        if key not in _TOP_LEVEL_KEYS:
+            unknown_entry = entries.pop(key)
+            unknown_entry.add_problem("there is no such key.", suggest(key, _TOP_LEVEL_KEYS))
 
     name = _parse_name(entries, path)
     cluster = _parse_cluster(entries["cluster"]) if "cluster" in entries else {}
     spark_settings = _parse_spark_settings(entries)
-    parts = (
-        _parse_ready_use(entries)
-        if "use" in entries
-        else _parse_source_and_sinks(root, entries, cluster)
-    )
+    if "use" in entries:
+        attributes = _parse_ready_use(entries)
+    else:
+        attributes = _parse_source_and_sinks(root, entries, cluster)
 
     problems = sorted(document.problems)
-    if any(one.is_error for one in problems):
+    if any(problem.is_error for problem in problems):
         return None, problems
     pipeline = Pipeline(
         path,
@@ -394,7 +315,7 @@ def parse_pipeline(
         spark_settings=spark_settings,
         secrets=document.secrets,
         warnings=tuple(problems),
-        **parts,
+        **attributes,
     )
     return pipeline, problems
 
@@ -405,8 +326,10 @@ def _parse_name(entries: Entries, path: str) -> str:
     An invalid name becomes a problem. In the name of the file, characters that are not allowed
     become dashes.
     """
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
-    name = read_field(entries.get("name"), _TEXT_FIELD) or stem or "pipeline"
+    file_name = path.rpartition("/")[2]
+    file_stem = file_name.rpartition(".")[0]
+    default_name = re.sub(r"[^A-Za-z0-9._-]", "-", file_stem) or "pipeline"
+    name = read_field(entries.get("name"), _TEXT_FIELD) or default_name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         entries["name"].add_problem(
             f"invalid name {name!r}.", "Use letters, digits, dots, _ and -."
@@ -419,21 +342,22 @@ def _parse_cluster(entry: Entry) -> OptionTexts:
 
     If only one of the two access keys is given, that becomes a problem.
     """
-    known = [option for option in OPTIONS if option.name in CONNECTION_OPTION_NAMES]
-    cluster = _read_options(entry.read_mapping() or {}, known, READ, "a cluster")
-    keys = {"accessKey", "secretKey"} & set(cluster)
-    for lacking in {"accessKey", "secretKey"} - keys if keys else ():
-        fix = f"{min(keys)} is given; it needs both."
-        entry.add_problem(f"the option {lacking!r} is missing.", fix)
+    connection_options = [option for option in OPTIONS if option.name in CONNECTION_OPTION_NAMES]
+    cluster = _read_options(entry.read_mapping() or {}, connection_options, READ, "a cluster")
+    for given, missing in (("accessKey", "secretKey"), ("secretKey", "accessKey")):
+        if given in cluster and missing not in cluster:
+            fix = f"{given} is given; it needs both."
+            entry.add_problem(f"the option {missing!r} is missing.", fix)
     return cluster
 
 
 def _parse_spark_settings(entries: Entries) -> dict[str, str]:
     """Return the settings of `spark:`, which must have names that begin with `spark.`."""
-    settings = read_field(entries.get("spark"), Field("spark", MAPPING, "")) or {}
-    named = (entries["spark"].read_mapping() or {}) if "spark" in entries else {}
-    for setting, entry in named.items():
-        if not setting.startswith("spark."):
+    if "spark" not in entries:
+        return {}
+    settings = read_field(entries["spark"], Field("spark", MAPPING, "")) or {}
+    for name, entry in (entries["spark"].read_mapping() or {}).items():
+        if not name.startswith("spark."):
             entry.add_problem(
                 "the name of a Spark setting begins with spark.",
                 "Write it in full, as in spark.executor.memory.",
@@ -452,11 +376,15 @@ def _parse_ready_use(entries: Entries) -> dict[str, Any]:
     if use not in NAMES:
         entries["use"].add_problem(f"there is no ready pipeline {use!r}.", suggest(use, NAMES))
         return {"use": use}
-    owner = entries.get("with", entries["use"])
-    given = (entries["with"].read_mapping() if "with" in entries else None) or {}
+
+    owner = entries["use"]
+    option_entries: Entries = {}
+    if "with" in entries:
+        owner = entries["with"]
+        option_entries = owner.read_mapping() or {}
     fields = find_ready_pipeline(use).fields
-    values = read_fields(given, fields, owner, f"the ready pipeline {use!r}")
-    return {"use": use, "use_options": values}
+    use_options = read_fields(option_entries, fields, owner, f"the ready pipeline {use!r}")
+    return {"use": use, "use_options": use_options}
 
 
 def _parse_source_and_sinks(root: Entry, entries: Entries, cluster: OptionTexts) -> dict[str, Any]:
@@ -467,34 +395,52 @@ def _parse_source_and_sinks(root: Entry, entries: Entries, cluster: OptionTexts)
     if "with" in entries:
         entries["with"].add_problem("this requires use: NAME, the name of a ready pipeline.")
     mode = read_field(entries.get("mode"), _MODE_FIELD) or BATCH
-    parts = {
-        name: read_field(entries.get(name), _TEXT_FIELD) for name in ("transform", "checkpoint")
-    }
-    parts["mode"] = mode
+    transform = read_field(entries.get("transform"), _TEXT_FIELD)
+    checkpoint = read_field(entries.get("checkpoint"), _TEXT_FIELD)
+    attributes = {"transform": transform, "checkpoint": checkpoint, "mode": mode}
     _check_mode("", entries, mode)
-    for name, (needing_mode, fix) in _NEEDED_KEYS.items():
-        if name not in entries and needing_mode == STREAMING == mode:
-            entries["mode"].add_problem(f"mode: streaming needs the key {name!r}.", fix)
-        elif name not in entries and not needing_mode:
-            root.add_problem(f"the key {name!r} is missing.", fix)
+    _check_needed_keys(root, entries, mode)
 
-    trigger = entries["trigger"].read_scalar() if "trigger" in entries else None
-    try:
-        parts["trigger_s"] = parse_trigger_s(AVAILABLE_NOW if trigger is None else trigger)
-    except ValueError:
-        fix = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
-        entries["trigger"].add_problem(f"invalid value {trigger!r}.", fix)
+    attributes["trigger_s"] = _parse_trigger(entries)
 
     if "source" in entries:
-        parts["source"] = _parse_source(entries["source"], cluster, mode)
+        attributes["source"] = _parse_source(entries["source"], cluster, mode)
     if "transform" in entries:
-        parts["transform_line"] = entries["transform"].text_line
-        if not re.search(rf"\b{VIEW}\b", parts["transform"] or VIEW, re.IGNORECASE):
+        attributes["transform_line"] = entries["transform"].text_line
+        reads_view = re.search(rf"\b{VIEW}\b", transform or VIEW, re.IGNORECASE)
+        if not reads_view:
             message = f"the query does not read the view {VIEW!r}."
             entries["transform"].add_problem(message, "Write select … from source.")
     if "sinks" in entries:
-        parts["sinks"] = _parse_sinks(entries["sinks"], cluster, mode)
-    return parts
+        attributes["sinks"] = _parse_sinks(entries["sinks"], cluster, mode)
+    return attributes
+
+
+def _check_needed_keys(root: Entry, entries: Entries, mode: str) -> None:
+    """Add a problem for each missing key of `_NEEDED_KEYS` that the file or its mode needs."""
+    for name, (needing_mode, fix) in _NEEDED_KEYS.items():
+        if name in entries:
+            continue
+        if not needing_mode:
+            root.add_problem(f"the key {name!r} is missing.", fix)
+        elif needing_mode == mode == STREAMING:
+            entries["mode"].add_problem(f"mode: streaming needs the key {name!r}.", fix)
+
+
+def _parse_trigger(entries: Entries) -> float | None:
+    """Return the seconds between the micro-batches of a stream.
+
+    None means that it reads what is available and ends. An invalid trigger becomes a problem.
+    """
+    trigger = entries["trigger"].read_scalar() if "trigger" in entries else None
+    if trigger is None:
+        return None
+    try:
+        return parse_trigger_s(trigger)
+    except ValueError:
+        fix = f"Write {AVAILABLE_NOW}, or a time such as 10s or 5m."
+        entries["trigger"].add_problem(f"invalid value {trigger!r}.", fix)
+        return None
 
 
 def _check_mode(sink_kind: str, entries: Entries, mode: str) -> None:
@@ -521,36 +467,54 @@ def _read_options(
     names in these texts what the options belong to; `other_keys` are further names to suggest.
     """
     accepted = [option for option in declared if use in option.uses]
-    accepted_names = [name for option in accepted for name in (option.name, *option.aliases)]
-    known_names = [*accepted_names, *other_keys]
+    known_names: list[str] = []
+    for option in accepted:
+        known_names += (option.name, *option.aliases)
+    known_names += other_keys
+
     accepted_by_name = index_by_name(accepted)
     text_by_option: OptionTexts = {}
-    lines: dict[str, int] = {}
+    line_by_option: dict[str, int] = {}
     for name, entry in entries.items():
-        option = accepted_by_name.get(name.lower())
-        if option is None:
+        accepted_option = accepted_by_name.get(name.lower())
+        if accepted_option is None:
             message, fix = _explain_refused_option(name, use, owner_name, known_names)
             entry.add_problem(message, fix)
             continue
-
-        # The text as it is written and the text with its variables replaced are both secrets.
-        if option.name in SECRET:
-            entry.document.secrets.add(str(getattr(entry.node, "value", "")))
-        text = entry.read_option()
-        if option.name in SECRET:
-            entry.document.secrets.add(text or "")
-        if option.name in text_by_option:
-            fix = f"Line {lines[option.name]} sets {option.name} already; keep one."
-            entry.add_problem(f"this is the option {option.name!r} again.", fix)
-        elif text is not None:
-            try:
-                option.parse(text)
-            except ValueError as error:
-                entry.add_problem(f"invalid value {text!r}: {error}.")
-            else:
-                text_by_option[option.name] = text
-                lines[option.name] = entry.line
+        option_name = accepted_option.name
+        option_text = _read_option_text(entry, accepted_option)
+        if option_name in text_by_option:
+            fix = f"Line {line_by_option[option_name]} sets {option_name} already; keep one."
+            entry.add_problem(f"this is the option {option_name!r} again.", fix)
+        elif option_text is not None and _is_valid_option(entry, accepted_option, option_text):
+            text_by_option[option_name] = option_text
+            line_by_option[option_name] = entry.line
     return text_by_option
+
+
+def _read_option_text(entry: Entry, option: Option) -> str | None:
+    """Return the text of an option; None if a scalar has a problem.
+
+    If the option is a secret, the text as it is written and the text with its variables replaced
+    are both added to the secrets.
+    """
+    if option.name not in SECRET:
+        return entry.read_option()
+    secrets = entry.document.secrets
+    secrets.add(str(getattr(entry.node, "value", "")))
+    option_text = entry.read_option()
+    secrets.add(option_text or "")
+    return option_text
+
+
+def _is_valid_option(entry: Entry, option: Option, option_text: str) -> bool:
+    """Return whether the text of an option is valid. If not, add a problem to its entry."""
+    try:
+        option.parse(option_text)
+    except ValueError as error:
+        entry.add_problem(f"invalid value {option_text!r}: {error}.")
+        return False
+    return True
 
 
 def _explain_refused_option(
@@ -615,29 +579,46 @@ def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | Non
     if kind is None:
         return None
     if kind == PARQUET:
-        fields = read_fields(entries, PARQUET_SOURCE, entry, "a parquet source")
-        options = {"path": fields.get("path", ""), **fields["options"]}
-        options |= {"schema": fields["schema"]} if fields["schema"] else {}
-        return Source(PARQUET, options, entry.line)
+        return _parse_parquet_source(entry, entries)
 
     if kind == STORE and mode == STREAMING:
         entry.add_problem("a store source does not support streams.", "Write mode: batch.")
     use = STREAM if kind == ROCKETMQ and mode == STREAMING else READ
-    problems_before = len(entry.document.problems)
-    name, declared, checks = _SOURCE_OPTIONS[kind]
-    texts = _read_options(entries, declared, use, name, ("kind",))
-    texts = {**cluster, **texts} if kind == ROCKETMQ else texts
-    # Options are only checked together once each of them is valid.
-    if len(entry.document.problems) == problems_before:
-        parsed = parse_options(texts, use, index_by_name(declared))
-        for check_options in checks:
-            try:
-                check_options(parsed)
-            except ConfigurationError as error:
-                is_about_columns = check_options is declared_columns
-                _add_source_problem(entry, entries, error, is_about_columns=is_about_columns)
-    _check_filters(entries, texts)
-    return Source(kind, texts, entry.line)
+    problem_count = len(entry.document.problems)
+    owner_name, declared, checks = _SOURCE_OPTIONS[kind]
+    options = _read_options(entries, declared, use, owner_name, ("kind",))
+    if kind == ROCKETMQ:
+        options = {**cluster, **options}
+    each_is_valid = len(entry.document.problems) == problem_count
+    if each_is_valid:
+        parsed_options = parse_options(options, use, index_by_name(declared))
+        _check_options_together(entry, entries, parsed_options, checks)
+    _check_filters(entries, options)
+    return Source(kind, options, entry.line)
+
+
+def _parse_parquet_source(entry: Entry, entries: Entries) -> Source:
+    """Return a source of the kind PARQUET. Problems with its keys are added to the document."""
+    fields = read_fields(entries, PARQUET_SOURCE, entry, "a parquet source")
+    options = {"path": fields.get("path", ""), **fields["options"]}
+    if fields["schema"]:
+        options["schema"] = fields["schema"]
+    return Source(PARQUET, options, entry.line)
+
+
+def _check_options_together(
+    entry: Entry, entries: Entries, options: Options, checks: _OptionChecks
+) -> None:
+    """Add a problem for each of `checks` that the options of a source do not pass.
+
+    `entry` is that of the source, and `entries` are those of its keys.
+    """
+    for check_options in checks:
+        try:
+            check_options(options)
+        except ConfigurationError as error:
+            is_about_columns = check_options is declared_columns
+            _add_source_problem(entry, entries, error, is_about_columns=is_about_columns)
 
 
 def _add_source_problem(
@@ -648,28 +629,38 @@ def _add_source_problem(
     If the text of the error names none, the problem is added at `columns` for an error about
     columns, or else at the source itself.
     """
-    named = [name for name in entries if f"'{name}'" in str(error)]
-    if not named and is_about_columns:
-        named = [name for name in entries if name == "columns"]
-    place = entries[named[0]] if named else entry
+    named_entries = [inner for name, inner in entries.items() if f"'{name}'" in str(error)]
+    if named_entries:
+        place = named_entries[0]
+    elif is_about_columns and "columns" in entries:
+        place = entries["columns"]
+    else:
+        place = entry
     # A fix with ".option(" is about Python code, and this is a file.
-    place.add_problem(f"{error.fact}.", "" if ".option(" in error.fix else error.fix)
+    fix = "" if ".option(" in error.fix else error.fix
+    place.add_problem(f"{error.fact}.", fix)
 
 
-def _check_filters(entries: Entries, texts: OptionTexts) -> None:
+def _check_filters(entries: Entries, options: OptionTexts) -> None:
     """Add the problems and warnings about the filters of the source."""
-    if "filter.tags" in texts and "filter.tags" in entries:
+    if "filter.tags" in options and "filter.tags" in entries:
         try:
-            parse_tags(texts["filter.tags"])
+            parse_tags(options["filter.tags"])
         except FilterSyntaxError as error:
-            entries["filter.tags"].add_problem(" ".join(str(error).split()))
-    if "filter.sql" in texts and "filter.sql" in entries:
-        for finding in check_sql92(texts["filter.sql"]):
+            entries["filter.tags"].add_problem(_join_lines(str(error)))
+    if "filter.sql" in options and "filter.sql" in entries:
+        for finding in check_sql92(options["filter.sql"]):
+            what = _join_lines(finding.what)
             entries["filter.sql"].add_problem(
-                f"at character {finding.position + 1}: {' '.join(finding.what.split())}",
-                " ".join(finding.instead.split()),
+                f"at character {finding.position + 1}: {what}",
+                _join_lines(finding.instead),
                 is_error=finding.is_error or finding.code == IGNORED_TEXT,
             )
+
+
+def _join_lines(text: str) -> str:
+    """Return a text as one line, with single spaces between its words."""
+    return " ".join(text.split())
 
 
 # ---- sinks
@@ -677,20 +668,22 @@ def _check_filters(entries: Entries, texts: OptionTexts) -> None:
 
 def _parse_sinks(entry: Entry, cluster: OptionTexts, mode: str) -> tuple[Sink, ...]:
     """Return the sinks. An empty list, and two sinks of the same name, are problems."""
-    entries = entry.read_list()
-    if entries is not None and not entries:
+    sink_entries = entry.read_list()
+    if sink_entries is not None and not sink_entries:
         entry.add_problem(
             "the list of sinks is empty.", "Name where to write, as in sinks: [{kind: topic, …}]."
         )
     sinks: list[Sink] = []
-    for sink_entry in entries or ():
+    line_by_name: dict[str, int] = {}
+    for sink_entry in sink_entries or ():
         sink = _parse_sink(sink_entry, cluster, mode)
         if sink is None:
             continue
-        namesakes = [other for other in sinks if other.name == sink.name]
-        if namesakes:
-            fix = f"Give one of them name: OTHER; the other begins in line {namesakes[0].line}."
+        if sink.name in line_by_name:
+            other_line = line_by_name[sink.name]
+            fix = f"Give one of them name: OTHER; the other begins in line {other_line}."
             sink_entry.add_problem(f"two sinks have the name {sink.name!r}.", fix)
+        line_by_name.setdefault(sink.name, sink.line)
         sinks.append(sink)
     return tuple(sinks)
 
@@ -703,7 +696,7 @@ def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
     entries = entry.read_mapping()
     if entries is None:
         return None
-    key_lines = {name: inner.line for name, inner in entries.items()}
+    key_lines = {key: inner.line for key, inner in entries.items()}
     if "kind" not in entries:
         entry.add_problem(
             "a sink needs the key 'kind'.", f"It can be {TOPIC}, {PARQUET} or {TABLE}."
@@ -713,31 +706,56 @@ def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
     if kind is None:
         return None
 
-    declared = _SINK_FIELDS[kind]
-    owner_name = f"a {kind} sink"
-    options = OptionTexts()
-    field_names = [field.name for field in declared]
+    options: OptionTexts = {}
     if kind == TOPIC:
-        # Every key that is not a field of the sink is an option of Spark's sink.
-        option_entries = {name: inner for name, inner in entries.items() if name not in field_names}
-        sink_options = _read_options(
-            option_entries, OPTIONS, WRITE, owner_name, ("kind", *field_names)
-        )
-        options = {**cluster, **sink_options}
-        field_entries = {name: inner for name, inner in entries.items() if name in field_names}
-        values = read_fields(field_entries, declared, entry, owner_name)
-        fields = {name: value for name, value in values.items() if value is not None}
+        fields, options = _read_topic_sink(entry, entries, cluster)
     else:
-        fields = read_fields(entries, declared, entry, owner_name)
+        fields = read_fields(entries, _SINK_FIELDS[kind], entry, f"a {kind} sink")
         entry.document.secrets.add_url(fields.get("url", ""))
 
     _check_mode(kind, entries, mode)
     for key, message, fix in _find_sink_problems(kind, entries, fields, options):
-        if not key or key in entries:
-            (entries[key] if key else entry).add_problem(message, fix)
-    suffix = {TOPIC: options.get("topic", ""), TABLE: fields.get("table", "").replace("/", "-")}
-    name = fields.get("name") or "-".join(filter(None, (kind, suffix.get(kind))))
+        if not key:
+            entry.add_problem(message, fix)
+        elif key in entries:
+            entries[key].add_problem(message, fix)
+    name = fields.get("name") or _default_sink_name(kind, fields, options)
     return Sink(name, kind, fields, options, entry.key_path, entry.line, key_lines)
+
+
+def _read_topic_sink(
+    entry: Entry, entries: Entries, cluster: OptionTexts
+) -> tuple[dict[str, Any], OptionTexts]:
+    """Return the fields of a topic sink that have a value, and the options of Spark's sink.
+
+    Every key that is not a field of the sink is an option.
+    """
+    owner_name = f"a {TOPIC} sink"
+    field_names = [declared.name for declared in TOPIC_SINK]
+    field_entries: dict[str, Entry] = {}
+    option_entries: dict[str, Entry] = {}
+    for key, inner in entries.items():
+        if key in field_names:
+            field_entries[key] = inner
+        else:
+            option_entries[key] = inner
+
+    sink_options = _read_options(option_entries, OPTIONS, WRITE, owner_name, ("kind", *field_names))
+    fields = read_fields(field_entries, TOPIC_SINK, entry, owner_name)
+    given_fields = {
+        name: expression for name, expression in fields.items() if expression is not None
+    }
+    return given_fields, {**cluster, **sink_options}
+
+
+def _default_sink_name(kind: str, fields: Mapping[str, Any], options: OptionTexts) -> str:
+    """Return the name of a sink to which the file gives none: "table-report", or "parquet"."""
+    suffix = ""
+    if kind == TOPIC:
+        suffix = options.get("topic", "")
+    elif kind == TABLE:
+        suffix = fields.get("table", "").replace("/", "-")
+    return f"{kind}-{suffix}" if suffix else kind
 
 
 def _find_sink_problems(
@@ -748,23 +766,33 @@ def _find_sink_problems(
     The key is "" for a problem of the whole sink.
     """
     if kind == TOPIC:
-        if "topic" not in options and "topic" not in entries:
-            yield "", "a topic sink needs the key 'topic'.", "Name the topic to write to."
-        if "nameServers" not in options:
-            yield "", "the option 'nameServers' is missing.", "Set it in cluster:."
-        # Exactly once needs an epoch: a micro-batch of a stream, or a batch write with a queryId.
-        delivery = options.get("delivery", AT_LEAST_ONCE).strip().lower()
-        if "queryId" in options and delivery != EXACTLY_ONCE:
-            message = f"this is not supported with delivery: {delivery}."
-            yield "queryId", message, "Write delivery: exactly-once."
+        yield from _find_topic_problems(entries, options)
     elif kind == TABLE:
-        if fields.get("url"):
-            try:
-                check_url(fields["url"])
-            except ConfigurationError as error:
-                yield "url", f"{error.fact}.", error.fix
-        if fields.get("key") == []:
-            yield "key", "the list of columns is empty.", "Name the columns that identify a row."
-        if not 1 <= fields["batch_rows"] <= 1_000_000:
-            message = f"invalid value {fields['batch_rows']}."
-            yield "batch_rows", message, "Write a number from 1 to 1,000,000."
+        yield from _find_table_problems(fields)
+
+
+def _find_topic_problems(entries: Entries, options: OptionTexts) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, message, fix) for each problem with the options of a topic sink."""
+    if "topic" not in options and "topic" not in entries:
+        yield "", "a topic sink needs the key 'topic'.", "Name the topic to write to."
+    if "nameServers" not in options:
+        yield "", "the option 'nameServers' is missing.", "Set it in cluster:."
+    # Exactly once needs an epoch: a micro-batch of a stream, or a batch write with a queryId.
+    delivery = options.get("delivery", AT_LEAST_ONCE).strip().lower()
+    if "queryId" in options and delivery != EXACTLY_ONCE:
+        message = f"this is not supported with delivery: {delivery}."
+        yield "queryId", message, "Write delivery: exactly-once."
+
+
+def _find_table_problems(fields: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, message, fix) for each problem with the fields of a table sink."""
+    if fields.get("url"):
+        try:
+            check_url(fields["url"])
+        except ConfigurationError as error:
+            yield "url", f"{error.fact}.", error.fix
+    if fields.get("key") == []:
+        yield "key", "the list of columns is empty.", "Name the columns that identify a row."
+    if not 1 <= fields["batch_rows"] <= 1_000_000:
+        message = f"invalid value {fields['batch_rows']}."
+        yield "batch_rows", message, "Write a number from 1 to 1,000,000."

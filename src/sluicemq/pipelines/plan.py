@@ -10,16 +10,7 @@ separately for each reference to the view, with the predicates that hold for tha
 `INSERT`) as soon as it gets the text. A dry run must change nothing, so the text is parsed first,
 and anything but a query is refused. Errors name the line of the file where Spark found them.
 
-**Sinks.**
-
-| kind | batch | stream |
-|---|---|---|
-| topic | `df.write.format("rocketmq")` | `writeStream`: exactly once if the sink asks for it |
-| parquet | `df.write.parquet` | Spark's file sink: exactly once |
-| table | tasks upsert their partitions | the same in `foreachBatch`: repeats change nothing |
-
-`Writer.check` and `Writer.describe` only read. `Writer.prepare` is the first step with an effect:
-it creates a missing table.
+**Sinks.** `pipelines.writers` has a writer for each kind of sink.
 
 **Dry run** (`plan`). It has no effect anywhere. It reads the queues and their ends at the brokers,
 the checkpoint of a stream, Spark's plan of the transform, and the topics, directories and tables of
@@ -29,32 +20,27 @@ the sinks. Messages are only read if a property has the type `auto` or the sourc
 
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
-from sluicemq.hints import suggest
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
-from sluicemq.pipelines import dedup as databases
 from sluicemq.pipelines.file import (
-    MESSAGE,
     PARQUET,
     ROCKETMQ,
     STORE,
-    TABLE,
-    TOPIC,
     VIEW,
     Pipeline,
-    Sink,
     Source,
 )
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
+from sluicemq.pipelines.writers import WRITERS, Writer
 from sluicemq.spark.classic import explain_plan, get_gateway, get_query_execution, get_session_state
-from sluicemq.spark.errors import FileProblem, PlaceError
+from sluicemq.spark.errors import FileProblem, PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.filters import (
     SAMPLE_MESSAGES_MAX,
     PushedFilters,
@@ -64,11 +50,10 @@ from sluicemq.spark.filters import (
     try_on_properties,
 )
 from sluicemq.spark.options import (
-    EXACTLY_ONCE,
     READ,
     STORE_OPTIONS_BY_NAME,
     STREAM,
-    WRITE,
+    Options,
     parse_options,
 )
 from sluicemq.spark.references import (
@@ -79,7 +64,6 @@ from sluicemq.spark.references import (
     scala_elements,
 )
 from sluicemq.spark.report import pushdown
-from sluicemq.spark.source import resolve_roles
 from sluicemq.spark.sources.offsets import (
     Offsets,
     check_selector,
@@ -95,7 +79,6 @@ from sluicemq.spark.sources.offsets import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
 
 FORMATS: Final = {ROCKETMQ: "rocketmq", STORE: "rocketmq_store", PARQUET: "parquet"}
 """Spark's format for each kind of source."""
@@ -111,13 +94,6 @@ _RANGE_OPTIONS: Final = (
 """The options that `ReadRange.pin` replaces."""
 _LOGICAL_PLANS: Final = "org.apache.spark.sql.catalyst.plans.logical"
 _LINE_AND_POSITION: Final = re.compile(r"\(line (\d+), pos (\d+)\)|;? ?line (\d+),? pos (\d+)")
-_SPARK_DETAILS: Final = re.compile(
-    r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*|JVM stacktrace:.*"
-    r"|;\n'.*|;\n\w.*)",
-    re.DOTALL,
-)
-"""The parts of Spark's error texts to leave out: position, SQL state, query and stack trace."""
-_ERROR_CHARACTERS_MAX: Final = 600
 
 
 # ---- the range of offsets that a run reads
@@ -143,14 +119,18 @@ class ReadRange:
     def pin(self, pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with a source that reads exactly this range."""
         source = pipeline.source
-        has_several_topics = len(self.topics) > 1
         assert source is not None
+        by_topic = len(self.topics) > 1
+        starts = offsets_to_table(self.starts, by_topic=by_topic)
+        ends = offsets_to_table(self.ends, by_topic=by_topic)
+
         options = {
-            name: text for name, text in source.options.items() if name not in _RANGE_OPTIONS
+            name: option for name, option in source.options.items() if name not in _RANGE_OPTIONS
         }
-        options["topics" if has_several_topics else "topic"] = ",".join(self.topics)
-        for name, offsets in (("startingOffsets", self.starts), ("endingOffsets", self.ends)):
-            options[name] = json.dumps(offsets_to_table(offsets, by_topic=has_several_topics))
+        topics_option = "topics" if by_topic else "topic"
+        options[topics_option] = ",".join(self.topics)
+        options["startingOffsets"] = json.dumps(starts)
+        options["endingOffsets"] = json.dumps(ends)
         return replace(pipeline, source=replace(source, options=options))
 
     def queue_rows(self) -> list[tuple[str, str, int, int]]:
@@ -175,34 +155,43 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
     options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
     with open_admin(options) as admin:
         topics = tuple(parse_topics(options).resolve(admin))
-        wanted = build_subscription(
-            parse_topics(options).label,
-            options["filter.tags"],
-            options["filter.sql"],
-            PushedFilters(),
-        )
-        selector: str | None = "nothing matches"
-        if wanted is not None and wanted[0].kind == SQL92:
-            text = wanted[0].expression
-            check_selector(admin, topics, options["group"] or "sluice-pipeline", text)
-            selector = f"SQL92 {text}"
-        elif wanted is not None:
-            tags = wanted[0].expression
-            selector = None if tags == "*" else f"tags {tags}"
-
+        selector = _describe_selector(admin, topics, options)
         bounds = fetch_bounds(admin, topics)
         if not pipeline.is_streaming:
             starts = resolve_starting_offsets(admin, options, bounds, "earliest")
             ends = resolve_ending_offsets(admin, options, bounds)
             return ReadRange(topics, starts, ends, selector)
-        ends = {queue: highest for queue, (_, highest) in bounds.items()}
+
+        ends = {queue: end for queue, (_, end) in bounds.items()}
         committed = None if checkpoint is None else read_committed_offsets(checkpoint)
         if committed is None:
             starts = resolve_starting_offsets(admin, options, bounds, "latest")
-            return ReadRange(topics, starts, ends, selector)
-        # A queue that the checkpoint does not contain is new, and read from its beginning.
-        starts = {queue: committed.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
+        else:
+            # A queue that the checkpoint does not contain is new, and read from its beginning.
+            starts = {queue: committed.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         return ReadRange(topics, starts, ends, selector)
+
+
+def _describe_selector(admin: Admin, topics: Sequence[str], options: Options) -> str | None:
+    """Return a text about the filter at the broker, such as "tags A || B"; None if there is none.
+
+    `options` are the parsed options of the source. Raises RequestError if a broker rejects the
+    expression of `filter.sql`, and the client's other errors.
+    """
+    subscription_and_rest = build_subscription(
+        parse_topics(options).label,
+        options["filter.tags"],
+        options["filter.sql"],
+        PushedFilters(),
+    )
+    if subscription_and_rest is None:
+        return "nothing matches"
+    subscription = subscription_and_rest[0]
+    expression = subscription.expression
+    if subscription.kind == SQL92:
+        check_selector(admin, topics, options["group"] or "sluice-pipeline", expression)
+        return f"SQL92 {expression}"
+    return None if expression == "*" else f"tags {expression}"
 
 
 def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
@@ -211,13 +200,18 @@ def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
     Return None if the checkpoint has no committed micro-batch, or is not on this machine.
     """
     directory = checkpoint.removeprefix("file://")
-    done = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
-    text = read_text(SYSTEM_FILES, f"{directory}/offsets/{max(done, key=int)}") if done else None
-    if text is None:
+    commits = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
+    if not commits:
+        return None
+    last_commit = max(commits, key=int)
+    offsets_file = read_text(SYSTEM_FILES, f"{directory}/offsets/{last_commit}")
+    if offsets_file is None:
         return None
     # Line 1 is a version, line 2 metadata, and line 3 the offsets of the only source.
-    found: Any = json.loads(text.splitlines()[2])
-    return parse_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
+    source_offsets: Any = json.loads(offsets_file.splitlines()[2])
+    if not isinstance(source_offsets, dict) or "queues" not in source_offsets:
+        return None
+    return parse_checkpoint(source_offsets, None)
 
 
 def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
@@ -234,12 +228,13 @@ def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
         options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
         with open_admin(options) as admin:
             topics = parse_topics(options).resolve(admin)
-            return collect_findings(sql, lambda text: try_at_brokers(admin, topics, text))
+            return collect_findings(sql, lambda variant: try_at_brokers(admin, topics, variant))
+
     from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - a slow import
 
     with open_snapshot(parse_options(source.options, READ, STORE_OPTIONS_BY_NAME)) as snapshot:
         newest = list(snapshot.read_newest_properties(SAMPLE_MESSAGES_MAX))
-    return collect_findings(sql, lambda text: try_on_properties(newest, text))
+    return collect_findings(sql, lambda variant: try_on_properties(newest, variant))
 
 
 # ---- source and transform
@@ -254,25 +249,25 @@ def load_checked_frame(
     or a sink does not accept the columns.
     """
     frame = apply_transform(pipeline, spark, load_source(pipeline, spark))
-    writers = [_WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
+    writers = [WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
     for writer in writers:
         writer.check(frame)
     return frame, writers
 
 
 def load_source(
-    pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **more: str
+    pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **option_overrides: str
 ) -> "DataFrame":
     """Return the source as a DataFrame, which is streaming if the pipeline is.
 
-    `more` are options that replace those of the file. `schema` is the schema of the source if the
-    caller knows it; the schema of Parquet is always that of the file or of the data. Raises
-    PlaceError if Spark or the source refuses the options.
+    `option_overrides` are options that replace those of the file. `schema` is the schema of the
+    source if the caller knows it; the schema of Parquet is always that of the file or of the data.
+    Raises PlaceError if Spark or the source refuses the options.
     """
     source = pipeline.source
     assert source is not None
     reader = spark.readStream if pipeline.is_streaming else spark.read
-    options = dict(source.options) | more
+    options = dict(source.options) | option_overrides
     try:
         if source.kind == PARQUET:
             schema = options.pop("schema", None)
@@ -314,9 +309,9 @@ def _contains_command(spark: "SparkSession", plan: Any) -> bool:
     )
 
     gateway = get_gateway(spark)
-    kinds = (f"{_LOGICAL_PLANS}.Command", f"{_LOGICAL_PLANS}.ParsedStatement")
-    if any(is_instance_of(gateway, plan, kind) for kind in kinds):
-        return True
+    for java_class in (f"{_LOGICAL_PLANS}.Command", f"{_LOGICAL_PLANS}.ParsedStatement"):
+        if is_instance_of(gateway, plan, java_class):
+            return True
     return any(_contains_command(spark, child) for child in scala_elements(plan.children()))
 
 
@@ -346,16 +341,17 @@ def _push_down_predicates(
         return view
 
     try:
-        text, query = replace_unknown_tables(spark, transform, create_view)
-        found = extract_predicates(query, list(placeholders.values()))
-        if not any(found):
+        query_over_views, query = replace_unknown_tables(spark, transform, create_view)
+        predicates_by_view = extract_predicates(query, list(placeholders.values()))
+        if not any(predicates_by_view):
             return None
-        for view, predicates in zip(placeholders, found, strict=True):
-            more = {"predicates": predicates} if predicates else {}
-            loaded = load_source(pipeline, spark, schema, **more)
+        # Replace each placeholder by the source with the predicates of that reference.
+        for view, predicates in zip(placeholders, predicates_by_view, strict=True):
+            predicates_option = {"predicates": predicates} if predicates else {}
+            loaded = load_source(pipeline, spark, schema, **predicates_option)
             loaded.createOrReplaceTempView(quote_name(view))
-        return spark.sql(text)
-    finally:
+        return spark.sql(query_over_views)
+    finally:  # the DataFrame keeps the meaning of its views
         for view in placeholders:
             spark.catalog.dropTempView(view)
 
@@ -370,267 +366,15 @@ def to_place_error(error: Exception, line: int, key: str) -> PlaceError:
         return error
     if isinstance(error, SluiceError):
         return PlaceError(FileProblem(line, key, str(error)))
-    text = summarize_spark_error(error)
-    found = _LINE_AND_POSITION.search(str(error)) if key == "transform" else None
-    if found is not None:
-        line += int(found[1] or found[3]) - 1
-        text = f"at position {int(found[2] or found[4]) + 1} of the line: {text}"
-    return PlaceError(FileProblem(line, key, text))
 
-
-def summarize_spark_error(error: BaseException) -> str:
-    """Return the essential part of an exception's text, at most 600 characters in one line.
-
-    If the text contains an error of SluiceMQ from a Python worker, it is that error's text. If the
-    text is empty, it is the name of the exception's class.
-    """
-    text = str(error)
-    own_error = re.search(r"sluicemq\.errors\.\w+: (.+)", text)
-    if own_error is not None:
-        return own_error[1].strip()
-    plain = re.search(r"(?:PySparkRuntimeError|\[PYTHON_DATA_SOURCE_ERROR\])[^\n]*\n?(.*)", text)
-    cut = _SPARK_DETAILS.sub("", text if plain is None else plain[0]).strip()
-    return " ".join(cut.split())[:_ERROR_CHARACTERS_MAX] or type(error).__name__
-
-
-# ---- sinks
-
-
-class Writer(ABC):
-    """Writes a DataFrame to one sink. `target` names it in texts, such as "topic 'report'"."""
-
-    target: str
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        self.pipeline = pipeline
-        self.sink = sink
-
-    @abstractmethod
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if the sink cannot accept the DataFrame. Nothing is written."""
-
-    @abstractmethod
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines that say what a run would do at the sink. Nothing is written."""
-
-    def prepare(self, frame: "DataFrame") -> None:  # noqa: B027 - most sinks need nothing
-        """Create what must exist before the first row is written."""
-
-    def require_columns(self, frame: "DataFrame", field_name: str, names: Sequence[str]) -> None:
-        """Raise PlaceError if the DataFrame lacks one of the columns that `field_name` lists."""
-        for name in names:
-            if name not in frame.columns:
-                fix = suggest(name, frame.columns)
-                raise self.sink.error(f"there is no column {name!r}.", fix, field_name=field_name)
-
-    @abstractmethod
-    def write_batch(self, frame: "DataFrame") -> None:
-        """Write a DataFrame that is not streaming. Return when all rows are written."""
-
-    @abstractmethod
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        """Return a writer for a streaming DataFrame, without query name, trigger and checkpoint."""
-
-
-class TopicWriter(Writer):
-    """Sends rows as messages, with the sink `rocketmq`."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        self.target = f"topic {sink.options.get('topic')!r}"
-
-    def select_message_columns(self, frame: "DataFrame") -> "DataFrame":
-        """Return the parts of messages as columns. Raises PlaceError for an invalid expression.
-
-        If the file has no expressions, `frame` is returned unchanged. Otherwise the columns are the
-        expressions, and the body is the column `value` or `body` unless it has an expression.
-        """
-        given = [name for name in MESSAGE if self.sink.fields.get(name)]
-        if not given:
-            return frame
-        columns = []
-        for name in given:
-            expression = self.sink.fields[name]
-            try:
-                part = frame.selectExpr(f"({expression}) as `{name}`")
-                columns.append(f"({expression}) as `{part.columns[0]}`")
-            except Exception as error:
-                raise self.sink.error(summarize_spark_error(error), field_name=name) from error
-        if "value" not in given:
-            body = next((name for name in ("value", "body") if name in frame.columns), None)
-            if body is None:
-                raise self.sink.error(
-                    "there is no column 'value' or 'body'.", "Add value: to_json(struct(*))."
-                )
-            columns.insert(0, f"`{body}`")
-        return frame.selectExpr(*columns)
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if an expression is invalid, or the sink cannot write the columns."""
-        schema = self.select_message_columns(frame).schema
-        try:
-            resolve_roles(schema, parse_options(self.sink.options, WRITE))
-        except ConfigurationError as error:
-            raise self.sink.error(str(error)) from None
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines about the topic, the delivery guarantee, and the columns of the messages."""
-        options = parse_options(self.sink.options, WRITE)
-        columns = ", ".join(
-            f"{one.name} {one.dataType.simpleString()}"
-            for one in self.select_message_columns(frame).schema.fields
-        )
-        with open_admin(options) as admin:
-            state = "it does not exist; the first message creates it, if the brokers allow that"
-            if admin.find_route(options["topic"]) is not None:
-                state = f"it has {len(admin.queues(options['topic']))} queues"
-        is_exact = options["delivery"] == EXACTLY_ONCE
-        how = "exactly once (at least once on a Java broker)" if is_exact else "at least once"
-        return [f"{state}; {how}", f"message: {columns}"]
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        messages = self.select_message_columns(frame)
-        writer = messages.write.format("rocketmq").options(**self.sink.options)
-        writer.mode("append").save()
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        messages = self.select_message_columns(frame)
-        return messages.writeStream.format("rocketmq").options(**self.sink.options)
-
-
-class ParquetWriter(Writer):
-    """Writes rows to Parquet files, with Spark's own sink."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        self.target = f"parquet {sink.fields['path']}"
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if a partition column is missing or the directory is not new.
-
-        The directory only has to be new for a batch with `write: fail`. One with a URL is not
-        examined.
-        """
-        path: str = self.sink.fields["path"]
-        self.require_columns(frame, "partition_by", self.sink.fields["partition_by"])
-        must_be_new = not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
-        if must_be_new and "://" not in path and SYSTEM_FILES.names(path):
-            raise self.sink.error(
-                f"the directory {path!r} has files already.",
-                "Write write: append or write: overwrite.",
-                field_name="path",
-            )
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        columns = self.sink.fields["partition_by"]
-        partitioning = f"partitioned by {', '.join(columns)}" if columns else "not partitioned"
-        if self.pipeline.is_streaming:
-            return [partitioning, "files are added"]
-        effects = {
-            "fail": "the directory must be new",
-            "append": "files are added",
-            "overwrite": "existing files are replaced",
-        }
-        return [partitioning, effects[self.sink.fields["write"]]]
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        fields = self.sink.fields
-        mode = {"fail": "error"}.get(fields["write"], fields["write"])
-        writer = frame.write.mode(mode).options(**fields["options"])
-        writer.partitionBy(*fields["partition_by"]).parquet(fields["path"])
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        fields = self.sink.fields
-        writer = frame.writeStream.format("parquet").options(**fields["options"])
-        writer = writer.option("path", fields["path"])
-        return writer.partitionBy(*fields["partition_by"]) if fields["partition_by"] else writer
-
-
-class TableWriter(Writer):
-    """Upserts rows into a table of a database."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
-        super().__init__(pipeline, sink)
-        shown_url = databases.url_without_password(sink.fields["url"])
-        self.target = f"table {sink.fields['table']} at {shown_url}"
-        self.url = databases.absolute_url(sink.fields["url"])
-
-    def build_target(self, frame: "DataFrame") -> databases.Target:
-        """Return the table of the sink with the columns of the DataFrame."""
-        fields = self.sink.fields
-        return databases.Target(
-            self.url,
-            fields["table"],
-            tuple(fields["key"]),
-            tuple(frame.dtypes),
-            fields["version"],
-            fields["batch_rows"],
-        )
-
-    def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if columns are missing or the table in the database does not fit.
-
-        The database is asked, but nothing is created. A missing table is an error only if `create`
-        is False.
-        """
-        fields = self.sink.fields
-        target = self.build_target(frame)
-        self.require_columns(frame, "key", fields["key"])
-        self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
-        field_name = ""
-        try:
-            databases.build_table(target, "")
-            with databases.temporary_engine(self.url) as engine:
-                field_name = "table"
-                is_missing = databases.is_table_missing(engine, target)
-                if not is_missing:
-                    databases.check_table(engine, target)
-        except ConfigurationError as error:
-            raise self.sink.error(str(error), field_name=field_name) from None
-        except Exception as error:  # noqa: BLE001 - each driver raises its own errors
-            message = f"the database cannot be reached: {summarize_spark_error(error)}"
-            raise self.sink.error(message, field_name="url") from None
-        if is_missing and not fields["create"]:
-            raise self.sink.error(
-                f"the table {target.table!r} does not exist.",
-                "Create it, or write create: true.",
-                field_name=field_name,
-            )
-
-    def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines that say whether the table exists, and by which rule rows are replaced."""
-        target = self.build_target(frame)
-        with databases.temporary_engine(target.url) as engine:
-            is_missing = databases.is_table_missing(engine, target)
-        effect = f"rows are replaced by {', '.join(target.key)}"
-        if target.version is not None:
-            effect += f" if {target.version} is not smaller"
-        return ["it would be created" if is_missing else "it exists", effect]
-
-    def prepare(self, frame: "DataFrame") -> None:
-        """Register the sink with Spark, and create the table if it is missing."""
-        databases.register_sink(frame.sparkSession)
-        target = self.build_target(frame)
-        with databases.temporary_engine(target.url) as engine:
-            databases.create_table(engine, target)
-
-    def write_batch(self, frame: "DataFrame") -> None:
-        target = databases.encode_target(self.build_target(frame))
-        frame.write.format(databases.FORMAT).option("target", target).mode("append").save()
-
-    def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
-        def write_micro_batch(batch: "DataFrame", _epoch: int) -> None:
-            self.write_batch(batch)
-
-        writer = frame.writeStream.foreachBatch(write_micro_batch)
-        return writer.outputMode(self.sink.fields["output"])
-
-
-_WRITERS: Final[Mapping[str, Callable[[Pipeline, Sink], Writer]]] = {
-    TOPIC: TopicWriter,
-    PARQUET: ParquetWriter,
-    TABLE: TableWriter,
-}
+    message = summarize_spark_error(error)
+    place = _LINE_AND_POSITION.search(str(error)) if key == "transform" else None
+    if place is not None:
+        sql_line = int(place[1] or place[3])  # counted from 1
+        position = int(place[2] or place[4])  # counted from 0
+        line += sql_line - 1
+        message = f"at position {position + 1} of the line: {message}"
+    return PlaceError(FileProblem(line, key, message))
 
 
 # ---- the dry run
@@ -656,26 +400,31 @@ def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
 
     Raises the errors that `run` raises before it changes anything.
     """
-    mask = pipeline.secrets.mask
-
-    def masked(value: Any) -> Any:
-        """Return the value with secrets masked in all strings within it."""
-        if isinstance(value, str):
-            return mask(value)
-        if isinstance(value, list):
-            return [masked(one) for one in value]
-        if isinstance(value, dict):
-            return {name: masked(one) for name, one in value.items()}
-        return value
-
     try:
         if pipeline.use is None:
-            found = _plan_source_and_sinks(pipeline, spark)
+            unmasked = _plan_source_and_sinks(pipeline, spark)
         else:
-            found = _plan_ready_pipeline(pipeline, spark, pipeline.use)
+            unmasked = _plan_ready_pipeline(pipeline, spark, pipeline.use)
     except PlaceError as error:
         raise pipeline.to_configuration_error(error) from error.__cause__
-    return Plan(masked(found.sections), masked(found.figures))
+    return Plan(
+        _mask_strings(unmasked.sections, pipeline.secrets),
+        _mask_strings(unmasked.figures, pipeline.secrets),
+    )
+
+
+def _mask_strings(value: Any, secrets: Secrets) -> Any:
+    """Return the value with secrets masked in all strings within its lists and dicts.
+
+    The keys of dicts are not masked.
+    """
+    if isinstance(value, str):
+        return secrets.mask(value)
+    if isinstance(value, list):
+        return [_mask_strings(element, secrets) for element in value]
+    if isinstance(value, dict):
+        return {key: _mask_strings(element, secrets) for key, element in value.items()}
+    return value
 
 
 def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) -> Plan:
@@ -692,49 +441,81 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     Its sections are the source, filters, columns, Spark's plan and each sink. A batch is pinned to
     the range of offsets that the plan shows. Raises PlaceError if a part cannot work.
     """
-    source = pipeline.source
-    assert source is not None
-    ranges = _resolve_ranges(pipeline)
-    read_range = next(iter(ranges.values()), None)
-    is_pinned = read_range is not None and not pipeline.is_streaming
-    pinned = read_range.pin(pipeline) if read_range is not None and is_pinned else pipeline
+    range_by_suffix = _resolve_ranges(pipeline)
+    read_range = next(iter(range_by_suffix.values()), None)
+    pinned = pipeline
+    if read_range is not None and not pipeline.is_streaming:
+        pinned = read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
 
-    found = Plan({f"pipeline {pipeline.name}: {_describe_mode(pipeline)}": []})
-    for name, topic_range in ranges.items():
-        found.sections[f"source{name}"] = _describe_range(topic_range, source)
-    if not ranges:
-        found.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
-    found.sections["filter"] = _describe_filters(pipeline, frame, read_range)
-    found.sections["columns"] = [f"{name} {kind}" for name, kind in frame.dtypes]
-    if frame.isStreaming:  # Spark makes a physical plan for each micro-batch only
-        text = get_query_execution(frame).analyzed().toString()
-    else:
-        text = explain_plan(frame, "simple")
-    found.sections["plan of Spark"] = [line for line in str(text).splitlines() if line.strip()]
-
-    sinks = []
+    sections: dict[str, list[str]] = {}
+    sections[f"pipeline {pipeline.name}: {_describe_mode(pipeline)}"] = []
+    sections |= _describe_source(pipeline, range_by_suffix)
+    sections["filter"] = _describe_filters(pipeline, frame, read_range)
+    sections["columns"] = [f"{name} {spark_type}" for name, spark_type in frame.dtypes]
+    sections["plan of Spark"] = _describe_spark_plan(frame)
+    sink_figures = []
     for writer in writers:
-        lines = writer.describe(frame)
-        if pipeline.is_streaming:
-            lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
-        found.sections[f"sink {writer.sink.name}: {writer.target}"] = lines
-        sinks.append({"name": writer.sink.name, "target": writer.target, "what": lines})
-    queues = [] if read_range is None else read_range.queue_rows()
-    found.figures = {
+        lines = _describe_sink(pipeline, writer, frame)
+        sections[f"sink {writer.sink.name}: {writer.target}"] = lines
+        sink_figures.append({"name": writer.sink.name, "target": writer.target, "what": lines})
+
+    figures = {
         "pipeline": pipeline.name,
         "mode": pipeline.mode,
         "messages": None if read_range is None else read_range.message_count,
-        "queues": [
-            {"topic": topic, "queue": queue, "start": start, "end": end}
-            for topic, queue, start, end in queues
-        ],
-        "filter": found.sections["filter"],
+        "queues": [] if read_range is None else _list_queues(read_range),
+        "filter": sections["filter"],
         "columns": dict(frame.dtypes),
-        "plan": found.sections["plan of Spark"],
-        "sinks": sinks,
+        "plan": sections["plan of Spark"],
+        "sinks": sink_figures,
     }
-    return found
+    return Plan(sections, figures)
+
+
+def _describe_source(
+    pipeline: Pipeline, range_by_suffix: Mapping[str, ReadRange]
+) -> dict[str, list[str]]:
+    """Return a section for each range of topics that is read, or one for another source.
+
+    `range_by_suffix` is the result of `_resolve_ranges`.
+    """
+    source = pipeline.source
+    assert source is not None
+    if not range_by_suffix:
+        return {"source": [f"{source.kind} {source.options.get('path')}"]}
+    return {
+        f"source{suffix}": _describe_range(read_range, source)
+        for suffix, read_range in range_by_suffix.items()
+    }
+
+
+def _describe_sink(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> list[str]:
+    """Return the lines of a writer about its sink, and for a stream one about the checkpoint."""
+    lines = writer.describe(frame)
+    if pipeline.is_streaming:
+        lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
+    return lines
+
+
+def _list_queues(read_range: ReadRange) -> list[dict[str, Any]]:
+    """Return the range of each queue as a JSON object."""
+    return [
+        {"topic": topic, "queue": queue, "start": start, "end": end}
+        for topic, queue, start, end in read_range.queue_rows()
+    ]
+
+
+def _describe_spark_plan(frame: "DataFrame") -> list[str]:
+    """Return Spark's plan of a DataFrame as lines: the physical one, or the analyzed of a stream.
+
+    Spark makes the physical plan of a stream for each micro-batch only.
+    """
+    if frame.isStreaming:
+        plan_text = get_query_execution(frame).analyzed().toString()
+    else:
+        plan_text = explain_plan(frame, "simple")
+    return [line for line in str(plan_text).splitlines() if line.strip()]
 
 
 def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
@@ -744,18 +525,19 @@ def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
     a batch or a single sink, else " for SINK". The queries of a stream may have different ranges,
     because each has a checkpoint of its own.
     """
-    checkpoints: dict[str, str | None] = {"": None}
+    checkpoint_by_suffix: dict[str, str | None] = {"": None}
     if pipeline.is_streaming:
-        suffix = " for {}" if len(pipeline.sinks) > 1 else ""
-        checkpoints = {
-            suffix.format(sink.name): pipeline.checkpoint_of(sink) for sink in pipeline.sinks
+        has_several_sinks = len(pipeline.sinks) > 1
+        checkpoint_by_suffix = {
+            f" for {sink.name}" if has_several_sinks else "": pipeline.checkpoint_of(sink)
+            for sink in pipeline.sinks
         }
-    ranges = {}
-    for name, checkpoint in checkpoints.items():
-        found = resolve_read_range(pipeline, checkpoint=checkpoint)
-        if found is not None:
-            ranges[name] = found
-    return ranges
+    range_by_suffix = {}
+    for suffix, checkpoint in checkpoint_by_suffix.items():
+        read_range = resolve_read_range(pipeline, checkpoint=checkpoint)
+        if read_range is not None:
+            range_by_suffix[suffix] = read_range
+    return range_by_suffix
 
 
 def _describe_mode(pipeline: Pipeline) -> str:
@@ -787,15 +569,17 @@ def _describe_filters(
 
     `frame` is the transformed DataFrame. `read_range` is None if the source is not topics.
     """
-    assert pipeline.source is not None
-    own_filter = pipeline.source.options.get("filter.sql")
-    selector = read_range.selector if read_range is not None else own_filter
+    if read_range is not None:
+        selector = read_range.selector
+    else:
+        assert pipeline.source is not None
+        selector = pipeline.source.options.get("filter.sql")
     lines = [f"at the broker, by the file: {selector or '-'}"]
     if not pipeline.is_streaming:
         pushed = pushdown(frame)
         at_broker = ", ".join(pushed.broker) or "-"
-        lines += [
-            f"at the broker, pushed down from the transform: {at_broker}",
-            f"by Spark: {', '.join(pushed.spark) or '-'}",
-        ]
-    return lines + [f"warning: {one}" for one in find_filter_mistakes(pipeline)]
+        by_spark = ", ".join(pushed.spark) or "-"
+        lines.append(f"at the broker, pushed down from the transform: {at_broker}")
+        lines.append(f"by Spark: {by_spark}")
+    lines += [f"warning: {mistake}" for mistake in find_filter_mistakes(pipeline)]
+    return lines

@@ -6,7 +6,7 @@ declared kinds, with defaults filled in. It reports progress with `Task.say` onl
 `Task.stopping` between two steps, and returns a `Report`. The sinks of a pipeline file declare
 their fields in the same way.
 
-Pipelines that send messages again do so in steps that can be resumed: see `pipelines.steps`.
+Pipelines that send messages again do so in steps that can be resumed: see `pipelines.sinks.steps`.
 
 **Folders.** State is written through Hadoop's file systems, like the data that Spark writes. So a
 path may be on a disk, on HDFS or in an object store. A file that decides something is first written
@@ -188,20 +188,10 @@ class ReadyPipeline(ABC):
                     fix=f"{suggestion} The options are {', '.join(fields)}.".lstrip(),
                 )
 
-        task_options = {}
-        for name, declared_field in fields.items():
-            value = options.get(name, declared_field.default)
-            if value is REQUIRED:
-                raise ConfigurationError(
-                    f"the option {name!r} is missing.", fix=declared_field.description
-                )
-            if declared_field.choices and value not in declared_field.choices:
-                raise ConfigurationError(
-                    f"the option {name!r} has the invalid value {value!r}.",
-                    fix=f"It can be {' or '.join(declared_field.choices)}.",
-                )
-            is_single_text = declared_field.kind == LIST and isinstance(value, str)
-            task_options[name] = [value] if is_single_text else value
+        task_options = {
+            name: _check_option(declared_field, options.get(name, declared_field.default))
+            for name, declared_field in fields.items()
+        }
         return Task(spark, task_options, connection, say, stopping)
 
     def __call__(
@@ -230,6 +220,24 @@ _MODULE_AND_ATTRIBUTE: Final = {
 }
 NAMES: Final = tuple(_MODULE_AND_ATTRIBUTE)
 """The names of the ready pipelines."""
+
+
+def _check_option(declared: Field, option_value: Any) -> Any:
+    """Return the value of an option, or raise ConfigurationError if it is missing or invalid.
+
+    For a LIST field, a single text becomes a list of one.
+    """
+    if option_value is REQUIRED:
+        raise ConfigurationError(
+            f"the option {declared.name!r} is missing.", fix=declared.description
+        )
+    if declared.choices and option_value not in declared.choices:
+        raise ConfigurationError(
+            f"the option {declared.name!r} has the invalid value {option_value!r}.",
+            fix=f"It can be {' or '.join(declared.choices)}.",
+        )
+    is_single_text = declared.kind == LIST and isinstance(option_value, str)
+    return [option_value] if is_single_text else option_value
 
 
 def find_ready_pipeline(name: str) -> ReadyPipeline:
@@ -263,49 +271,58 @@ def format_table(
     names: Sequence[str],
     rows: Sequence[Sequence[Any]],
     rows_max: int | None = None,
-    where: str = "",
+    location: str = "",
 ) -> list[str]:
     """Return the lines of a table: the title, the column names, and the rows.
 
     Columns of numbers are aligned to the right. At most `rows_max` rows are shown (None means all).
-    If there are more, a last line says how many, followed by `where`, which says where they are. A
-    table without rows is one line: `TITLE: none`.
+    If there are more, a last line says how many, followed by `location`, which says where they are.
+    A table without rows is one line: `TITLE: none`.
     """
+    shown_rows = rows[:rows_max]
+    lines = [f"{title}: none"]
+    if shown_rows:
+        lines = [title, *_render_rows(names, shown_rows)]
+    hidden_count = len(rows) - len(shown_rows)
+    if hidden_count:
+        lines.append(f"  … and {hidden_count:,} more{location}")
+    return lines
+
+
+def _render_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the column names and at least one row as lines of text, with aligned columns."""
     from rich.console import Console  # noqa: PLC0415 - a slow import, needed for tables only
     from rich.table import Table  # noqa: PLC0415 - as above
 
-    shown_rows = rows[:rows_max]
     table = Table(box=None, padding=(0, 0, 0, 2), header_style="")
-    columns = zip(*shown_rows, strict=True)
-    for name, column in zip(names, columns, strict=bool(shown_rows)):
-        is_number = all(value is None or type(value) in (int, float) for value in column)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
-    for row in shown_rows:
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        is_numeric = all(cell is None or type(cell) in (int, float) for cell in column)
+        table.add_column(name, justify="right" if is_numeric else "left", no_wrap=True)
+    for row in rows:
         table.add_row(*map(_format_cell, row))
     console = Console(width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
-    with console.capture() as printed:
+    with console.capture() as capture:
         console.print(table)
-    text = [line.rstrip() for line in printed.get().splitlines()]
-    lines = [title, *text] if shown_rows else [f"{title}: none"]
-    hidden_count = len(rows) - len(shown_rows)
-    return [*lines, f"  … and {hidden_count:,} more{where}"] if hidden_count else lines
+    return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def _format_cell(value: Any) -> str:
+def _format_cell(cell: Any) -> str:
     """Return a value as one short line for a table cell.
 
     None is "-", numbers have commas, and a text is cut to `_CELL_CHARACTERS_MAX`.
     """
-    if value is None:
+    if cell is None:
         return "-"
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M}"
-    if type(value) in (int, float):
-        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-    text = " ".join(str(value).splitlines())
-    if len(text) <= _CELL_CHARACTERS_MAX:
-        return text
-    return text[: _CELL_CHARACTERS_MAX - 1] + "…"
+    if isinstance(cell, datetime):
+        return f"{cell:%Y-%m-%d %H:%M}"
+    if type(cell) is float:
+        return f"{cell:,.1f}"
+    if type(cell) is int:
+        return f"{cell:,}"
+    line = " ".join(str(cell).splitlines())
+    if len(line) <= _CELL_CHARACTERS_MAX:
+        return line
+    return line[: _CELL_CHARACTERS_MAX - 1] + "…"
 
 
 # ---- streaming queries
@@ -322,17 +339,7 @@ def finish_query(query: "StreamingQuery") -> None:
     micro-batches are complete.
     """
     try:
-        inner: Any = query._jsq
-        execution = inner.streamingQuery()
-        active = execution.state().get()
-        if active.getClass().getSimpleName().startswith("ACTIVE"):
-            name = active.getClass().getName().replace("ACTIVE", "TERMINATED")
-            loader = active.getClass().getClassLoader()
-            terminated = loader.loadClass(name).getField("MODULE$").get(None)
-            execution.state().compareAndSet(active, terminated)
-            thread = execution.queryExecutionThread()
-            while thread.isAlive() and query.status["isTriggerActive"]:
-                threading.Event().wait(CHECK_S)
+        _terminate_after_micro_batch(query)
     except Exception:
         logger.debug(
             "Spark's streaming query has unexpected internals; stopping it between triggers",
@@ -344,6 +351,26 @@ def finish_query(query: "StreamingQuery") -> None:
             break
         threading.Event().wait(CHECK_S)
     query.stop()
+
+
+def _terminate_after_micro_batch(query: "StreamingQuery") -> None:
+    """Set the state of an active query to terminated, and wait until its micro-batch is complete.
+
+    Raises an exception if Spark's internals are not as expected.
+    """
+    java_query: Any = query._jsq
+    execution = java_query.streamingQuery()
+    active_state = execution.state().get()
+    state_class = active_state.getClass()
+    if not state_class.getSimpleName().startswith("ACTIVE"):
+        return
+    terminated_name = state_class.getName().replace("ACTIVE", "TERMINATED")
+    terminated_class = state_class.getClassLoader().loadClass(terminated_name)
+    terminated_state = terminated_class.getField("MODULE$").get(None)
+    execution.state().compareAndSet(active_state, terminated_state)
+    thread = execution.queryExecutionThread()
+    while thread.isAlive() and query.status["isTriggerActive"]:
+        threading.Event().wait(CHECK_S)
 
 
 # ---- folders
@@ -423,29 +450,31 @@ class Folder:
             return None
         stream = self._file_system.open(self._hadoop_path(name))
         try:
-            text = str(self._to_text(stream, "UTF-8"))
+            content = str(self._to_text(stream, "UTF-8"))
         finally:
             stream.close()
-        reason = "it is not a JSON object"
         try:
-            document = json.loads(text)
+            document = json.loads(content)
         except ValueError as error:
-            document = None
-            reason = str(error)
+            raise self._damaged(name, str(error)) from None
         if not isinstance(document, dict):
-            raise ConfigurationError(
-                f"{self.full_path(name)} is damaged: {reason}.",
-                fix="Restore the file, or use another path.",
-            )
+            raise self._damaged(name, "it is not a JSON object")
         return document
 
-    def publish(self, name: str, value: JsonObject) -> bool:
-        """Write `value` as a JSON file that does not exist yet, atomically.
+    def _damaged(self, name: str, reason: str) -> ConfigurationError:
+        """Return the error for a file that cannot be read as JSON. `reason` is a phrase."""
+        return ConfigurationError(
+            f"{self.full_path(name)} is damaged: {reason}.",
+            fix="Restore the file, or use another path.",
+        )
+
+    def publish(self, name: str, document: JsonObject) -> bool:
+        """Write `document` as a JSON file that does not exist yet, atomically.
 
         Return True if the file was written. Return False, with nothing changed, if it exists, also
         if another process has created it in the meantime.
         """
-        draft = self._write_draft(name, value)
+        draft = self._write_draft(name, document)
         try:
             if not self.exists(name):
                 self._context.rename(
@@ -458,41 +487,45 @@ class Folder:
         self.remove(draft)
         return False
 
-    def replace(self, name: str, value: JsonObject) -> None:
+    def replace(self, name: str, document: JsonObject) -> None:
         """Write a JSON file atomically, and replace an existing one."""
-        draft = self._write_draft(name, value)
+        draft = self._write_draft(name, document)
         self._context.rename(self._hadoop_path(draft), self._hadoop_path(name), self._with_replace)
 
-    def _write_draft(self, name: str, value: JsonObject) -> str:
-        """Write the value as JSON to a hidden file with a unique name, and return that name.
+    def _write_draft(self, name: str, document: JsonObject) -> str:
+        """Write a JSON object to a hidden file with a unique name, and return that name.
 
         The file is in the directory of `name`, so that it can be renamed to it.
         """
-        folder, _, last = name.rpartition("/")
-        draft = f"{folder}/.{last}.{uuid.uuid4().hex}".lstrip("/")
+        directory, _, base_name = name.rpartition("/")
+        draft = f"{directory}/.{base_name}.{uuid.uuid4().hex}".lstrip("/")
         stream = self._file_system.create(self._hadoop_path(draft), True)
         try:
-            stream.write(bytearray(json.dumps(value, indent=1).encode()))
+            stream.write(bytearray(json.dumps(document, indent=1).encode()))
             stream.hsync()
         finally:
             stream.close()
         return draft
 
-    def move(self, old: str, new: str) -> None:
+    def move(self, old_name: str, new_name: str) -> None:
         """Move a file to a new path, and replace a file there. Missing directories are created.
 
         Does nothing if the file has been moved already, also by another process at this moment.
         """
-        if not self.exists(old) and self.exists(new):
+        if self._was_moved(old_name, new_name):
             return
-        target = self._hadoop_path(new)
+        target = self._hadoop_path(new_name)
         self._file_system.mkdirs(target.getParent())
         try:
-            self._context.rename(self._hadoop_path(old), target, self._with_replace)
+            self._context.rename(self._hadoop_path(old_name), target, self._with_replace)
         except Exception:
             # Another process that moved the file first is not an error.
-            if self.exists(old) or not self.exists(new):
+            if not self._was_moved(old_name, new_name):
                 raise
+
+    def _was_moved(self, old_name: str, new_name: str) -> bool:
+        """Return whether only the new file exists."""
+        return not self.exists(old_name) and self.exists(new_name)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a directory with its contents. Does nothing if it does not exist."""

@@ -116,13 +116,16 @@ class Recorder:
         The rows of a "batch" event are added. Those of any other event are the new total.
         """
         figures = event.figures
-        known = self.sinks.setdefault(sink, {"rows": 0})
-        rows = int(figures.get("rows", 0))
-        known["rows"] = known["rows"] + rows if event.kind == "batch" else rows
-        known["rows_per_second"] = figures.get("rows_per_second")
+        sink_numbers = self.sinks.setdefault(sink, {"rows": 0})
+        row_count = int(figures.get("rows", 0))
+        if event.kind == "batch":
+            sink_numbers["rows"] += row_count
+        else:
+            sink_numbers["rows"] = row_count
+        sink_numbers["rows_per_second"] = figures.get("rows_per_second")
         is_written = event.kind == "written"
-        known["left"] = 0 if is_written else figures.get("lag")
-        known["eta_s"] = 0 if is_written else figures.get("eta_s")
+        sink_numbers["left"] = 0 if is_written else figures.get("lag")
+        sink_numbers["eta_s"] = 0 if is_written else figures.get("eta_s")
 
     def refresh(self) -> None:
         """Write the file without a new event, to show that the process is alive."""
@@ -137,7 +140,12 @@ class Recorder:
         """
         with self.lock:
             self.error = error
-            self.state = FAILED if error else STOPPED if self.is_stopping else FINISHED
+            if error:
+                self.state = FAILED
+            elif self.is_stopping:
+                self.state = STOPPED
+            else:
+                self.state = FINISHED
             self.write_file()
 
     def write_file(self) -> None:
@@ -146,7 +154,7 @@ class Recorder:
         The directory is created if it is missing. If writing fails, a warning is logged.
         """
         self.written_ms = self.clock.now_ms()
-        values = {
+        document = {
             "pipeline": self.pipeline,
             "file": self.file,
             "kind": self.kind,
@@ -159,11 +167,11 @@ class Recorder:
             "sinks": self.sinks,
             "steps": list(self.steps),
         }
-        name = quote(self.pipeline, safe="") + SUFFIX
+        file_name = quote(self.pipeline, safe="") + SUFFIX
         try:
             self.files.make_directory(self.directory, durable=False)
-            text = orjson.dumps(values, default=str).decode()
-            overwrite_text(self.files, f"{self.directory}/{name}", text)
+            content = orjson.dumps(document, default=str).decode()
+            overwrite_text(self.files, f"{self.directory}/{file_name}", content)
         except (OSError, SluiceError):
             logger.warning("cannot write the progress of %s", self.pipeline, exc_info=True)
 
@@ -179,11 +187,16 @@ def record_progress(directory: str, pipeline: "Pipeline") -> Iterator[Callable[[
     if not directory:
         yield lambda _event: None
         return
-    kind = pipeline.use or pipeline.mode
-    recorder = Recorder(directory.rstrip("/"), pipeline.name, pipeline.path, kind)
+    recorder = Recorder(
+        directory.rstrip("/"),
+        pipeline.name,
+        pipeline.path,
+        kind=pipeline.use or pipeline.mode,
+    )
     is_over = threading.Event()
 
     def refresh_periodically() -> None:
+        """Write the file every `REFRESH_S`, to show that the process is alive."""
         while not is_over.wait(REFRESH_S):
             recorder.refresh()
 
@@ -199,6 +212,7 @@ def record_progress(directory: str, pipeline: "Pipeline") -> Iterator[Callable[[
         error = pipeline.secrets.mask(str(failure)) or type(failure).__name__
         raise
     finally:
+        # The thread ends before the final state is written, so that it cannot overwrite it.
         is_over.set()
         thread.join()
         recorder.finish(error)
@@ -246,20 +260,22 @@ def read_runs(
     If several runs have the same name, the one that started last is returned. A directory that
     cannot be read appears under its own path, with a `reason`.
     """
-    found: dict[str, Progress] = {}
+    newest_runs: dict[str, Progress] = {}
     for directory in directories:
         try:
-            names = sorted(files.names(directory))
+            file_names = sorted(files.names(directory))
         except OSError as error:
             reason = f"the directory cannot be read: {error.strerror}"
-            found[directory] = Progress(directory, reason=reason)
+            newest_runs[directory] = Progress(directory, reason=reason)
             continue
-        for name in names:
-            if name.endswith(SUFFIX):
-                run = read_run(f"{directory}/{name}", files, clock.now_ms())
-                if run.name not in found or run.started_ms > found[run.name].started_ms:
-                    found[run.name] = run
-    return dict(sorted(found.items()))
+        for file_name in file_names:
+            if not file_name.endswith(SUFFIX):
+                continue
+            progress = read_run(f"{directory}/{file_name}", files, clock.now_ms())
+            previous = newest_runs.get(progress.name)
+            if previous is None or progress.started_ms > previous.started_ms:
+                newest_runs[progress.name] = progress
+    return dict(sorted(newest_runs.items()))
 
 
 def read_run(path: str, files: Files, now_ms: int) -> Progress:
@@ -273,10 +289,10 @@ def read_run(path: str, files: Files, now_ms: int) -> Progress:
             size = file.size()
             if size > FILE_BYTES_MAX:
                 raise ValueError(f"it has {size:,} bytes, the limit is {FILE_BYTES_MAX:,}")
-            values = orjson.loads(file.pread(size, 0))
+            document = orjson.loads(file.pread(size, 0))
         finally:
             file.close()
-        return parse_progress(values, now_ms)
+        return parse_progress(document, now_ms)
     except (
         OSError,
         SluiceError,
@@ -286,64 +302,38 @@ def read_run(path: str, files: Files, now_ms: int) -> Progress:
         AttributeError,
         OverflowError,
     ) as error:
-        name = path.rpartition("/")[2].removesuffix(SUFFIX).encode(errors="replace").decode()
-        path = path.encode(errors="replace").decode()
-        reason = f"{path} is not a valid progress file of a pipeline: {error}"
-        return Progress(name, reason=reason)
+        # A name of a file may contain bytes that are not UTF-8.
+        printable_path = path.encode(errors="replace").decode()
+        pipeline_name = printable_path.rpartition("/")[2].removesuffix(SUFFIX)
+        reason = f"{printable_path} is not a valid progress file of a pipeline: {error}"
+        return Progress(pipeline_name, reason=reason)
 
 
-def parse_progress(values: Mapping[str, Any], now_ms: int) -> Progress:
-    """Return the run that the values of a file describe.
+def parse_progress(document: Mapping[str, Any], now_ms: int) -> Progress:
+    """Return the run that the document of a file describes.
 
     A running process whose file is too old, or that has rows left and no recent event, becomes
-    STALLED. Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if the values
-    are not those of a progress file.
+    STALLED. Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if the document
+    is not that of a progress file.
     """
-    sinks = {
-        str(name): {
-            **sink,
-            "rows": int(sink["rows"]),
-            **{key: parse_number(sink.get(key)) for key in ("left", "rows_per_second", "eta_s")},
-        }
-        for name, sink in values["sinks"].items()
-    }
-    steps = tuple(
-        {
-            **step,
-            "text": str(step["text"]),
-            "sink": step.get("sink"),
-            "time_ms": int(step["time_ms"]),
-            "left": parse_number(step.get("left")),
-            "rows_per_second": parse_number(step.get("rows_per_second")),
-        }
-        for step in values["steps"]
-    )
-    if values["state"] not in STATES:
-        raise ValueError(f"{values['state']!r} is not a valid state")
+    sinks = {str(name): _parse_sink(sink) for name, sink in document["sinks"].items()}
+    steps = tuple(_parse_step(step) for step in document["steps"])
+    if document["state"] not in STATES:
+        raise ValueError(f"{document['state']!r} is not a valid state")
 
     rates = [sink["rows_per_second"] for sink in sinks.values() if sink.get("rows_per_second")]
     etas_s = [sink["eta_s"] for sink in sinks.values() if sink.get("eta_s") is not None]
-    # The rows that are left in the run are known only if they are known for every sink.
-    known_left = [int(sink["left"]) for sink in sinks.values() if sink.get("left") is not None]
-    rows_left = sum(known_left) if known_left and len(known_left) == len(sinks) else None
-
-    state = str(values["state"])
-    reason = ""
-    if state == RUNNING and now_ms - values["seen_ms"] > DEAD_AFTER_MS:
-        state = STALLED
-        reason = "the process has ended: it was killed, or its machine is down"
-    elif state == RUNNING and rows_left and now_ms - values["stepped_ms"] > STALLED_AFTER_MS:
-        state = STALLED
-        reason = "it is running, but has made no progress although rows are left"
+    rows_left = _sum_rows_left(sinks.values())
+    state, reason = _derive_state(document, rows_left, now_ms)
     return Progress(
-        name=str(values["pipeline"]),
-        kind=str(values["kind"]),
-        file=str(values["file"]),
+        name=str(document["pipeline"]),
+        kind=str(document["kind"]),
+        file=str(document["file"]),
         state=state,
-        error=str(values["error"]),
+        error=str(document["error"]),
         reason=reason,
-        started_ms=int(values["begun_ms"]),
-        last_event_ms=int(values["stepped_ms"]),
+        started_ms=int(document["begun_ms"]),
+        last_event_ms=int(document["stepped_ms"]),
         rows=sum(int(sink["rows"]) for sink in sinks.values()),
         rows_left=rows_left,
         rows_per_second=sum(rates) if rates else None,
@@ -353,13 +343,58 @@ def parse_progress(values: Mapping[str, Any], now_ms: int) -> Progress:
     )
 
 
-def parse_number(value: Any) -> float | None:
+def _parse_sink(sink: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a sink in a document, converted to the types of `Progress.sinks`."""
+    return {
+        **sink,
+        "rows": int(sink["rows"]),
+        "left": parse_number(sink.get("left")),
+        "rows_per_second": parse_number(sink.get("rows_per_second")),
+        "eta_s": parse_number(sink.get("eta_s")),
+    }
+
+
+def _parse_step(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event in a document, converted to the types of `Progress.steps`."""
+    return {
+        **step,
+        "text": str(step["text"]),
+        "sink": step.get("sink"),
+        "time_ms": int(step["time_ms"]),
+        "left": parse_number(step.get("left")),
+        "rows_per_second": parse_number(step.get("rows_per_second")),
+    }
+
+
+def _sum_rows_left(sinks: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the rows that are left in a run; None unless they are known for every sink."""
+    rows_left_by_sink = [sink["left"] for sink in sinks]
+    if not rows_left_by_sink or None in rows_left_by_sink:
+        return None
+    return sum(map(int, rows_left_by_sink))
+
+
+def _derive_state(
+    document: Mapping[str, Any], rows_left: int | None, now_ms: int
+) -> tuple[str, str]:
+    """Return the state of a run, and the reason if it is STALLED; otherwise the reason is empty."""
+    state = str(document["state"])
+    if state != RUNNING:
+        return state, ""
+    if now_ms - document["seen_ms"] > DEAD_AFTER_MS:
+        return STALLED, "the process has ended: it was killed, or its machine is down"
+    if rows_left and now_ms - document["stepped_ms"] > STALLED_AFTER_MS:
+        return STALLED, "it is running, but has made no progress although rows are left"
+    return state, ""
+
+
+def parse_number(number: Any) -> float | None:
     """Return a finite number of a file as it is, or None for null. Integers stay integers.
 
     Raises TypeError or ValueError for anything else.
     """
-    if value is None or isinstance(value, int):
-        return value
-    if isinstance(value, str) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
-    return float(value)
+    if number is None or isinstance(number, int):
+        return number
+    if isinstance(number, str) or not math.isfinite(number):
+        raise ValueError(f"{number!r} is not a number")
+    return float(number)

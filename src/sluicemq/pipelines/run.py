@@ -27,12 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.pipelines.file import ROCKETMQ, Pipeline
-from sluicemq.pipelines.plan import (
-    Writer,
-    load_checked_frame,
-    resolve_read_range,
-    summarize_spark_error,
-)
+from sluicemq.pipelines.plan import load_checked_frame, resolve_read_range
 from sluicemq.pipelines.ready import (
     CHECK_S,
     Report,
@@ -41,8 +36,9 @@ from sluicemq.pipelines.ready import (
     finish_query,
     spark_trigger,
 )
+from sluicemq.pipelines.writers import Writer
 from sluicemq.spark.classic import get_spark_context
-from sluicemq.spark.errors import PlaceError, Secrets
+from sluicemq.spark.errors import PlaceError, Secrets, summarize_spark_error
 from sluicemq.spark.progress import stream_progress
 
 if TYPE_CHECKING:
@@ -133,14 +129,15 @@ def run(
             report = _run_batch(pipeline, spark, events, stopping)
     except PlaceError as error:
         raise pipeline.to_configuration_error(error) from error.__cause__
-    spent_s = round(SYSTEM_CLOCK.monotonic_s() - started_s, 1)
-    ending = f"done in {spent_s} s"
+
+    duration_s = round(SYSTEM_CLOCK.monotonic_s() - started_s, 1)
+    summary = f"done in {duration_s} s"
     if report.skipped:
-        ending = f"stopped after {spent_s} s; not written: {', '.join(report.skipped)}"
+        summary = f"stopped after {duration_s} s; not written: {', '.join(report.skipped)}"
     events.emit(
         "done",
-        ending,
-        seconds=spent_s,
+        summary,
+        seconds=duration_s,
         rows=report.rows,
         left=report.skipped,
         figures=report.figures,
@@ -158,16 +155,17 @@ def _run_ready_pipeline(
     the report that it has not said before.
     """
     events.emit("started", f"the ready pipeline {use!r}")
-    emitted: set[str] = set()
+    emitted_lines: set[str] = set()
 
-    def say(text: str) -> None:
-        emitted.add(text)
-        events.emit("line", text)
+    def say(line: str) -> None:
+        """Emit the event of a line."""
+        emitted_lines.add(line)
+        events.emit("line", line)
 
     task = Task(spark, pipeline.use_options, pipeline.cluster, say, stopping)
     report = find_ready_pipeline(use).run(task)
     for line in report.lines:
-        if line not in emitted:  # most lines have been emitted during the run
+        if line not in emitted_lines:  # most lines have been emitted during the run
             events.emit("line", line)
     return report
 
@@ -187,26 +185,30 @@ def _run_batch(
     pinned = pipeline if read_range is None else read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
 
-    if read_range is None:
-        message_count = None
-        source_text = "a batch"
-    else:
+    message_count = None
+    source_text = "a batch"
+    if read_range is not None:
         message_count = read_range.message_count
         source_text = f"{message_count:,} messages of {len(read_range.starts)} queues"
     events.emit("started", f"{source_text}, sinks: {len(writers)}", messages=message_count)
 
-    assert pipeline.source is not None
-    has_filter = not {"filter.tags", "filter.sql"}.isdisjoint(pipeline.source.options)
-    if has_filter or pipeline.transform:
-        message_count = None  # the number of rows after a filter is unknown
+    # The number of rows after a filter is unknown.
+    row_count = None if _has_filter(pipeline) else message_count
     report = Report()
     for writer in writers:
+        sink = writer.sink.name
         if stopping():
-            report.skipped.append(writer.sink.name)
+            report.skipped.append(sink)
         else:
-            row_count = _write_sink(spark, writer, frame, events, message_count)
-            report.rows[writer.sink.name] = row_count
+            report.rows[sink] = _write_sink(spark, writer, frame, events, row_count)
     return report
+
+
+def _has_filter(pipeline: Pipeline) -> bool:
+    """Return whether a filter or a transform may change the number of rows."""
+    assert pipeline.source is not None
+    options = pipeline.source.options
+    return "filter.tags" in options or "filter.sql" in options or bool(pipeline.transform)
 
 
 def _write_sink(
@@ -224,26 +226,30 @@ def _write_sink(
     from pyspark.sql.functions import count, lit  # noqa: PLC0415 - as above
 
     sink = writer.sink.name
-    observation = Observation()
     job_group = f"{events.pipeline} {sink} {uuid.uuid4().hex[:8]}"
+    observation = Observation()
     started_s = SYSTEM_CLOCK.monotonic_s()
     writer.prepare(frame)
     try:
         with BatchMonitor(spark, events, sink, job_group, messages).monitoring():
-            writer.write_batch(frame.observe(observation, count(lit(1)).alias("rows")))
+            # Spark counts the rows while it writes them.
+            counted_frame = frame.observe(observation, count(lit(1)).alias("rows"))
+            writer.write_batch(counted_frame)
     except Exception as error:
         raise _to_sink_error(writer, error) from error
-    rows = int(observation.get["rows"])
-    spent_s = max(0.001, SYSTEM_CLOCK.monotonic_s() - started_s)
+
+    row_count = int(observation.get["rows"])
+    duration_s = max(0.001, SYSTEM_CLOCK.monotonic_s() - started_s)
+    rate = row_count / duration_s
     events.emit(
         "written",
-        f"{rows:,} rows into {writer.target} in {spent_s:.1f} s, {rows / spent_s:,.0f} rows/s",
+        f"{row_count:,} rows into {writer.target} in {duration_s:.1f} s, {rate:,.0f} rows/s",
         sink=sink,
-        rows=rows,
-        seconds=round(spent_s, 1),
-        rows_per_second=round(rows / spent_s, 1),
+        rows=row_count,
+        seconds=round(duration_s, 1),
+        rows_per_second=round(rate, 1),
     )
-    return rows
+    return row_count
 
 
 def _to_sink_error(writer: Writer, error: BaseException) -> Exception:
@@ -311,6 +317,7 @@ class BatchMonitor:
         """
 
         def emit_periodically() -> None:
+            """Emit what has changed, every `PROGRESS_PERIOD_S` until the write is over."""
             while not self._is_over.wait(PROGRESS_PERIOD_S):
                 self.emit_changes()
 
@@ -336,8 +343,11 @@ class BatchMonitor:
         """
         try:
             tracker = self._context.statusTracker()
-            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._job_group)]
-            stages = {stage for job in jobs if job is not None for stage in job.stageIds}
+            stages: set[int] = set()
+            for job in tracker.getJobIdsForGroup(self._job_group):
+                job_info = tracker.getJobInfo(job)
+                if job_info is not None:
+                    stages.update(job_info.stageIds)
             store: Any = self._context._jsc.sc().statusStore()
             for stage in sorted(stages - self._completed):
                 if tracker.getStageInfo(stage) is not None:
@@ -351,14 +361,14 @@ class BatchMonitor:
         `store` is that of the JVM. A stage without rows is only reported when it is complete; after
         that it is not read any more.
         """
-        data = store.lastStageAttempt(stage)
-        if str(data.status().toString()) in ("PENDING", "SKIPPED"):
+        attempt = store.lastStageAttempt(stage)
+        if str(attempt.status().toString()) in ("PENDING", "SKIPPED"):
             return
-        started_ms = data.submissionTime().get().getTime()
+        started_ms = attempt.submissionTime().get().getTime()
         self._started_s.setdefault(stage, started_ms / 1000)
-        rows = max(int(data.inputRecords()), int(data.shuffleReadRecords()))
+        rows = max(int(attempt.inputRecords()), int(attempt.shuffleReadRecords()))
         progress = StageProgress(
-            stage, tasks=int(data.numTasks()), done=int(data.numCompleteTasks()), rows=rows
+            stage, tasks=int(attempt.numTasks()), done=int(attempt.numCompleteTasks()), rows=rows
         )
         if progress == self._last_progress.get(stage):
             return
@@ -373,16 +383,15 @@ class BatchMonitor:
     def _emit_stage(self, progress: StageProgress) -> None:
         """Emit the event of a stage, with its rate and the estimated remaining time.
 
-        The time is estimated from the share of completed tasks, or of messages if that is larger.
-        It is None while that share is 0.
+        The time is None while no task is complete and the share of read messages is unknown.
         """
         spent_s = max(0.001, self._clock.now_ms() / 1000 - self._started_s[progress.stage])
         rate = progress.rows / spent_s
-        share = progress.done / progress.tasks if progress.tasks else 0.0
-        if self._messages and progress.rows <= self._messages:
-            share = max(share, progress.rows / self._messages)
+        share = self._estimate_share(progress)
         eta_s = None if share == 0 else round(spent_s * (1 - share) / share, 1)
-        remaining = "" if eta_s is None or share == 1 else f", {eta_s:.0f} s left"
+        remaining = ""
+        if eta_s is not None and share != 1:
+            remaining = f", {eta_s:.0f} s left"
         self._events.emit(
             "stage",
             f"stage {progress.stage}: {progress.done} of {progress.tasks} tasks,"
@@ -395,6 +404,16 @@ class BatchMonitor:
             rows_per_second=round(rate, 1),
             eta_s=eta_s,
         )
+
+    def _estimate_share(self, progress: StageProgress) -> float:
+        """Return how much of a stage is complete, from 0 to 1.
+
+        It is the share of completed tasks, or of messages that were read if that is larger.
+        """
+        task_share = progress.done / progress.tasks if progress.tasks else 0.0
+        if self._messages and progress.rows <= self._messages:
+            return max(task_share, progress.rows / self._messages)
+        return task_share
 
 
 # ---- a stream
@@ -420,12 +439,7 @@ def _run_stream(
             query = _start_query(pipeline, writer, frame)
             monitors.append(QueryMonitor(query, writer.sink.name, events, reads_topics))
         events.emit("started", _describe_stream(writers))
-        while not stopping() and any(monitor.query.isActive for monitor in monitors):
-            for monitor in monitors:
-                monitor.emit_new_batches()
-            if any(monitor.has_failed() for monitor in monitors):
-                break
-            threading.Event().wait(CHECK_S)
+        _watch_queries(monitors, stopping)
     finally:
         for monitor in monitors:
             finish_query(monitor.query)
@@ -435,6 +449,16 @@ def _run_stream(
         if error is not None:
             raise _to_sink_error(writer, error)
     return Report(rows={monitor.sink: monitor.rows for monitor in monitors})
+
+
+def _watch_queries(monitors: "list[QueryMonitor]", stopping: Stopping) -> None:
+    """Emit events until all queries have ended, one has failed, or `stopping()` is True."""
+    while not stopping() and any(monitor.query.isActive for monitor in monitors):
+        for monitor in monitors:
+            monitor.emit_new_batches()
+        if any(monitor.has_failed() for monitor in monitors):
+            break
+        threading.Event().wait(CHECK_S)
 
 
 def _start_query(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "StreamingQuery":
@@ -495,22 +519,24 @@ class QueryMonitor:
         """
         self.last_batch = int(progress["batchId"])
         batch = stream_progress(progress)
-        rows = int(progress["numInputRows"])
-        text = f"batch {batch.batch}: {rows:,} rows, {batch.rows_per_second:,.0f} rows/s"
-        figures: dict[str, Any] = {}
+        row_count = int(progress["numInputRows"])
+        self.rows += row_count
         if self.reads_topics:
-            text = batch.describe()
+            description = batch.describe()
             eta_s = None if batch.lag is None else round(batch.remaining_s(), 1)
-            figures = {"filtered": batch.filtered, "lag": batch.lag, "eta_s": eta_s}
-        self.rows += rows
+            topic_figures = {"filtered": batch.filtered, "lag": batch.lag, "eta_s": eta_s}
+        else:
+            rate = f"{batch.rows_per_second:,.0f} rows/s"
+            description = f"batch {batch.batch}: {row_count:,} rows, {rate}"
+            topic_figures = {}
         self.events.emit(
             "batch",
-            text,
+            description,
             sink=self.sink,
             batch=batch.batch,
-            rows=rows,
+            rows=row_count,
             rows_per_second=round(batch.rows_per_second, 1),
-            **figures,
+            **topic_figures,
         )
 
 
@@ -532,24 +558,24 @@ class StopRequest:
         """Return whether the run was asked to stop."""
         return self._is_requested.is_set()
 
-    def handle_signal(self, number: int = signal.SIGTERM, _frame: Any = None) -> None:
-        """Request the stop. If it is requested already, end the process with code 128 + `number`.
+    def handle_signal(self, signal_number: int = signal.SIGTERM, _frame: Any = None) -> None:
+        """Request the stop. If it is requested already, end the process.
 
-        This is a handler for `signal.signal`.
+        The exit code is then 128 + `signal_number`. This is a handler for `signal.signal`.
         """
         if self._is_requested.is_set():
             self._announce_in_thread("stopped at once")
-            os._exit(128 + number)
+            os._exit(128 + signal_number)
         self._is_requested.set()
         self._announce_in_thread(
             "stopping: the current work is finished first; a second signal stops at once"
         )
 
-    def _announce_in_thread(self, text: str) -> None:
+    def _announce_in_thread(self, announcement: str) -> None:
         """Call `announce` in another thread, and wait for it for at most `SIGNAL_OUTPUT_S`."""
         # A signal may arrive while the main thread prints a line, and Python's buffered output
         # cannot be entered again from a signal handler.
-        thread = threading.Thread(target=self._announce, args=(text,), daemon=True)
+        thread = threading.Thread(target=self._announce, args=(announcement,), daemon=True)
         thread.start()
         thread.join(SIGNAL_OUTPUT_S)
 
@@ -565,9 +591,11 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old_handlers = {number: signal.signal(number, stop.handle_signal) for number in SIGNALS}
+    old_handlers = {
+        signal_number: signal.signal(signal_number, stop.handle_signal) for signal_number in SIGNALS
+    }
     try:
         yield
     finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, old_handler in old_handlers.items():
+            signal.signal(signal_number, old_handler)

@@ -112,28 +112,27 @@ class Tables:
                 if is_archive and relation.name == name:
                     return relation.view
             view = f"{name.replace('`', '')} {len(relations) + 1}"
-            relation = self._create_relation(name, view)
-            relations.append(relation)
-            return relation.view
+            relations.append(self._create_relation(name, view))
+            return view
 
         try:
-            text, frame = replace_unknown_tables(self.spark, text, create_view)
+            query_over_views, frame = replace_unknown_tables(self.spark, text, create_view)
             topic_relations = [relation for relation in relations if relation.topic is not None]
             if not topic_relations:
                 return frame
-            self._narrow_views(text, frame, topic_relations)
-            return self.spark.sql(text)
+            self._narrow_views(query_over_views, frame, topic_relations)
+            return self.spark.sql(query_over_views)
         finally:  # the DataFrame keeps the meaning of its views
             for relation in relations:
                 self.spark.catalog.dropTempView(relation.view)
 
     def _narrow_views(
-        self, text: str, frame: "DataFrame", topic_relations: Sequence[Relation]
+        self, query_over_views: str, frame: "DataFrame", topic_relations: Sequence[Relation]
     ) -> None:
         """Replace the placeholder views of topics by views that read only what the query needs.
 
-        `text` is the query with the names of views, and `frame` its result over placeholders.
-        `topic_relations` are the references to topics.
+        `query_over_views` is the query with the names of views, and `frame` its result over
+        placeholders. `topic_relations` are the references to topics.
         """
         used_columns = find_used_columns(frame, _MAP) or _ALL_COLUMNS
         columns, expressions = narrow_columns(used_columns)
@@ -143,18 +142,16 @@ class Tables:
         placeholders = [PlaceholderTable.create(self.spark, schema) for _ in topic_relations]
         for relation, placeholder in zip(topic_relations, placeholders, strict=True):
             self._create_view(relation.view, placeholder.frame.selectExpr(*expressions))
-        predicates_by_relation = extract_predicates(self.spark.sql(text), placeholders)
+        narrowed_frame = self.spark.sql(query_over_views)
+        predicates_by_relation = extract_predicates(narrowed_frame, placeholders)
 
         # Replace the placeholders by the topics.
         topics = [relation.topic for relation in topic_relations if relation.topic is not None]
         range_options = self._build_range_options(topics)
         for relation, predicates in zip(topic_relations, predicates_by_relation, strict=True):
             assert relation.topic is not None
-            options = {
-                "topic": relation.topic,
-                "columns": columns,
-                **range_options[relation.topic],
-            }
+            options = {"topic": relation.topic, "columns": columns}
+            options |= range_options[relation.topic]
             if predicates:
                 options["predicates"] = predicates
             reader = self.spark.read.format("rocketmq").options(**options, **self.connection)
@@ -166,16 +163,24 @@ class Tables:
         A topic that the query refers to several times gets fixed end offsets, so that all its
         references read the same messages, unless `until_ms` limits them.
         """
-        times = (("startingTimestamp", self.since_ms), ("endingTimestamp", self.until_ms))
-        given = {option: str(time_ms) for option, time_ms in times if time_ms is not None}
-        found = {topic: dict(given) for topic in topics}
+        time_options = {}
+        if self.since_ms is not None:
+            time_options["startingTimestamp"] = str(self.since_ms)
+        if self.until_ms is not None:
+            time_options["endingTimestamp"] = str(self.until_ms)
+        options_by_topic = {}
         for topic, reference_count in Counter(topics).items():
+            options_by_topic[topic] = dict(time_options)
             if reference_count > 1 and self.until_ms is None:
-                options = parse_options({"topic": topic, **self.connection}, READ)
-                with open_admin(options) as admin:
-                    ends = resolve_ending_offsets(admin, options, fetch_bounds(admin, [topic]))
-                found[topic]["endingOffsets"] = json.dumps(offsets_to_table(ends, by_topic=False))
-        return found
+                options_by_topic[topic]["endingOffsets"] = self._fetch_end_offsets(topic)
+        return options_by_topic
+
+    def _fetch_end_offsets(self, topic: str) -> str:
+        """Return the present end offsets of a topic, as the option `endingOffsets` takes them."""
+        options = parse_options({"topic": topic, **self.connection}, READ)
+        with open_admin(options) as admin:
+            ends = resolve_ending_offsets(admin, options, fetch_bounds(admin, [topic]))
+        return json.dumps(offsets_to_table(ends, by_topic=False))
 
     def _create_relation(self, name: str, view: str) -> Relation:
         """Create the view of a name in the query, and return the relation.
@@ -184,25 +189,22 @@ class Tables:
         ConfigurationError if there is neither a topic, a group's topic, an archive nor `traces` of
         this name.
         """
-        parts = split_name(name)
-        first = parts[0].lower()
+        name_parts = split_name(name)
+        is_single = len(name_parts) == 1
+        prefix = name_parts[0].lower()
         topic = None
-        if len(parts) == 1 and parts[0] in self.archives:
-            frame = self._load_archive(parts[0])
-        elif first == ARCHIVE and self.archives and len(parts) <= 2:
-            frame = self._load_archive(*parts[1:])
-        elif len(parts) == 1 and first == TRACES:
-            from sluicemq.pipelines.trace import read_events  # noqa: PLC0415 - imports pyarrow
-
-            begin = None if self.since_ms is None else str(self.since_ms)
-            end = None if self.until_ms is None else str(self.until_ms)
-            frame = read_events(self.spark, self.connection, begin=begin, end=end)
-        elif len(parts) == 1 or (len(parts) == 2 and first in PREFIXES):
-            topic = parts[0] if len(parts) == 1 else PREFIXES[first] + parts[1]
-            topics = self.list_topics()
-            if topic not in topics:
-                raise _unknown_topic(topic, [*topics, *self.archives])
-            frame = PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
+        if is_single and name_parts[0] in self.archives:
+            frame = self._load_archive(name_parts[0])
+        elif prefix == ARCHIVE and self.archives and len(name_parts) <= 2:
+            frame = self._load_archive(*name_parts[1:])
+        elif is_single and prefix == TRACES:
+            frame = self._load_traces()
+        elif is_single:
+            topic = name_parts[0]
+            frame = self._create_placeholder(topic)
+        elif prefix in PREFIXES and len(name_parts) == 2:
+            topic = PREFIXES[prefix] + name_parts[1]
+            frame = self._create_placeholder(topic)
         else:
             raise ConfigurationError(
                 f"there is no table {name}.",
@@ -212,6 +214,24 @@ class Tables:
             )
         self._create_view(view, frame)
         return Relation(name, view, topic)
+
+    def _load_traces(self) -> "DataFrame":
+        """Return the events of the traces between `since_ms` and `until_ms`."""
+        from sluicemq.pipelines.trace import read_events  # noqa: PLC0415 - imports pyarrow
+
+        begin = None if self.since_ms is None else str(self.since_ms)
+        end = None if self.until_ms is None else str(self.until_ms)
+        return read_events(self.spark, self.connection, begin=begin, end=end)
+
+    def _create_placeholder(self, topic: str) -> "DataFrame":
+        """Return a DataFrame without rows and with the columns of messages.
+
+        Raises ConfigurationError if the topic does not exist.
+        """
+        topics = self.list_topics()
+        if topic not in topics:
+            raise _unknown_topic(topic, [*topics, *self.archives])
+        return PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
 
     def _create_view(self, view: str, frame: "DataFrame") -> None:
         """Create a temporary view of `frame`, or replace the one of this name."""
@@ -261,26 +281,33 @@ def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
     If a key cannot be written in the option (it is empty or contains a backquote), the whole map is
     read. The option is never empty: for a query that uses no column it is `queue_id`.
     """
+    columns = [name for name in BASE_TYPES if name in used.names]
     # The map `properties` never contains these, because they have columns of their own.
     map_keys = used.map_keys - AUTOMATIC_PROPERTIES
-    promoted = sorted(key for key in map_keys if key and "`" not in key)
-    can_promote_all = map_keys == set(promoted)
-    columns = [name for name in BASE_TYPES if name in used.names]
+    promoted_keys = sorted(key for key in map_keys if key and "`" not in key)
+    can_promote_all = map_keys == set(promoted_keys)
     if used.map_keys and not can_promote_all:
-        columns = [*columns, _MAP]
-        promoted = []
-    aliases = {key: f"__property_{index}" for index, key in enumerate(promoted)}
-    items = [*columns, *(f"prop:`{key}`:string as {alias}" for key, alias in aliases.items())]
+        columns.append(_MAP)
+        promoted_keys = []
+    alias_by_key = {key: f"__property_{index}" for index, key in enumerate(promoted_keys)}
+    promoted_columns = [f"prop:`{key}`:string as {alias}" for key, alias in alias_by_key.items()]
+
     expressions = []
-    for name, kind in BASE_TYPES.items():
+    for name, spark_type in BASE_TYPES.items():
         if name in columns:
             expressions.append(name)
-        elif name == _MAP and aliases:
-            pairs = ", ".join(f"{string_literal(key)}, {alias}" for key, alias in aliases.items())
-            expressions.append(f"map({pairs}) AS {_MAP}")
+        elif name == _MAP and alias_by_key:
+            expressions.append(f"{_build_map(alias_by_key)} AS {_MAP}")
         else:
-            expressions.append(f"CAST(NULL AS {kind.simpleString()}) AS {name}")
-    return ",".join(items) or "queue_id", expressions
+            expressions.append(f"CAST(NULL AS {spark_type.simpleString()}) AS {name}")
+    columns_option = ",".join([*columns, *promoted_columns]) or "queue_id"
+    return columns_option, expressions
+
+
+def _build_map(column_by_key: Mapping[str, str]) -> str:
+    """Return the Spark SQL expression of a map with the value of a column for each key."""
+    entries = [f"{string_literal(key)}, {column}" for key, column in column_by_key.items()]
+    return f"map({', '.join(entries)})"
 
 
 def check_is_query(spark: "SparkSession", text: str) -> None:
@@ -302,12 +329,13 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
     `names` are the topics and archives that exist. For the topic of a group, the groups that have
     such a topic are listed.
     """
-    if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
+    if topic.startswith((DLQ_PREFIX, RETRY_PREFIX)):
         prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
-        groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        groups = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        listed_groups = ", ".join(groups) or "none"
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
-            fix=f"Groups with such a topic: {', '.join(sorted(groups)) or 'none'}.",
+            fix=f"Groups with such a topic: {listed_groups}.",
         )
     own_names = revealed_names(names)
     users_topics = sorted(

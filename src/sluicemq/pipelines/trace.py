@@ -35,8 +35,8 @@ transactional ones. The clocks of two machines may differ: a delivery before its
 """
 
 import importlib
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -44,9 +44,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 
+from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
 from sluicemq.model.trace_records import (
     ConsumeTrace,
@@ -141,7 +143,9 @@ def decode_bodies(bodies: pa.Array) -> pa.Array:
     events_by_body = []
     for body in bodies.to_pylist():
         records, unread_count = decode_trace_records(body or b"")
-        events = [_to_event(single) for record in records for single in _split_batch(record)]
+        events: list[dict[str, Any]] = []
+        for record in records:
+            events += map(_to_event, _split_batch(record))
         events += [{"kind": UNREAD}] * unread_count
         events_by_body.append(events)
     return pa.array(events_by_body, _EVENTS)
@@ -154,12 +158,13 @@ def _split_batch(record: TraceRecord) -> list[TraceRecord]:
     """
     if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
         return [record]
-    ids = (record.message_id or "").split(",")
+    message_ids = (record.message_id or "").split(",")
+    offset_ids = (record.offset_message_id or "").split(",")
     # There may be fewer offset message ids than message ids.
-    offset_ids = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
+    padding = [None] * len(message_ids)
     return [
         replace(record, message_id=message_id, offset_message_id=offset_id)
-        for message_id, offset_id in zip(ids, offset_ids, strict=False)
+        for message_id, offset_id in zip(message_ids, [*offset_ids, *padding], strict=False)
     ]
 
 
@@ -168,13 +173,13 @@ def _to_event(record: TraceRecord) -> dict[str, Any]:
 
     Columns that this kind of record does not have are None.
     """
-    values = {name: getattr(record, name, None) for name in _FIELDS}
-    values |= {"kind": _KINDS[type(record)], "message_kind": None, "outcome": None}
+    event = {name: getattr(record, name, None) for name in _FIELDS}
+    event |= {"kind": _KINDS[type(record)], "message_kind": None, "outcome": None}
     if isinstance(record, SendTrace | TransactionTrace):
-        values["message_kind"] = record.kind.name.lower()
+        event["message_kind"] = record.kind.name.lower()
     if isinstance(record, ConsumeTrace):
-        values["outcome"] = record.outcome.name.lower().replace("_", " ")
-    return values
+        event["outcome"] = record.outcome.name.lower().replace("_", " ")
+    return event
 
 
 def read_events(
@@ -191,10 +196,12 @@ def read_events(
     the time when the broker stored the trace. `begin` and `end` are store times, in milliseconds
     since 1970 or ISO 8601; the end is exclusive, and None means no limit.
     """
-    options = {"startingTimestamp": begin} if begin else {}
-    options |= {"endingTimestamp": end} if end else {}
     # A body that cannot be decompressed cannot be decoded, and is counted as unread.
-    options["badBody"] = BAD_BODY_RAW
+    options = {"badBody": BAD_BODY_RAW}
+    if begin:
+        options["startingTimestamp"] = begin
+    if end:
+        options["endingTimestamp"] = end
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
     decode = F.arrow_udf(decode_bodies, SCHEMA)
     events = messages.select(F.explode(decode("body")).alias("event"), "store_time")
@@ -340,23 +347,41 @@ def trace(
         frame.write.mode("overwrite").parquet(path)
         return spark.read.schema(frame.schema).parquet(path)
 
-    def with_percentiles(query: str, column: str, **values: Any) -> DataFrame:
-        """Return the result of a query whose {percentiles} are those of `column`."""
-        texts = ", ".join(
-            f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
-            for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
-        )
-        return spark.sql(query.replace("{percentiles}", texts), **values)
-
-    traced = read_events(spark, connection, topic=topic, begin=begin, end=end)
-    events = write_and_reload(traced, "events")
+    traced_events = read_events(spark, connection, topic=topic, begin=begin, end=end)
+    events = write_and_reload(traced_events, "events")
     sends = write_and_reload(spark.sql(_SENDS, events=events), "sends")
     deliveries = write_and_reload(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
+    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
+
     newest_ms = events.selectExpr("max(unix_millis(time))").collect()[0][0] or 0
     until_ms = newest_ms - int(settle_s * 1000)
+    slow_ms = int(slow_s * 1000)
+    pairs = spark.createDataFrame(
+        _fetch_filters(connection, _find_traced_pairs(deliveries, groups)),
+        "topic string, `group` string, tags array<string>, expression string",
+    )
+    wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
+    latency_query = _insert_percentiles(_LATENCY, "latency_ms")
+    consuming_query = _insert_percentiles(_CONSUMING, "cost_ms")
+    return TraceTables(
+        events=events,
+        sends=sends,
+        deliveries=deliveries,
+        journeys=journeys,
+        latency=spark.sql(latency_query, journeys=journeys),
+        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
+        consuming=spark.sql(consuming_query, deliveries=deliveries, slow_ms=slow_ms),
+        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
+        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
+    )
 
-    # The pairs of topic and group in the trace, with the subscription of each.
-    pair_rows = (
+
+def _find_traced_pairs(deliveries: DataFrame, groups: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs (topic, group) that have traced a delivery, at most `PAIRS_MAX`.
+
+    Only the groups in `groups` are returned; an empty one means all.
+    """
+    rows = (
         deliveries.where("topic is not null and `group` is not null")
         .select("topic", "group")
         .distinct()
@@ -364,25 +389,16 @@ def trace(
         .limit(PAIRS_MAX)
         .collect()
     )
-    traced_pairs = [(topic, group) for topic, group in pair_rows if not groups or group in groups]
-    pairs = spark.createDataFrame(
-        _fetch_filters(connection, traced_pairs),
-        "topic string, `group` string, tags array<string>, expression string",
-    )
-    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
-    wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
-    slow_ms = int(slow_s * 1000)
-    return TraceTables(
-        events=events,
-        sends=sends,
-        deliveries=deliveries,
-        journeys=journeys,
-        latency=with_percentiles(_LATENCY, "latency_ms", journeys=journeys),
-        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
-        consuming=with_percentiles(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=slow_ms),
-        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
-        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
-    )
+    return [(topic, group) for topic, group in rows if not groups or group in groups]
+
+
+def _insert_percentiles(query: str, column: str) -> str:
+    """Return a query in which {percentiles} is replaced by the percentiles of a column."""
+    expressions = [
+        f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
+        for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
+    ]
+    return query.replace("{percentiles}", ", ".join(expressions))
 
 
 def _fetch_filters(
@@ -395,23 +411,31 @@ def _fetch_filters(
     subscription is unknown. `filter` is the text of its expressions, or None if unknown. Raises the
     client's errors.
     """
+    groups = sorted({group for _, group in pairs})
     with open_admin(parse_options(connection)) as admin:
-        groups = sorted({group for _, group in pairs})
-        subscriptions_by_group = {
-            fetched.group: fetched for fetched in fetch_subscriptions(admin, groups)
-        }
+        fetched_groups = fetch_subscriptions(admin, groups)
+    subscriptions_by_group = {fetched.group: fetched for fetched in fetched_groups}
     filters = []
     for topic, group in pairs:
         subscriptions = subscriptions_by_group[group].all_of(topic)
-        is_by_tags = bool(subscriptions) and all(
-            is_tag_kind(subscription.kind) and subscription.tags for subscription in subscriptions
-        )
-        tags: set[str] = set()
-        if is_by_tags:
-            tags = {tag for subscription in subscriptions for tag in subscription.tags}
         expressions = [subscription.expression for subscription in subscriptions]
-        filters.append((topic, group, sorted(tags), "; ".join(expressions) or None))
+        filters.append(
+            (topic, group, _find_received_tags(subscriptions), "; ".join(expressions) or None)
+        )
     return filters
+
+
+def _find_received_tags(subscriptions: Sequence[Subscription]) -> list[str]:
+    """Return the sorted tags that any of the subscriptions selects.
+
+    Return [] if there is no subscription, or if one of them is not limited to tags.
+    """
+    tags: set[str] = set()
+    for subscription in subscriptions:
+        if not is_tag_kind(subscription.kind) or not subscription.tags:
+            return []
+        tags |= subscription.tags
+    return sorted(tags)
 
 
 # ---- the ready pipeline
@@ -436,15 +460,18 @@ def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output
     """
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
     path = f"{output}/{name}"
-    kind = task.options["format"]
+    file_format = task.options["format"]
     writer = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
-    (writer.option("header", "true") if kind == "csv" else writer).format(kind).save(path)
+    if file_format == "csv":
+        writer = writer.option("header", "true")
+    writer.format(file_format).save(path)
     report.files.append(path)
-    rows_max = task.options["rows"]
-    (title, sums) = _TABLES[name]
-    task.report_lines(report, *format_table(title, frame.columns, rows, rows_max, f" in {path}"))
+
+    title, figure_by_column = _TABLES[name]
+    lines = format_table(title, frame.columns, rows, task.options["rows"], f" in {path}")
+    task.report_lines(report, *lines)
     report.figures[name] = len(rows)
-    for column, figure in sums.items():
+    for column, figure in figure_by_column.items():
         report.figures[figure] = sum(row[column] for row in rows)
     return rows
 
@@ -454,23 +481,35 @@ def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> 
 
     Whether such a group received messages is not known.
     """
-    topics = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
-    traced = {
-        row[0] for row in tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
-    }
+    topic_rows = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
+    group_rows = tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
+    traced_groups = {row["group"] for row in group_rows}
     with open_admin(parse_options(task.connection)) as admin:
-        for topic in [row[0] for row in topics if row[0]]:
-            try:
-                groups = admin.groups_of_topic(topic)
-            except (RouteNotFoundError, RequestError):
-                continue
-            untraced = [name for name in groups if name not in traced and not is_system_group(name)]
-            if untraced:
+        for topic_row in topic_rows:
+            topic = topic_row["topic"]
+            untraced_groups = _find_untraced_groups(admin, topic, traced_groups)
+            if untraced_groups:
                 task.report_lines(
                     report,
-                    f"Not known: whether {', '.join(untraced)} received messages of {topic},"
+                    f"Not known: whether {', '.join(untraced_groups)} received messages of {topic},"
                     " because they do not trace (set trace=True, or enableMsgTrace in Java).",
                 )
+
+
+def _find_untraced_groups(
+    admin: Admin, topic: str | None, traced_groups: Collection[str]
+) -> list[str]:
+    """Return the groups that read a topic and are not among `traced_groups`.
+
+    System groups are left out. Return [] for None, and if no broker can tell the groups.
+    """
+    if not topic:
+        return []
+    try:
+        groups = admin.groups_of_topic(topic)
+    except (RouteNotFoundError, RequestError):
+        return []
+    return [group for group in groups if group not in traced_groups and not is_system_group(group)]
 
 
 def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
@@ -483,26 +522,14 @@ def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) ->
     if "://" in output:
         task.report_lines(report, "The chart is not drawn: it needs a local output directory.")
         return
-    # Agg draws to files only, and needs no display.
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        figures, dates = map(importlib.import_module, ("matplotlib.figure", "matplotlib.dates"))
-    except ImportError:
-        raise ConfigurationError(
-            "the chart needs matplotlib, which is not installed.",
-            fix=f"Set chart: false. {install_extra('spark')}",
-        ) from None
-    panels: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        panels[f"{row['topic']} -> {row['group']}"].append(row)
-    biggest = sorted(panels, key=lambda title: -sum(row["messages"] for row in panels[title]))
-    shown = biggest[:PANELS_MAX]
-    count = max(1, len(shown))
-    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * count), layout="constrained")
-    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
-    for axis, title in zip(axes, shown, strict=False):
-        _draw_panel(axis, title, panels[title][-HOURS_SHOWN_MAX:], dates)
-    if not shown:
+    figures, dates = _import_matplotlib()
+    panels = _choose_panels(rows)
+    panel_count = max(1, len(panels))
+    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * panel_count), layout="constrained")
+    axes = figure.subplots(panel_count, 1, squeeze=False)[:, 0]
+    for axis, (title, hours) in zip(axes, panels.items(), strict=False):
+        _draw_panel(axis, title, hours[-HOURS_SHOWN_MAX:], dates)
+    if not panels:
         axes[0].text(0.5, 0.5, "no deliveries were traced", ha="center", va="center")
         axes[0].set_axis_off()
     figure.suptitle("Delivery latency by hour (from the send to the first delivery)")
@@ -511,16 +538,53 @@ def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) ->
     report.files.append(path)
 
 
+def _import_matplotlib() -> tuple[Any, Any]:
+    """Return the modules `matplotlib.figure` and `matplotlib.dates`, or raise ConfigurationError.
+
+    Matplotlib is set to draw to files only, so that it needs no display.
+    """
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        figures = importlib.import_module("matplotlib.figure")
+        dates = importlib.import_module("matplotlib.dates")
+    except ImportError:
+        raise ConfigurationError(
+            "the chart needs matplotlib, which is not installed.",
+            fix=f"Set chart: false. {install_extra('spark')}",
+        ) from None
+    return figures, dates
+
+
+def _choose_panels(rows: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return the rows of each panel of the chart by its title, the panel with most messages first.
+
+    `rows` are those of the table `latency`. There are at most `PANELS_MAX` panels.
+    """
+    rows_by_title: dict[str, list[Any]] = defaultdict(list)
+    message_counts: Counter[str] = Counter()
+    for row in rows:
+        title = f"{row['topic']} -> {row['group']}"
+        rows_by_title[title].append(row)
+        message_counts[title] += row["messages"]
+    titles = sorted(rows_by_title, key=lambda title: -message_counts[title])
+    return {title: rows_by_title[title] for title in titles[:PANELS_MAX]}
+
+
 def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None:
-    """Draw the percentiles of one topic and group. `dates` is the module `matplotlib.dates`."""
-    times = [row["hour"] for row in hours]
-    for name, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
-        values = [max(row[name], 0.5) for row in hours]
-        axis.plot(times, values, color=color, marker="o", markersize=3, label=name[:3])
+    """Draw the percentiles of one topic and group.
+
+    `hours` are rows of the table `latency`, one for each hour. `dates` is the module
+    `matplotlib.dates`.
+    """
+    times = [hour["hour"] for hour in hours]
+    for percentile, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
+        latencies_ms = [max(hour[percentile], 0.5) for hour in hours]
+        axis.plot(times, latencies_ms, color=color, marker="o", markersize=3, label=percentile[:3])
+    message_count = sum(hour["messages"] for hour in hours)
     axis.set_yscale("log")
     axis.set_ylabel("ms")
     axis.grid(visible=True, alpha=0.3)
-    axis.set_title(f"{title}  ({sum(row['messages'] for row in hours):,} messages)", fontsize=10)
+    axis.set_title(f"{title}  ({message_count:,} messages)", fontsize=10)
     axis.legend(loc="upper right", fontsize=8, ncols=3)
     locator = dates.AutoDateLocator(minticks=1, maxticks=10)
     axis.xaxis.set_major_locator(locator)
@@ -559,15 +623,21 @@ class Trace(ReadyPipeline):
     def plan(self, task: Task) -> list[str]:
         """Return lines that say which messages would be read and which files would be written."""
         options = task.options
+        output = options["output"]
+        message_count = 0
         with open_admin(parse_options(task.connection)) as admin:
             queues = admin.queues(options["topic"])
-            stored = sum(high - low for low, high in map(admin.offsets, queues))
+            for queue in queues:
+                lowest, end = admin.offsets(queue)
+                message_count += end - lowest
         lines = [
-            f"read {options['topic']}: {stored:,} trace messages in {len(queues)} queues",
-            f"write {options['output']}/events, sends, deliveries, missing (Parquet)",
-            f"write {options['output']}/{', '.join(_TABLES)} ({options['format']})",
+            f"read {options['topic']}: {message_count:,} trace messages in {len(queues)} queues",
+            f"write {output}/events, sends, deliveries, missing (Parquet)",
+            f"write {output}/{', '.join(_TABLES)} ({options['format']})",
         ]
-        return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
+        if options["chart"]:
+            lines.append(f"draw {output}/latency.png")
+        return lines
 
     def run(self, task: Task) -> Report:
         """Write the tables one after the other until the task is stopped, and return the report.
@@ -577,12 +647,11 @@ class Trace(ReadyPipeline):
         reported.
         """
         options = task.options
-        since = task.options["since"]
         output = options["output"].rstrip("/")
         task.say(f"reading {options['topic']}, writing {output}")
         begin = options["begin"]
-        if since is not None:
-            begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
+        if options["since"] is not None:
+            begin = str(SYSTEM_CLOCK.now_ms() - int(options["since"] * 1000))
         tables = trace(
             task.spark,
             task.connection,
@@ -595,10 +664,7 @@ class Trace(ReadyPipeline):
             slow_s=options["slow"],
         )
         report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
-        counts = tables.events.groupBy("kind").count().collect()
-        report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
-        if not counts:
-            task.report_lines(report, f"{options['topic']} has no traces of this period.")
+        _report_event_counts(task, report, tables.events)
         for name in _TABLES:
             if not task.stopping():
                 rows = _write_table(task, report, name, getattr(tables, name), output)
@@ -609,6 +675,17 @@ class Trace(ReadyPipeline):
             report.files.append(f"{output}/missing")
             _report_untraced_groups(task, report, tables)
         return report
+
+
+def _report_event_counts(task: Task, report: Report, events: DataFrame) -> None:
+    """Set the figures of `report` to the number of events of each kind.
+
+    If there are none, a line says so.
+    """
+    rows = events.groupBy("kind").count().collect()
+    report.figures = {f"events_{kind}": count for kind, count in sorted(rows)}
+    if not rows:
+        task.report_lines(report, f"{task.options['topic']} has no traces of this period.")
 
 
 TRACE: Final = Trace()

@@ -45,6 +45,13 @@ T = TypeVar("T")
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 """Read by pyspark.util.handle_worker_exception (pyspark 4.0 and later)."""
 MASK: Final = "***"
+_SPARK_DETAILS: Final = re.compile(
+    r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*|JVM stacktrace:.*"
+    r"|;\n'.*|;\n\w.*)",
+    re.DOTALL,
+)
+"""The parts of Spark's error texts to leave out: position, SQL state, query and stack trace."""
+_ERROR_CHARACTERS_MAX: Final = 600
 _URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
@@ -125,6 +132,24 @@ def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
             return work()
         except SluiceError as error:
             outage.wait_before_retry(error)
+
+
+# ---- errors of Spark as texts
+
+
+def summarize_spark_error(error: BaseException) -> str:
+    """Return the essential part of an exception's text, at most 600 characters in one line.
+
+    If the text contains an error of SluiceMQ from a Python worker, it is that error's text. If the
+    text is empty, it is the name of the exception's class.
+    """
+    text = str(error)
+    own_error = re.search(r"sluicemq\.errors\.\w+: (.+)", text)
+    if own_error is not None:
+        return own_error[1].strip()
+    plain = re.search(r"(?:PySparkRuntimeError|\[PYTHON_DATA_SOURCE_ERROR\])[^\n]*\n?(.*)", text)
+    cut = _SPARK_DETAILS.sub("", text if plain is None else plain[0]).strip()
+    return " ".join(cut.split())[:_ERROR_CHARACTERS_MAX] or type(error).__name__
 
 
 # ---- problems in a file, and secrets

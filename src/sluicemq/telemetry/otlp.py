@@ -24,7 +24,7 @@ from sluicemq.config.keys import PushedConfig
 from sluicemq.errors import ConfigurationError, install_extra
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.metrics.export import Metric
+    from opentelemetry.sdk.metrics.export import Gauge, Histogram, Metric, Sum
     from opentelemetry.sdk.resources import Resource
     from prometheus_client.core import Metric as Family
 
@@ -49,38 +49,56 @@ def open_exporter(
     if they ask for another protocol than HTTP with protobuf, if `endpoint` is not an HTTP URL, or
     if the package is missing.
     """
-    protocols = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    for name in protocols:
-        if (protocol := os.environ.get(name) or _PROTOCOL) != _PROTOCOL:
-            raise ConfigurationError(
-                f"{name} = {protocol} is not supported. OTLP is exported over HTTP with protobuf.",
-                fix=f"Set {name}={_PROTOCOL}, and use the collector's port for HTTP "
-                "(usually 4318; 4317 is for gRPC).",
-            )
-    if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or "//" not in endpoint):
+    _check_protocol(signal)
+    is_http = urlsplit(endpoint).scheme in ("http", "https") and "//" in endpoint
+    if endpoint and not is_http:
         raise ConfigurationError(
             f"{endpoint} is not an endpoint for OTLP over HTTP.", fix="Write http://HOST:4318."
         )
+    exporter_class = _import_exporter(signal)
+    url = None
+    if endpoint:
+        path = f"/v1/{signal}"
+        url = endpoint.rstrip("/").removesuffix(path) + path
+    return exporter_class(endpoint=url, headers=headers)
+
+
+def _check_protocol(signal: str) -> None:
+    """Raise ConfigurationError if the environment asks for another protocol than `_PROTOCOL`."""
+    for variable in (
+        f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL",
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+    ):
+        protocol = os.environ.get(variable) or _PROTOCOL
+        if protocol != _PROTOCOL:
+            raise ConfigurationError(
+                f"{variable} = {protocol} is not supported. OTLP is exported over HTTP with"
+                " protobuf.",
+                fix=f"Set {variable}={_PROTOCOL}, and use the collector's port for HTTP "
+                "(usually 4318; 4317 is for gRPC).",
+            )
+
+
+def _import_exporter(signal: Literal["metrics", "traces"]) -> Any:
+    """Return OpenTelemetry's class of exporters of `signal`.
+
+    Raises ConfigurationError if its package is missing.
+    """
     try:
         if signal == "metrics":
             from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415 - an optional dependency
                 metric_exporter,
             )
 
-            make: Any = metric_exporter.OTLPMetricExporter
-        else:
-            from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415 - an optional dependency
-                trace_exporter,
-            )
-
-            make = trace_exporter.OTLPSpanExporter
+            return metric_exporter.OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415 - an optional dependency
+            trace_exporter,
+        )
     except ImportError as error:
         raise ConfigurationError(
             "OTLP export needs the OpenTelemetry packages.", fix=install_extra("otlp")
         ) from error
-    path = f"/v1/{signal}"
-    url = f"{endpoint.rstrip('/').removesuffix(path)}{path}" if endpoint else None
-    return make(endpoint=url, headers=headers)
+    return trace_exporter.OTLPSpanExporter
 
 
 class _FailureReason(logging.Filter):
@@ -103,8 +121,8 @@ class _FailureReason(logging.Filter):
         return False
 
 
-def export(exporter: Any, data: Any) -> str | None:
-    """Export `data`, and return None, or the reason why that failed.
+def export(exporter: Any, batch: Any) -> str | None:
+    """Export a batch of metrics or spans, and return None, or the reason why that failed.
 
     Blocks while the exporter tries, which takes some seconds at most.
     """
@@ -112,11 +130,9 @@ def export(exporter: Any, data: Any) -> str | None:
     logger = logging.getLogger(type(exporter).__module__)
     logger.addFilter(reason)
     try:
-        return (
-            None
-            if exporter.export(data).name == "SUCCESS"
-            else reason.text or "the exporter gave no reason"
-        )
+        if exporter.export(batch).name == "SUCCESS":
+            return None
+        return reason.text or "the exporter gave no reason"
     finally:
         logger.removeFilter(reason)
 
@@ -133,7 +149,8 @@ def make_resource(service: str | None, instance: str = "") -> "Resource":
     )
 
     attributes = {"service.name": service or "rocketmq"}
-    attributes |= {"service.instance.id": instance} if instance else {}
+    if instance:
+        attributes["service.instance.id"] = instance
     return Resource(attributes).merge(OTELResourceDetector().detect())
 
 
@@ -143,48 +160,62 @@ def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) ->
     Metrics without samples are left out. `begin_ns` is the start of the counters and `now_ns` the
     time of the values, both in ns since 1970.
     """
+    from opentelemetry.sdk.metrics.export import Metric  # noqa: PLC0415 - an optional dependency
+
+    for family in families:
+        name = family.name
+        points: Any
+        if family.type == "histogram":
+            points = _convert_histogram(family, begin_ns, now_ns)
+        else:
+            points = _convert_numbers(family, begin_ns, now_ns)
+        if family.type == "counter":
+            name += "_total"
+        if points.data_points:
+            yield Metric(name, family.documentation, "", points)
+
+
+def _convert_histogram(family: "Family", begin_ns: int, now_ns: int) -> "Histogram":
+    """Return a histogram of Prometheus, with one data point for each set of labels."""
+    from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
+        AggregationTemporality,
+        Histogram,
+        HistogramDataPoint,
+    )
+
+    points = [
+        HistogramDataPoint(
+            labels,
+            begin_ns,
+            now_ns,
+            count=sum(bucket_counts),
+            sum=value_sum,
+            bucket_counts=bucket_counts,
+            explicit_bounds=bounds,
+            min=None,  # type: ignore[arg-type] # unknown
+            max=None,  # type: ignore[arg-type] # unknown
+        )
+        for labels, bounds, bucket_counts, value_sum in _histograms(family)
+    ]
+    return Histogram(points, AggregationTemporality.CUMULATIVE)
+
+
+def _convert_numbers(family: "Family", begin_ns: int, now_ns: int) -> "Sum | Gauge":
+    """Return a counter of Prometheus as a sum, and any other metric as a gauge."""
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
         AggregationTemporality,
         Gauge,
-        Histogram,
-        HistogramDataPoint,
-        Metric,
         NumberDataPoint,
         Sum,
     )
 
-    cumulative = AggregationTemporality.CUMULATIVE
-    for family in families:
-        data: Any
-        name = family.name
-        if family.type == "histogram":
-            data = Histogram(
-                [
-                    HistogramDataPoint(
-                        labels,
-                        begin_ns,
-                        now_ns,
-                        count=sum(counts),
-                        sum=total,
-                        bucket_counts=counts,
-                        explicit_bounds=bounds,
-                        min=None,  # type: ignore[arg-type] # unknown
-                        max=None,  # type: ignore[arg-type] # unknown
-                    )
-                    for labels, bounds, counts, total in _histograms(family)
-                ],
-                cumulative,
-            )
-        else:
-            points = [
-                NumberDataPoint(sample.labels, begin_ns, now_ns, float(sample.value))
-                for sample in family.samples
-            ]
-            is_counter = family.type == "counter"
-            data = Sum(points, cumulative, is_monotonic=True) if is_counter else Gauge(points)
-            name += "_total" * is_counter
-        if data.data_points:
-            yield Metric(name, family.documentation, "", data)
+    points = [
+        NumberDataPoint(sample.labels, begin_ns, now_ns, float(sample.value))
+        for sample in family.samples
+    ]
+    if family.type == "counter":
+        return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+    return Gauge(points)
 
 
 def _histograms(
@@ -211,24 +242,32 @@ def _histograms(
             count_below = 0
 
 
+def _default_interval_ms() -> int:
+    """Return the interval in OTEL_METRIC_EXPORT_INTERVAL, or else INTERVAL_MS."""
+    variable = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
+    return int(variable) if variable.isdecimal() else INTERVAL_MS
+
+
 class MetricsPusher:
     """Pushes metrics by OTLP once per interval, on a thread of its own, until it is closed."""
 
     def __init__(
-        self, collect: Callable[[], Iterable[Any]], config: PushedConfig, kind: str, node: str
+        self,
+        collect: Callable[[], Iterable[Any]],
+        config: PushedConfig,
+        server_kind: str,
+        server_name: str,
     ) -> None:
-        """Push what `collect()` returns, under the service name `sluicemq-{kind}`.
+        """Push what `collect()` returns, under the service name `sluicemq-{server_kind}`.
 
-        `kind` is the kind of the server, such as "broker", and `node` its name. Raises
-        ConfigurationError like `open_exporter`.
+        `server_kind` is the kind of the server, such as "broker". Raises ConfigurationError like
+        `open_exporter`.
         """
         self._exporter = open_exporter("metrics", config.otlp_endpoint, config.otlp_headers_parsed)
-        self._resource = make_resource(f"sluicemq-{kind}", node)
+        self._resource = make_resource(f"sluicemq-{server_kind}", server_name)
         self._collect = collect
         self._begin_ns = SYSTEM_CLOCK.now_ms() * NS_PER_MS
-        variable = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")
-        default_ms = int(variable) if variable.isdecimal() else INTERVAL_MS
-        self._interval_s = (config.otlp_interval_ms or default_ms) / 1000
+        self._interval_s = (config.otlp_interval_ms or _default_interval_ms()) / 1000
         self._is_failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-otlp", daemon=True)
@@ -249,24 +288,36 @@ class MetricsPusher:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
+        """Push at each interval until the pusher is closed, then the last values.
+
+        The last push is left out if the endpoint fails, so that `close` does not wait for it.
+        """
         while not self._closing.wait(self._interval_s):
             self._push()
         if not self._is_failing:
             self._push()
 
     def _push(self) -> None:
+        """Push the present values once.
+
+        A warning is logged if this push fails and the one before it did not, or the other way
+        round. The failure of the last push, after `close`, is not logged.
+        """
         try:
-            reason = export(self._exporter, self._snapshot())
+            reason = export(self._exporter, self._collect_metrics())
         except Exception as error:  # noqa: BLE001 - a broker that changes its role raises
             reason = f"{type(error).__name__}: {error}"
-        if self._is_failing != (reason is not None):
-            self._is_failing = reason is not None
-            if reason is None:
-                log.warning("The OTLP endpoint accepts metrics again.")
-            elif not self._closing.is_set():
-                log.warning("Pushing metrics by OTLP failed and will be retried: %s", reason)
+        has_failed = reason is not None
+        if has_failed == self._is_failing:
+            return
+        self._is_failing = has_failed
+        if not has_failed:
+            log.warning("The OTLP endpoint accepts metrics again.")
+        elif not self._closing.is_set():
+            log.warning("Pushing metrics by OTLP failed and will be retried: %s", reason)
 
-    def _snapshot(self) -> Any:
+    def _collect_metrics(self) -> Any:
+        """Return the present values as OpenTelemetry's `MetricsData`, which an exporter accepts."""
         from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
             MetricsData,
             ResourceMetrics,

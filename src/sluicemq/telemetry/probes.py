@@ -15,7 +15,8 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref import simple_server
@@ -61,10 +62,12 @@ class _Server(ThreadingMixIn, simple_server.WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in its thread, while threads of the process switch faster."""
         with fast_thread_switching():
             super().process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
+        """Forget a connection, and close it."""
         with self._lock:
             self._connections.pop(request, None)
         super().shutdown_request(request)
@@ -86,7 +89,10 @@ class _LimitedReader:
         self._remaining_bytes = REQUEST_BYTES_MAX
 
     def readline(self, size: int = -1) -> bytes:
-        limit = min(size, self._remaining_bytes) if size >= 0 else self._remaining_bytes
+        """Return a line of at most `size` bytes; b"" if REQUEST_BYTES_MAX bytes have been read."""
+        limit = self._remaining_bytes
+        if size >= 0:
+            limit = min(size, limit)
         line: bytes = self._file.readline(limit)
         self._remaining_bytes -= len(line)
         return line if self._remaining_bytes > 0 else b""
@@ -101,6 +107,7 @@ class _RequestHandler(simple_server.WSGIRequestHandler):
     timeout = 10  # s; a silent client holds a thread
 
     def setup(self) -> None:
+        """Prepare a connection, and limit the bytes that are read from it."""
         super().setup()
         self.rfile: Any = _LimitedReader(self.rfile)
 
@@ -114,12 +121,14 @@ def serve_http(host: str, port: int, application: Any) -> tuple[int, Callable[[]
     Port 0 stands for a free one. The function takes up to half a second. Raise OSError if the port
     cannot be opened.
     """
-    kind = _Ipv6Server if ":" in host else _Server
-    server = simple_server.make_server(host, port, application, kind, _RequestHandler)
+    is_ipv6 = ":" in host
+    server_class = _Ipv6Server if is_ipv6 else _Server
+    server = simple_server.make_server(host, port, application, server_class, _RequestHandler)
     thread = threading.Thread(target=server.serve_forever, name="sluice-http", daemon=True)
     thread.start()
 
     def close() -> None:
+        """Stop the server, and wait until its thread has ended."""
         server.shutdown()
         server.server_close()
         thread.join(5)
@@ -133,29 +142,45 @@ def limit_scrapes(application: Application) -> Application:
     The pause after each call is PAUSE_FACTOR times its duration. The returned application responds
     503 if SCRAPES_MAX requests are waiting or being served.
     """
-    lock = threading.Lock()
-    next_call_s = [0.0]
     slots = threading.Semaphore(SCRAPES_MAX)
-    never = threading.Event()
+    pacer = _ScrapePacer()
 
-    def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def respond(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Call the application, or respond 503 if too many requests are waiting."""
         if not slots.acquire(blocking=False):
             headers = [("Content-Type", "text/plain; charset=utf-8")]
             start_response("503 Service Unavailable", headers)
             return [b"Too many scrapes are waiting. Scrape less often.\n"]
         try:
-            with lock:
-                never.wait(max(next_call_s[0] - SYSTEM_CLOCK.monotonic_s(), 0.0))
-                begin_s = SYSTEM_CLOCK.monotonic_s()
-                try:
-                    return list(application(environ, start_response))
-                finally:
-                    end_s = SYSTEM_CLOCK.monotonic_s()
-                    next_call_s[0] = end_s + PAUSE_FACTOR * (end_s - begin_s)
+            with pacer.turn():
+                return list(application(environ, start_response))
         finally:
             slots.release()
 
-    return call
+    return respond
+
+
+class _ScrapePacer:
+    """Makes scrapes run one after the other, with a pause after each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next_scrape_s = 0.0
+        """The time before which no scrape begins."""
+        self._never_set = threading.Event()
+        """Waiting for it is a pause."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Return a context manager in which no other scrape runs; entering it may take time."""
+        with self._lock:
+            self._never_set.wait(max(self._next_scrape_s - SYSTEM_CLOCK.monotonic_s(), 0.0))
+            begin_s = SYSTEM_CLOCK.monotonic_s()
+            try:
+                yield
+            finally:
+                end_s = SYSTEM_CLOCK.monotonic_s()
+                self._next_scrape_s = end_s + PAUSE_FACTOR * (end_s - begin_s)
 
 
 def serve_probes(
@@ -172,44 +197,69 @@ def serve_probes(
     """
     host = metrics_host(config)
     probes = {"/health": health, "/ready": readiness}
-    metrics = None if metrics is None else limit_scrapes(metrics)
+    limited_metrics = None if metrics is None else limit_scrapes(metrics)
 
     def respond(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Respond to a request by a probe or the metrics, according to its path."""
         check = probes.get(environ["PATH_INFO"])
-        if check is None and metrics is not None:
-            return metrics(environ, start_response)
-        problems = check() if check is not None else ["The paths here are /health and /ready."]
-        status = "503 Service Unavailable" if problems else "200 OK"
-        status = status if check is not None else "404 Not Found"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return ["\n".join(problems or ["ok"]).encode() + b"\n"]
+        if check is not None:
+            return _respond_to_probe(check, start_response)
+        if limited_metrics is not None:
+            return limited_metrics(environ, start_response)
+        return _respond_with_text(
+            start_response, "404 Not Found", "The paths here are /health and /ready."
+        )
 
-    what = "metrics" if metrics is not None else "probes"
-    wanted_port = config.metrics_port
+    served = "metrics" if metrics is not None else "probes"
     try:
-        try:
-            port, close = serve_http(host, wanted_port, respond)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            port, close = serve_http(host, 0, respond)
-            log.warning(
-                "port %d is in use: serving %s on the free port %d. Choose one with "
-                "--metrics-port or metricsPromExporterPort.",
-                wanted_port,
-                what,
-                port,
-            )
+        port, close = _serve_on_port_or_free_one(host, config.metrics_port, respond, served)
     except OSError as error:
         log.warning(
             "not serving %s: cannot open port %d (%s). Choose another one with --metrics-port or "
             "metricsPromExporterPort, or set metricsExporterType=DISABLE.",
-            what,
-            wanted_port,
+            served,
+            config.metrics_port,
             error.strerror,
         )
         return None
-    log.info(
-        "%s at http://%s/%s", what, format_address(host, port), "metrics" if metrics else "health"
+    path = "metrics" if metrics is not None else "health"
+    log.info("%s at http://%s/%s", served, format_address(host, port), path)
+    return port, close
+
+
+def _respond_to_probe(check: HealthCheck, start_response: Any) -> list[bytes]:
+    """Respond 200 if a check finds no problem, or else 503 with a line for each problem."""
+    problems = check()
+    if not problems:
+        return _respond_with_text(start_response, "200 OK", "ok")
+    return _respond_with_text(start_response, "503 Service Unavailable", "\n".join(problems))
+
+
+def _respond_with_text(start_response: Any, status: str, text: str) -> list[bytes]:
+    """Start a WSGI response with this status, and return its body: the text and a line end."""
+    start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+    return [text.encode() + b"\n"]
+
+
+def _serve_on_port_or_free_one(
+    host: str, wanted_port: int, application: Any, served: str
+) -> tuple[int, Callable[[], None]]:
+    """Serve an application like `serve_http`, on a free port if `wanted_port` is in use.
+
+    A warning is logged then, which names `served`: "metrics" or "probes". Raises OSError if no port
+    can be opened.
+    """
+    try:
+        return serve_http(host, wanted_port, application)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    port, close = serve_http(host, 0, application)
+    log.warning(
+        "port %d is in use: serving %s on the free port %d. Choose one with "
+        "--metrics-port or metricsPromExporterPort.",
+        wanted_port,
+        served,
+        port,
     )
     return port, close

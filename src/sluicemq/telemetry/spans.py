@@ -42,7 +42,10 @@ from sluicemq.model.trace_records import (
 from sluicemq.telemetry.otlp import NS_PER_MS, SCOPE, make_resource
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext
 
 KNOWN_MAX: Final = 50_000
 """The number of sends that are remembered for their deliveries."""
@@ -93,12 +96,16 @@ class SpanBuilder:
     """Builds spans from trace records as they arrive."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, TraceContext] = OrderedDict()
-        self._begun: OrderedDict[tuple[str | None, str | None], DeliveryTrace] = OrderedDict()
+        self._context_by_message_id: OrderedDict[str, TraceContext] = OrderedDict()
+        """The contexts of the newest sends, KNOWN_MAX at most."""
+        self._open_deliveries: OrderedDict[tuple[str | None, str | None], DeliveryTrace] = (
+            OrderedDict()
+        )
+        """The deliveries that wait for their end, by request id and message id."""
 
     def __len__(self) -> int:
         """Return the number of deliveries that wait for their end."""
-        return len(self._begun)
+        return len(self._open_deliveries)
 
     def spans(
         self, records: Iterable[TraceRecord], now_ms: int, traceparents: Mapping[str, str] = {}
@@ -109,182 +116,247 @@ class SpanBuilder:
 
         `traceparents` contains the traceparent property of messages that have one, by message id.
         """
-        for one in records:
-            match one:
+        for record in records:
+            match record:
                 case SendTrace():
-                    yield from self._sends(one, traceparents)
+                    yield from self._build_send_spans(record, traceparents)
                 case DeliveryTrace():
-                    self._begun[one.request_id, one.message_id] = one
+                    self._open_deliveries[record.request_id, record.message_id] = record
                 case ConsumeTrace():
-                    yield self._delivery(
-                        self._begun.pop((one.request_id, one.message_id), one), one
-                    )
+                    key = (record.request_id, record.message_id)
+                    first_record = self._open_deliveries.pop(key, record)
+                    yield self._build_delivery_span(first_record, record)
                 case TransactionTrace():
-                    verb = _ENDS.get(one.state or "", "undecided")
-                    more = {"messaging.operation.type": "settle", "sluicemq.asked": one.from_check}
-                    yield self._child(verb, "CLIENT", one, one.time_ms, one.time_ms, more)
+                    yield self._build_transaction_span(record)
                 case RecallTrace():
-                    error = None if one.success else "recall_failed"
-                    yield self._child("recall", "CLIENT", one, one.time_ms, one.time_ms, {}, error)
-        for key, begun in list(self._begun.items()):
-            if len(self._begun) <= BEGUN_MAX and now_ms - begun.time_ms < BEGUN_MS:
-                break
-            yield self._delivery(self._begun.pop(key), None)
+                    yield self._build_recall_span(record)
+        yield from self._end_old_deliveries(now_ms)
 
-    def _sends(self, record: SendTrace, traceparents: Mapping[str, str]) -> Iterator[Span]:
+    def _end_old_deliveries(self, now_ms: int) -> Iterator[Span]:
+        """Yield the spans of deliveries without an end that are too old, or too many."""
+        for key, delivery in list(self._open_deliveries.items()):
+            is_recent = now_ms - delivery.time_ms < BEGUN_MS
+            if is_recent and len(self._open_deliveries) <= BEGUN_MAX:
+                break
+            yield self._build_delivery_span(self._open_deliveries.pop(key), None)
+
+    def _build_transaction_span(self, record: TransactionTrace) -> Span:
+        """Return the span of the commit or rollback of a transaction."""
+        verb = _ENDS.get(record.state or "", "undecided")
+        attributes = {
+            "messaging.operation.type": "settle",
+            "sluicemq.asked": record.from_check,
+        }
+        return self._build_child(verb, "CLIENT", record, record.time_ms, record.time_ms, attributes)
+
+    def _build_recall_span(self, record: RecallTrace) -> Span:
+        """Return the span of the recall of a timed message."""
+        error = None if record.success else "recall_failed"
+        return self._build_child(
+            "recall", "CLIENT", record, record.time_ms, record.time_ms, {}, error
+        )
+
+    def _build_send_spans(
+        self, record: SendTrace, traceparents: Mapping[str, str]
+    ) -> Iterator[Span]:
         """Yield a span for each message of a record; a Java batch has several."""
-        ids = (record.message_id or "").split(",")
-        for message_id in ids:
-            one = record_of_message(record, message_id, None)
-            assert isinstance(one, SendTrace)
-            context = parse_traceparent(traceparents.get(message_id, ""))
-            if context is None:
-                context = TraceContext(_trace_id(message_id))
-            context = context._replace(topic=one.topic, tags=one.tags)
-            self._known[message_id] = context
-            if len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
+        message_ids = (record.message_id or "").split(",")
+        for message_id in message_ids:
+            send = record_of_message(record, message_id, None)
+            assert isinstance(send, SendTrace)
+            context = self._remember_context(send, message_id, traceparents)
             # A failed send may be repeated with the same message id: its time distinguishes it.
-            attempt = () if one.success else (one.time_ms,)
-            yield _span(
+            identity = (message_id,) if send.success else (message_id, send.time_ms)
+            yield _build_span(
                 "send",
                 "PRODUCER",
-                one,
+                send,
                 context,
-                own=(message_id, *attempt),
+                identity=identity,
                 parent_id=context.parent_id,
-                begin_ms=one.time_ms,
-                end_ms=one.time_ms + one.cost_ms,
-                more={
-                    "messaging.operation.type": "send",
-                    "messaging.message.body.size": one.body_length,
-                    "messaging.rocketmq.message.type": _TYPES[one.kind],
-                    "messaging.batch.message_count": len(ids) if len(ids) > 1 else None,
-                    "sluicemq.offset_message_id": one.offset_message_id,
-                    "server.address": one.store_host,
-                    "client.address": one.client_host,
-                },
-                error=None if one.success else "send_failed",
+                begin_ms=send.time_ms,
+                end_ms=send.time_ms + send.cost_ms,
+                more_attributes=_describe_send(send, len(message_ids)),
+                error=None if send.success else "send_failed",
             )
 
-    def _delivery(self, begun: DeliveryTrace | ConsumeTrace, ended: ConsumeTrace | None) -> Span:
+    def _remember_context(
+        self, send: SendTrace, message_id: str, traceparents: Mapping[str, str]
+    ) -> TraceContext:
+        """Return the context of a message, and remember it for the spans of its deliveries."""
+        context = parse_traceparent(traceparents.get(message_id, ""))
+        if context is None:
+            context = TraceContext(_trace_id(message_id))
+        context = context._replace(topic=send.topic, tags=send.tags)
+        self._context_by_message_id[message_id] = context
+        if len(self._context_by_message_id) > KNOWN_MAX:
+            self._context_by_message_id.popitem(last=False)
+        return context
+
+    def _build_delivery_span(
+        self, first_record: DeliveryTrace | ConsumeTrace, end_record: ConsumeTrace | None
+    ) -> Span:
         """Return the span of a delivery.
 
-        `begun` is its first record, `ended` its end, None if it is missing.
+        `first_record` is the first record of the delivery, and `end_record` that of its end, None
+        if it is missing. They are the same if the first one is missing.
         """
-        cost_ms = ended.cost_ms if ended is not None else 0
-        # The records of RocketMQ's cloud edition that end a delivery have no time.
-        begin_ms = (
-            begun.time_ms
-            if isinstance(begun, DeliveryTrace)
-            else (begun.time_ms or cost_ms) - cost_ms
-        )
-        end_ms = ended.time_ms if ended is not None and ended.time_ms else begin_ms + cost_ms
-        error = "no_end_traced" if ended is None else None
-        if ended is not None and not ended.success:
-            # A record may report a failure together with the outcome SUCCESS.
-            is_contradictory = ended.outcome is ConsumeOutcome.SUCCESS
-            error = "failed" if is_contradictory else ended.outcome.name.lower()
-        more = {
+        cost_ms = end_record.cost_ms if end_record is not None else 0
+        if isinstance(first_record, DeliveryTrace):
+            begin_ms = first_record.time_ms
+            retry_times = first_record.retry_times
+        else:
+            # The records of RocketMQ's cloud edition that end a delivery have no time.
+            begin_ms = (first_record.time_ms or cost_ms) - cost_ms
+            retry_times = None
+        end_ms = begin_ms + cost_ms
+        if end_record is not None and end_record.time_ms:
+            end_ms = end_record.time_ms
+        attributes = {
             "messaging.operation.type": "process",
-            "messaging.consumer.group.name": begun.group,
-            "sluicemq.request_id": begun.request_id,
-            "sluicemq.reconsume_times": begun.retry_times
-            if isinstance(begun, DeliveryTrace)
-            else None,
+            "messaging.consumer.group.name": first_record.group,
+            "sluicemq.request_id": first_record.request_id,
+            "sluicemq.reconsume_times": retry_times,
         }
-        return self._child("process", "CONSUMER", begun, begin_ms, end_ms, more, error)
+        error = _find_delivery_error(end_record)
+        return self._build_child(
+            "process", "CONSUMER", first_record, begin_ms, end_ms, attributes, error
+        )
 
-    def _child(
+    def _build_child(
         self,
         verb: str,
         kind: Kind,
-        one: DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace,
+        record: DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace,
         begin_ms: int,
         end_ms: int,
-        more: Mapping[str, Any],
+        more_attributes: Mapping[str, Any],
         error: str | None = None,
     ) -> Span:
-        """Return a span that is a child of the message's send. `more` are additional attributes."""
-        message_id = one.message_id or ""
-        topic = getattr(one, "topic", None)
-        tags = getattr(one, "tags", None)
-        context = self._known.get(message_id) or TraceContext(_trace_id(message_id), 0, topic, tags)
-        own = one.request_id if isinstance(one, DeliveryTrace | ConsumeTrace) else one.time_ms
-        return _span(
+        """Return a span of a record that is a child of the message's send."""
+        message_id = record.message_id or ""
+        context = self._context_by_message_id.get(message_id)
+        if context is None:
+            context = TraceContext(
+                _trace_id(message_id),
+                topic=getattr(record, "topic", None),
+                tags=getattr(record, "tags", None),
+            )
+        # What distinguishes this span from others of the same verb and message.
+        distinction: object = record.time_ms
+        if isinstance(record, DeliveryTrace | ConsumeTrace):
+            distinction = record.request_id
+        return _build_span(
             verb,
             kind,
-            one,
+            record,
             context,
-            own=(message_id, own),
+            identity=(message_id, distinction),
             parent_id=_span_id("send", message_id),
             begin_ms=begin_ms,
             end_ms=max(begin_ms, end_ms),
-            more=more,
+            more_attributes=more_attributes,
             error=error,
         )
 
 
-def _span(
+def _describe_send(send: SendTrace, batch_size: int) -> dict[str, Any]:
+    """Return the attributes of the span of a send, one of `batch_size` messages in a request."""
+    return {
+        "messaging.operation.type": "send",
+        "messaging.message.body.size": send.body_length,
+        "messaging.rocketmq.message.type": _TYPES[send.kind],
+        "messaging.batch.message_count": batch_size if batch_size > 1 else None,
+        "sluicemq.offset_message_id": send.offset_message_id,
+        "server.address": send.store_host,
+        "client.address": send.client_host,
+    }
+
+
+def _find_delivery_error(end_record: ConsumeTrace | None) -> str | None:
+    """Return why a delivery failed; None if it succeeded. `end_record` None means no known end."""
+    if end_record is None:
+        return "no_end_traced"
+    if end_record.success:
+        return None
+    # A record may report a failure together with the outcome SUCCESS.
+    is_contradictory = end_record.outcome is ConsumeOutcome.SUCCESS
+    return "failed" if is_contradictory else end_record.outcome.name.lower()
+
+
+def _build_span(
     verb: str,
     kind: Kind,
-    one: TraceRecord,
+    record: TraceRecord,
     context: TraceContext,
     *,
-    own: tuple[object, ...],
+    identity: tuple[object, ...],
     parent_id: int,
     begin_ms: int,
     end_ms: int,
-    more: Mapping[str, Any],
+    more_attributes: Mapping[str, Any],
     error: str | None,
 ) -> Span:
     """Return a span of a record.
 
-    `own` is the message id, and what distinguishes the span from others of its verb and message.
+    `identity` is the message id, and what distinguishes the span from others of its verb and
+    message. Attributes whose value is None are left out.
     """
-    keys = getattr(one, "keys", None)
+    keys = getattr(record, "keys", None)
     attributes = {
         "messaging.system": "rocketmq",
         "messaging.operation.name": verb,
         "messaging.destination.name": context.topic,
-        "messaging.message.id": own[0],
+        "messaging.message.id": identity[0],
         "messaging.rocketmq.message.tag": context.tags,
         "messaging.rocketmq.message.keys": keys.split() if keys else None,
-        "messaging.rocketmq.client_group": one.group,
+        "messaging.rocketmq.client_group": record.group,
         "error.type": error,
-        **more,
+        **more_attributes,
     }
+    known_attributes = {name: value for name, value in attributes.items() if value is not None}
     return Span(
-        one.group,
-        f"{verb} {context.topic or ''}".rstrip(),
-        kind,
-        context.trace_id,
-        _span_id(verb, *own),
+        service=record.group,
+        name=f"{verb} {context.topic or ''}".rstrip(),
+        kind=kind,
+        trace_id=context.trace_id,
+        span_id=_span_id(verb, *identity),
         parent_id=parent_id,
         begin_ms=begin_ms,
         end_ms=end_ms,
-        attributes={name: value for name, value in attributes.items() if value is not None},
+        attributes=known_attributes,
         error=error,
     )
 
 
 def parse_traceparent(traceparent: str) -> TraceContext | None:
     """Return the context in a W3C traceparent header, None if the header is invalid."""
-    found = _TRACEPARENT.fullmatch(traceparent.strip())
-    ids = (int(found[1], 16), int(found[2], 16)) if found else (0, 0)
-    return TraceContext(*ids) if all(ids) else None
+    header = _TRACEPARENT.fullmatch(traceparent.strip())
+    if header is None:
+        return None
+    trace_id = int(header[1], 16)
+    parent_id = int(header[2], 16)
+    if not trace_id or not parent_id:
+        return None  # 0 is not a valid id
+    return TraceContext(trace_id, parent_id)
 
 
 def _trace_id(message_id: str) -> int:
-    """Return the trace id of a message that has no traceparent."""
-    number = int(message_id, 16) if _MESSAGE_ID.fullmatch(message_id) else 0
-    return number or int.from_bytes(sha256(message_id.encode()).digest()[:16])
+    """Return the trace id of a message that has no traceparent.
+
+    It is the message id as a number if that has the length of a trace id, or else a hash.
+    """
+    if _MESSAGE_ID.fullmatch(message_id):
+        trace_id = int(message_id, 16)
+        if trace_id:  # 0 is not a valid id
+            return trace_id
+    return int.from_bytes(sha256(message_id.encode()).digest()[:16])
 
 
 def _span_id(*parts: object) -> int:
     """Return the span id that these values determine."""
-    text = "\x01".join(map(str, parts))
-    return int.from_bytes(sha256(text.encode()).digest()[:8])
+    joined = "\x01".join(map(str, parts))
+    return int.from_bytes(sha256(joined.encode()).digest()[:8])
 
 
 def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
@@ -292,30 +364,43 @@ def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
 
     The service of each span is the group of its client.
     """
-    from opentelemetry import trace  # noqa: PLC0415 - an optional extra
-    from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415 - an optional extra
     from opentelemetry.sdk.util.instrumentation import (  # noqa: PLC0415 - an optional extra
         InstrumentationScope,
     )
 
-    def context(trace_id: int, span_id: int) -> trace.SpanContext:
-        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        return trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags)
-
     scope = InstrumentationScope(SCOPE)
-    resources = cache(make_resource)
-    return [
-        ReadableSpan(
-            it.name,
-            context(it.trace_id, it.span_id),
-            context(it.trace_id, it.parent_id) if it.parent_id else None,
-            resources(it.service),
-            it.attributes,
-            kind=trace.SpanKind[it.kind],
-            status=trace.Status(trace.StatusCode.ERROR, it.error) if it.error else trace.Status(),
-            start_time=it.begin_ms * NS_PER_MS,
-            end_time=it.end_ms * NS_PER_MS,
-            instrumentation_scope=scope,
-        )
-        for it in spans
-    ]
+    resource_of = cache(make_resource)
+    return [_to_readable_span(span, resource_of(span.service), scope) for span in spans]
+
+
+def _to_readable_span(
+    span: Span, resource: "Resource", scope: "InstrumentationScope"
+) -> "ReadableSpan":
+    """Return a span as an object of OpenTelemetry, with the resource and scope that it is about."""
+    from opentelemetry import trace  # noqa: PLC0415 - an optional extra
+    from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415 - an optional extra
+
+    parent = _to_span_context(span.trace_id, span.parent_id) if span.parent_id else None
+    status = trace.Status()
+    if span.error:
+        status = trace.Status(trace.StatusCode.ERROR, span.error)
+    return ReadableSpan(
+        span.name,
+        _to_span_context(span.trace_id, span.span_id),
+        parent,
+        resource,
+        span.attributes,
+        kind=trace.SpanKind[span.kind],
+        status=status,
+        start_time=span.begin_ms * NS_PER_MS,
+        end_time=span.end_ms * NS_PER_MS,
+        instrumentation_scope=scope,
+    )
+
+
+def _to_span_context(trace_id: int, span_id: int) -> "SpanContext":
+    """Return the ids of a span as an object of OpenTelemetry, sampled and not remote."""
+    from opentelemetry import trace  # noqa: PLC0415 - an optional extra
+
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    return trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 pytest.importorskip("pyspark")
 
 from sluicemq.client.ledger import make_blocking_engine
-from sluicemq.pipelines.dedup import Target, insert_chunks, prepare_table
+from sluicemq.pipelines.sinks.databases import Target, insert_chunks, prepare_table
 from waiting import limit
 
 COUNT = 500

@@ -36,15 +36,10 @@ from sluicemq.pipelines.audit import (
     find_failing_filters,
     find_unwanted_tags,
 )
-from sluicemq.pipelines.dedup import (
-    DEDUP,
-    Target,
-    build_source_options,
-    create_table,
-    insert_chunks,
-)
+from sluicemq.pipelines.dedup import DEDUP, build_source_options
 from sluicemq.pipelines.file import check_pipeline
 from sluicemq.pipelines.ready import find_ready_pipeline, format_table
+from sluicemq.pipelines.sinks.databases import Target, create_table, insert_chunks
 from sluicemq.pipelines.trace import TRACE, decode_bodies
 
 TESTS = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.pipelines import steps
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks import steps
+from sluicemq.pipelines.sinks.steps import (
     WINDOWS_MAX,
     OffsetWindow,
     Pacer,

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.pipelines import dedup as upsert
+from sluicemq.pipelines.sinks import databases as upsert
 
 COLUMNS = (("id", "string"), ("n", "bigint"), ("at", "bigint"), ("more", "map<string,string>"))
 

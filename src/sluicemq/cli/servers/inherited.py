@@ -14,8 +14,7 @@ from dataclasses import fields
 from typing import Final
 
 from sluicemq.config import BrokerConfig
-from sluicemq.config.keys import Part, PushedConfig
-from sluicemq.config.load import value_text
+from sluicemq.config.keys import Part, PushedConfig, value_text
 from sluicemq.config.settings import keys_of
 from sluicemq.errors import ConfigurationError
 

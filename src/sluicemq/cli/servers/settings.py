@@ -19,12 +19,12 @@ from sluicemq.config import (
     load_name_server_config,
     parse_properties,
 )
+from sluicemq.config.change import settings_text
 from sluicemq.config.keys import Part
 from sluicemq.config.load import (
     DEFAULT_TLS_FILE,
     java_options,
     parse_json,
-    settings_text,
     tls_entries,
 )
 from sluicemq.config.settings import KEYS

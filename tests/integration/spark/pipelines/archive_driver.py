@@ -13,11 +13,12 @@ import signal
 import sys
 from typing import Any
 
-from sluicemq.pipelines.archive import ArchiveRuns, archive, replay
+from sluicemq.pipelines.archive import archive, replay
 from sluicemq.pipelines.ready import (
     Folder,
 )
-from sluicemq.pipelines.steps import (
+from sluicemq.pipelines.sinks.archive_runs import ArchiveRuns
+from sluicemq.pipelines.sinks.steps import (
     JobState,
 )
 from sluicemq.spark.session import spark_session

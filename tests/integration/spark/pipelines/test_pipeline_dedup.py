@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.pipelines.dedup import Written, stream_table, write_table
+from sluicemq.pipelines.dedup import stream_table, write_table
 from sluicemq.pipelines.ready import Task, find_ready_pipeline
+from sluicemq.pipelines.sinks.databases import Written
 from thorough import seeds
 from waiting import limit
 

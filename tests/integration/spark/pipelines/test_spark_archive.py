@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
-from sluicemq.pipelines.archive import (
-    ArchiveRun,
-    ArchiveRuns,
-    archive,
-    read_archive,
-    replay,
-)
+from sluicemq.pipelines.archive import archive, read_archive, replay
 from sluicemq.pipelines.ready import Folder
-from sluicemq.pipelines.verify import COLUMNS
+from sluicemq.pipelines.sinks.archive_runs import ArchiveRun, ArchiveRuns
+from sluicemq.pipelines.sinks.verify import COLUMNS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,10 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from sluicemq.client.sync.admin import Admin
-from sluicemq.pipelines.dedup import Written, write_table
+from sluicemq.pipelines.dedup import write_table
 from sluicemq.pipelines.file import Pipeline, parse_pipeline
 from sluicemq.pipelines.plan import plan
 from sluicemq.pipelines.run import run
+from sluicemq.pipelines.sinks.databases import Written
 
 pytestmark = pytest.mark.timeout(300)
 

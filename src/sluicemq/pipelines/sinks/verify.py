@@ -55,20 +55,7 @@ def verify_rows(brokers: Any, archived: Any) -> int:
     Both DataFrames have the columns `COLUMNS`. Raises StoreDamagedError if they differ; its text
     names up to `ROWS_SHOWN_MAX` rows.
     """
-    broker_sums = _sum_rows(brokers).selectExpr("*", "rows as broker_rows", "0L as archive_rows")
-    archive_sums = _sum_rows(archived).selectExpr("*", "0L as broker_rows", "rows as archive_rows")
-    # The hashes of a range agree if its parity and balance are 0.
-    compared = (
-        broker_sums.unionByName(archive_sums.withColumn("balance", -F.col("balance")))
-        .groupBy(*_QUEUE_COLUMNS, "part")
-        .agg(
-            F.expr("sum(broker_rows) as broker_rows"),
-            F.expr("sum(archive_rows) as archive_rows"),
-            F.expr("bit_xor(parity) as parity"),
-            F.expr("sum(balance) as balance"),
-        )
-        .persist()
-    )
+    compared = _compare_sums(brokers, archived).persist()
     try:
         is_different = "broker_rows <> archive_rows or parity <> 0 or balance <> 0"
         totals = compared.selectExpr(
@@ -78,8 +65,10 @@ def verify_rows(brokers: Any, archived: Any) -> int:
         ).first()
         if not totals["different"]:
             return int(totals["archived"] or 0)
-        different = compared.where(is_different).select(*_QUEUE_COLUMNS, "part")
-        differences = _find_differences(brokers, archived, different.limit(RANGES_COMPARED_MAX))
+        different_ranges = compared.where(is_different).select(*_QUEUE_COLUMNS, "part")
+        differences = _find_differences(
+            brokers, archived, different_ranges.limit(RANGES_COMPARED_MAX)
+        )
     finally:
         compared.unpersist()
     examples = "; ".join(differences) or "the rows have changed since"
@@ -87,6 +76,26 @@ def verify_rows(brokers: Any, archived: Any) -> int:
         f"{totals['different']} ranges of {RANGE_OFFSETS:,} offsets differ: {totals['stored']:,}"
         f" rows at the brokers, {totals['archived']:,} in the archive. {examples}.",
         fix="The rows of this run are discarded; if older ones differ, restore the named files.",
+    )
+
+
+def _compare_sums(brokers: Any, archived: Any) -> Any:
+    """Return the sums of both sides for each range of offsets.
+
+    The columns are topic, broker, queue_id, part (the number of the range), broker_rows,
+    archive_rows, parity and balance. The hashes of a range agree if its parity and balance are 0.
+    """
+    broker_sums = _sum_rows(brokers).selectExpr("*", "rows as broker_rows", "0L as archive_rows")
+    archive_sums = _sum_rows(archived).selectExpr("*", "0L as broker_rows", "rows as archive_rows")
+    return (
+        broker_sums.unionByName(archive_sums.withColumn("balance", -F.col("balance")))
+        .groupBy(*_QUEUE_COLUMNS, "part")
+        .agg(
+            F.expr("sum(broker_rows) as broker_rows"),
+            F.expr("sum(archive_rows) as archive_rows"),
+            F.expr("bit_xor(parity) as parity"),
+            F.expr("sum(balance) as balance"),
+        )
     )
 
 
@@ -116,20 +125,9 @@ def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
     compared. A text says that a row is missing, extra or repeated in the archive, or which columns
     differ.
     """
-
-    def select_rows(frame: Any) -> Any:
-        """Return the key columns of the rows in `ranges`, with a struct `row` of their values."""
-        values = ", ".join(
-            f"{expression} as {name}" for name, expression in _VALUE_EXPRESSIONS.items()
-        )
-        parted = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
-        in_ranges = parted.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
-        return in_ranges.selectExpr(*_KEY_COLUMNS, f"struct({values}) as row")
-
-    keys = list(_KEY_COLUMNS)
     archived_rows = (
-        select_rows(archived)
-        .groupBy(*keys)
+        _select_rows(archived, ranges)
+        .groupBy(*_KEY_COLUMNS)
         .agg(F.expr("first(row) as archived_row"), F.expr("count(1) as n"))
     )
     different_columns = ", ".join(
@@ -140,13 +138,27 @@ def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
         f"when n > 1 then '{_REPEATED}' "
         f"else concat_ws(', ', array_compact(array({different_columns}))) end"
     )
-    joined = select_rows(brokers).join(archived_rows, keys, "full_outer")
-    rows = joined.selectExpr(*keys, f"{reason} as reason")
-    lines = []
-    for row in rows.where("reason <> ''").orderBy(*keys).limit(ROWS_SHOWN_MAX).collect():
-        difference = row["reason"]
-        if difference not in (_MISSING, _EXTRA, _REPEATED):
-            difference = f"{difference} differs"  # it is a list of columns
-        queue = f"{row['broker']}:{row['queue_id']} of {row['topic']!r}"
-        lines.append(f"{queue} offset {row['queue_offset']}: {difference}")
-    return lines
+    joined = _select_rows(brokers, ranges).join(archived_rows, list(_KEY_COLUMNS), "full_outer")
+    explained = joined.selectExpr(*_KEY_COLUMNS, f"{reason} as reason").where("reason <> ''")
+    first_rows = explained.orderBy(*_KEY_COLUMNS).limit(ROWS_SHOWN_MAX).collect()
+    return list(map(_describe_difference, first_rows))
+
+
+def _select_rows(frame: Any, ranges: Any) -> Any:
+    """Return the key columns of the rows in `ranges`, with a struct `row` of their values."""
+    values = ", ".join(f"{expression} as {name}" for name, expression in _VALUE_EXPRESSIONS.items())
+    parted = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
+    in_ranges = parted.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
+    return in_ranges.selectExpr(*_KEY_COLUMNS, f"struct({values}) as row")
+
+
+def _describe_difference(row: Any) -> str:
+    """Return a text about a row with the key columns and the column `reason`.
+
+    The reason is _MISSING, _EXTRA or _REPEATED, or a list of columns that differ.
+    """
+    difference = row["reason"]
+    if difference not in (_MISSING, _EXTRA, _REPEATED):
+        difference = f"{difference} differs"
+    queue = f"{row['broker']}:{row['queue_id']} of {row['topic']!r}"
+    return f"{queue} offset {row['queue_offset']}: {difference}"

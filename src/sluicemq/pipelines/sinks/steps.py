@@ -249,46 +249,62 @@ def run_steps(
     rows_max = state["step_rows"]
     window_size = max(1, rows_max // WINDOWS_PER_STEP)
     pacer = Pacer(float(task.options["rate"]))
-    started_s = last_line_s = SYSTEM_CLOCK.monotonic_s()
+    reporter = _SpeedReporter(task, SYSTEM_CLOCK.monotonic_s())
     complete_steps = state["steps"]
     steps = group_into_steps(iterate_windows(rows, window_size), rows_max)
-    for number, windows in enumerate(steps):
-        if number < complete_steps:
+    for step_number, windows in enumerate(steps):
+        if step_number < complete_steps:
             continue
         if task.stopping():
             return False
 
         # Record the step after it was sent: if the run is killed in between, the step is repeated.
         row_count = sum(window.rows for window in windows)
-        send_step(number, rows.where(windows_predicate(windows)))
+        send_step(step_number, rows.where(windows_predicate(windows)))
         state.finish_step(row_count)
         report.figures["rows"] = report.figures.get("rows", 0) + row_count
 
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        if now_s - last_line_s >= SAY_PERIOD_S:
-            last_line_s = now_s
-            speed = report.figures["rows"] / max(now_s - started_s, 0.001)
-            task.say(f"step {number + 1}: {state['rows']:,} rows so far, {speed:,.0f} rows/s")
+        reporter.say_progress(step_number, state["rows"], report.figures["rows"])
         pacer.wait(row_count, task.stopping)
     state.finish()
     return True
 
 
+class _SpeedReporter:
+    """Says the progress of the steps of one run, at most once per `SAY_PERIOD_S`."""
+
+    def __init__(self, task: Task, started_s: float) -> None:
+        """Say lines by `task.say`. `started_s` is the time at which the run started."""
+        self._task = task
+        self._started_s = started_s
+        self._last_line_s = started_s
+
+    def say_progress(self, step_number: int, all_rows: int, rows_of_run: float) -> None:
+        """Say the rows of all runs and the speed of this one, unless that was said just now."""
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if now_s - self._last_line_s < SAY_PERIOD_S:
+            return
+        self._last_line_s = now_s
+        speed = rows_of_run / max(now_s - self._started_s, 0.001)
+        self._task.say(f"step {step_number + 1}: {all_rows:,} rows so far, {speed:,.0f} rows/s")
+
+
 def write_step(
-    frame: Any, connection: Mapping[str, str], query: str, number: int, **options: str
+    frame: Any, connection: Mapping[str, str], query: str, step_number: int, **options: str
 ) -> None:
     """Send the rows of a step. One task sends all rows of a queue, in the order of offsets.
 
-    `frame` has the columns of the sink and `ORIGIN_COLUMNS`. `query` and `number` identify the
+    `frame` has the columns of the sink and `ORIGIN_COLUMNS`. `query` and `step_number` identify the
     epoch if the option `delivery` is exactly-once.
     """
-    origin_names = [f"from_{name}" for name in _QUEUE_COLUMNS]
-    ordered = frame.repartition(*origin_names).sortWithinPartitions("from_queue_offset")
-    rows = ordered.drop(*origin_names, "from_queue_offset")
+    origin_columns = [f"from_{name}" for name in _QUEUE_COLUMNS]
+    ordered = frame.repartition(*origin_columns).sortWithinPartitions("from_queue_offset")
+    sink_rows = ordered.drop(*origin_columns, "from_queue_offset")
     sink_options = {**connection, **options}
     if sink_options.get("delivery") == EXACTLY_ONCE:
-        sink_options |= {"queryId": query, "queryEpoch": str(number)}
-    rows.write.format("rocketmq").options(**sink_options).mode("append").save()
+        sink_options["queryId"] = query
+        sink_options["queryEpoch"] = str(step_number)
+    sink_rows.write.format("rocketmq").options(**sink_options).mode("append").save()
 
 
 def describe_guarantee(connection: Mapping[str, str], delivery: str) -> str:
