@@ -5,7 +5,7 @@ makes no difference whether the proxy runs in a broker or alone.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from sluicemq.cli.output import Access, json_option, print_json, print_records, 
 from sluicemq.cli.servers.ports import PROXY_PORT
 from sluicemq.model.addresses import LOOPBACK
 from sluicemq.proxy import fetch_proxy_status
+
+if TYPE_CHECKING:
+    from sluicemq.client.core.names import Credentials
 
 
 @click.command()
@@ -54,7 +57,7 @@ def _print_calls(methods: list[dict[str, Any]]) -> None:
 
 
 def fetch_clients_of_group(
-    group: str, proxies: Iterable[str], credentials: tuple[str, str] | None
+    group: str, proxies: Iterable[str], credentials: "Credentials | None"
 ) -> list[dict[str, Any]]:
     """Return the members of a group that are connected to proxies at these addresses.
 
