@@ -37,13 +37,13 @@ MATCHING = "matching"
 Values = Mapping[str, float]
 
 
-def parse_rate(text: str) -> float:
+def parse_rate(rates: str) -> float:
     """Return the first of three rates in a text (over 10 s, 1 min, 10 min; spec/admin.md §3).
 
     Return 0.0 if the text has none.
     """
     try:
-        return float(text.split(maxsplit=1)[0])
+        return float(rates.split(maxsplit=1)[0])
     except (ValueError, IndexError):
         return 0.0
 
@@ -58,15 +58,50 @@ def summarize_lag(queues: "list[QueueLag] | None") -> dict[str, Any]:
     """
     if queues is None:
         return dict.fromkeys((LAG, MATCHING, "eta_ms", "at_risk", "lost"))
-    counts = [one.matching if one.lag else 0 for one in queues]
-    spans_ms = [one.eta_ms for one in queues if one.lag and one.matching != 0]
+    matching: int | None = 0
+    eta_ms: int | None = 0
+    for queue in queues:
+        if not queue.lag:
+            continue
+        matching = _add_known(matching, queue.matching)
+        if queue.matching != 0:
+            eta_ms = _max_known(eta_ms, queue.eta_ms)
     return {
-        LAG: sum(one.lag for one in queues),
-        MATCHING: None if None in counts else sum(count or 0 for count in counts),
-        "eta_ms": None if None in spans_ms else max((span or 0 for span in spans_ms), default=0),
-        "at_risk": sum(one.messages_at_risk for one in queues),
-        "lost": sum(one.lost for one in queues),
+        LAG: sum(queue.lag for queue in queues),
+        MATCHING: matching,
+        "eta_ms": eta_ms,
+        "at_risk": sum(queue.messages_at_risk for queue in queues),
+        "lost": sum(queue.lost for queue in queues),
     }
+
+
+def _add_known(total: int | None, count: int | None) -> int | None:
+    """Return the sum of two numbers; None if one of them is unknown (None)."""
+    return None if total is None or count is None else total + count
+
+
+def _max_known(longest_ms: int | None, span_ms: int | None) -> int | None:
+    """Return the longer of two durations; None if one of them is unknown (None)."""
+    return None if longest_ms is None or span_ms is None else max(longest_ms, span_ms)
+
+
+def summarize_runtimes(runtimes: "list[dict[str, str]]") -> dict[str, float]:
+    """Return the rates of all brokers together, and the usage of the fullest disk in percent.
+
+    `runtimes` are the counters of the brokers. DISK is left out if no broker reports it.
+    """
+    point = {
+        RATE_IN: sum(parse_rate(runtime.get("putTps", "")) for runtime in runtimes),
+        RATE_OUT: sum(parse_rate(runtime.get("getTransferredTps", "")) for runtime in runtimes),
+    }
+    disk_ratios = [
+        parse_rate(runtime["commitLogDiskRatio"])
+        for runtime in runtimes
+        if "commitLogDiskRatio" in runtime
+    ]
+    if disk_ratios:
+        point[DISK] = max(disk_ratios) * 100
+    return point
 
 
 class TimeSeries:
@@ -119,11 +154,12 @@ class History:
         """
         series = self.groups.pop(group, None) or TimeSeries()
         while len(self.groups) >= GROUPS_MAX:
-            del self.groups[next(iter(self.groups))]
+            least_recently_watched = next(iter(self.groups))
+            del self.groups[least_recently_watched]
         self.groups[group] = series
-        known = summarize_lag(queues)
-        point = {name: known[name] for name in (LAG, MATCHING)}
-        series.add(self.now_s, {name: one for name, one in point.items() if one is not None})
+        summary = summarize_lag(queues)
+        point = {name: summary[name] for name in (LAG, MATCHING) if summary[name] is not None}
+        series.add(self.now_s, point)
         return series
 
     async def sample(self, admin: "Admin") -> None:
@@ -137,28 +173,22 @@ class History:
             masters = await admin.masters()
         except SluiceError:
             return
-        runtimes = await fetch_parts(
+        parts = await fetch_parts(
             {name: admin.runtime(address) for name, address in masters.items()}
         )
-        known = [one.value for one in runtimes.values() if one.value is not None]
-        if known:
-            point = {
-                RATE_IN: sum(parse_rate(one.get("putTps", "")) for one in known),
-                RATE_OUT: sum(parse_rate(one.get("getTransferredTps", "")) for one in known),
-            }
-            disks = [
-                parse_rate(one["commitLogDiskRatio"])
-                for one in known
-                if "commitLogDiskRatio" in one
-            ]
-            point |= {DISK: max(disks) * 100} if disks else {}
+        runtimes = [part.value for part in parts.values() if part.value is not None]
+        if runtimes:
+            point = summarize_runtimes(runtimes)
             lag = await self.compute_total_lag(admin)
-            point |= {} if lag is None else {LAG: float(lag)}
+            if lag is not None:
+                point[LAG] = float(lag)
             self.cluster.add(self.now_s, point)
-        found = await fetch_parts({group: admin.lag(group) for group in self.groups})
-        for group, one in found.items():
-            if one.value is not None and group in self.groups:
-                self.watch(group, one.value)
+
+        lags = await fetch_parts({group: admin.lag(group) for group in self.groups})
+        for group, part in lags.items():
+            # A group may have been dropped from `groups` in the meantime.
+            if part.value is not None and group in self.groups:
+                self.watch(group, part.value)
 
     async def compute_total_lag(self, admin: "Admin") -> int | None:
         """Return the sum of the lags of all groups, or None if one of the lags is unknown.
@@ -168,20 +198,23 @@ class History:
         `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
         """
         if self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S:
-            names = (await fetch_part(admin.groups())).value
-            if names is None:
+            listing = await fetch_part(admin.groups())
+            if listing.value is None:
                 return None
-            self.counted_groups = [name for name in names if group_kind(name) == "normal"]
+            self.counted_groups = [name for name in listing.value if group_kind(name) == "normal"]
             self._listed_s = self.now_s
         if len(self.counted_groups) > GROUPS_MAX:
             self.counted_groups = [name for name in self.groups if name in self.counted_groups]
             if not self.counted_groups:
                 return None
-        progress = await fetch_parts({name: admin.progress(name) for name in self.counted_groups})
-        queues_by_group = [one.value for one in progress.values()]
-        if None in queues_by_group:
-            return None
-        return sum(max(0, queue.lag) for queues in queues_by_group for queue in queues or ())
+
+        parts = await fetch_parts({name: admin.progress(name) for name in self.counted_groups})
+        total_lag = 0
+        for part in parts.values():
+            if part.value is None:
+                return None
+            total_lag += sum(max(0, queue.lag) for queue in part.value)
+        return total_lag
 
     async def run(self, admin: "Admin") -> None:
         """Take a sample every `STEP_S` seconds, until the task is cancelled."""

@@ -87,15 +87,14 @@ class BoundedBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        left = self._bytes_max
+        bytes_left = self._bytes_max
         has_responded = False
 
         async def receive_bounded() -> Message:
-            nonlocal left
+            nonlocal bytes_left
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            bytes_left -= len(message.get("body", b""))
+            if bytes_left < 0:
                 raise TooLargeError
             return message
 
@@ -105,13 +104,14 @@ class BoundedBody:
             await send(message)
 
         try:
-            if natural(length, self._bytes_max) is None:
+            declared_length = dict(scope["headers"]).get(b"content-length", b"0")
+            if natural(declared_length, self._bytes_max) is None:
                 raise TooLargeError  # noqa: TRY301 - handled like a body without a length
             await self._app(scope, receive_bounded, send_and_note)
         except TooLargeError:
             if not has_responded:
-                text = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
-                await PlainTextResponse(text, 413)(scope, receive, send)
+                refusal = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
+                await PlainTextResponse(refusal, 413)(scope, receive, send)
 
 
 class TooLargeError(Exception):

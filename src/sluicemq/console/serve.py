@@ -72,15 +72,15 @@ def open_socket(host: str, port: int) -> socket.socket:
     Port 0 takes a free port.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, socket_type, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        bound_socket = socket.socket(family, socket_type, protocol)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind(address)
     except OSError as error:
         raise ConfigurationError(
             f"The console cannot listen at {host}:{port}: {error.strerror or error}.",
             fix="Choose another port with --port, or 0 for a free one.",
         ) from error
-    return made
+    return bound_socket

@@ -206,7 +206,10 @@ def _start_session(console: Console, request: Request, session: Session, path: s
     return response
 
 
-def local_path(text: str) -> str:
-    """Return `text` if it is a path of this console, else "/"."""
-    is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
-    return text if is_local and text.isprintable() else "/"
+def local_path(path: str) -> str:
+    """Return `path` if it is a path of this console, else "/".
+
+    Two slashes or a backslash can begin the address of another site.
+    """
+    is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path
+    return path if is_local and path.isprintable() else "/"
