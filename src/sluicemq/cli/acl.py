@@ -144,18 +144,12 @@ def lint_files(
         for name, content in files.contents
     ]
 
-    existing_topics = existing_groups = None  # None means not to check against the cluster
+    topics = groups = None  # None means not to check against the cluster
     if online:
         with access.admin() as admin:
-            existing_topics = frozenset(admin.topics())
-            existing_groups = frozenset(admin.groups())
-    findings = lint(
-        rules_of_files,
-        secret_length_min=secret_length,
-        topics=existing_topics,
-        groups=existing_groups,
-    )
-
+            topics = frozenset(admin.topics())
+            groups = frozenset(admin.groups())
+    findings = lint(rules_of_files, secret_length_min=secret_length, topics=topics, groups=groups)
     records = [
         {"place": finding.place, "text": finding.text, "cure": finding.fix} for finding in findings
     ]

@@ -222,20 +222,21 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
         finding for finding in admin.explain_group(name).findings if finding.code is Code.UNEQUAL
     ]
     if as_json:
+        client_records = [
+            _client_record(client) | {"version": client.version} for client in clients
+        ]
         print_json(
             {
                 "group": name,
                 "lag": report.lag,
                 "members": report.members,
-                "clients": [
-                    _client_record(client) | {"version": client.version} for client in clients
-                ],
+                "clients": client_records,
                 "proxy_clients": proxy_clients,
-                "queues": [_progress_record(queue) for queue in report.progress],
+                "queues": list(map(_progress_record, report.progress)),
                 "notes": report.notes,
                 "filters": [_filter_record(broker, counts) for broker, counts in filters],
-                "findings": [explain_record(finding) for finding in unequal_findings],
-                "contract": [_contract_record(contract) for contract in contracts],
+                "findings": list(map(explain_record, unequal_findings)),
+                "contract": list(map(_contract_record, contracts)),
             }
         )
         return

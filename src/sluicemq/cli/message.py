@@ -330,11 +330,11 @@ def export_traces(
     from sluicemq.telemetry.spans import SpanBuilder  # noqa: PLC0415 - as above
 
     exporter = open_exporter("traces", endpoint)
-    span_builder = SpanBuilder()
+    span_builder = SpanBuilder()  # it joins the records of one delivery to a span
     start_at = parse_start(start)
     totals = {"messages": 0, "spans": 0, "unread": 0}
 
-    async def run() -> None:
+    async def export_all() -> None:
         """Export batches of trace messages until none arrives for `timeout_s`."""
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(options["topic"], group=options["group"], start=start_at)
@@ -353,7 +353,7 @@ def export_traces(
                 totals["unread"] += unreadable_count
 
     try:
-        asyncio.run(run_until_interrupted(run()))
+        asyncio.run(run_until_interrupted(export_all()))
     finally:
         exporter.shutdown()
     print_result(

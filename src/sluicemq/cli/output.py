@@ -454,13 +454,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table  # noqa: PLC0415 - as above
 
     table = Table(title=title or None, title_justify="left")
-    text_rows = [[_cell_text(cell) for cell in row] for row in rows]
+    text_rows = [list(map(_cell_text, row)) for row in rows]
     for index, column in enumerate(columns):
-        is_right_aligned = bool(text_rows) and all(
-            not row[index] or _is_number(row[index]) for row in text_rows
-        )
-        justify: JustifyMethod = "right" if is_right_aligned else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        cells = [row[index] for row in text_rows]
+        table.add_column(column, justify=_choose_alignment(cells), overflow="fold")
     for row in text_rows:
         table.add_row(*map(escape, row))
 
@@ -471,6 +468,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     with console.capture() as rendered:
         console.print(table)
     click.echo(rendered.get(), nl=False)
+
+
+def _choose_alignment(cells: Sequence[str]) -> "JustifyMethod":
+    """Return "right" if all cells are numbers or empty, else "left"; "left" without cells."""
+    has_only_numbers = all(not cell or _is_number(cell) for cell in cells)
+    return "right" if cells and has_only_numbers else "left"
 
 
 def _is_number(cell_text: str) -> bool:

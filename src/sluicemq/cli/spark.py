@@ -36,12 +36,13 @@ from sluicemq.cli.output import (
     print_json,
     print_records,
     print_table,
-    record_builder,
 )
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from sluicemq.spark.errors import FileProblem
 
 T = TypeVar("T")
 TABLE: Final = "table"
@@ -516,9 +517,6 @@ def run_command(
     raise SystemExit(exit_code)
 
 
-_problem_record = record_builder("line key what=message cure=fix")
-
-
 @pipeline.command("check")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @json_option
@@ -533,15 +531,24 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
     pipeline, problems = check_pipeline(file)
     for problem in problems:
         if as_json:
-            severity = "error" if problem.is_error else "warning"
-            record = _problem_record(problem)
-            print_json({"file": file, **record, "severity": severity})
+            print_json({"file": file, **_problem_record(problem)})
         else:
             click.echo(problem.describe(file))
     if pipeline is None:
         context.exit(EXIT_FINDINGS)
     if not as_json:
         click.echo(f"{file}: the pipeline {pipeline.name!r} is valid.")
+
+
+def _problem_record(problem: "FileProblem") -> dict[str, Any]:
+    """Return a problem of a pipeline's file as `pipeline check --json` prints it."""
+    return {
+        "line": problem.line,
+        "key": problem.key,
+        "what": problem.message,
+        "cure": problem.fix,
+        "severity": "error" if problem.is_error else "warning",
+    }
 
 
 @pipeline.command("list")

@@ -639,9 +639,10 @@ def _print_losses(report: "RepairReport") -> None:
 def _print_summary(report: "RepairReport") -> None:
     """Print the counts of a repair, and whether the files were changed."""
     queue_damage = f"{report.wrong_units:,} queue entries do not agree with the log"
-    if report.mended:
+    misplaced_count = report.mended
+    if misplaced_count:
         queue_damage += (
-            f", {report.mended:,} records have a wrong queue offset, which can be repaired"
+            f", {misplaced_count:,} records have a wrong queue offset, which can be repaired"
         )
     if report.missing_queues:
         queue_damage += f", {report.missing_queues:,} queues are missing"

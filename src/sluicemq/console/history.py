@@ -197,7 +197,8 @@ class History:
         groups count, and the result is None if no group is watched. The list of groups is stored in
         `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
         """
-        if self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S:
+        is_list_outdated = self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S
+        if is_list_outdated:
             listing = await fetch_part(admin.groups())
             if listing.value is None:
                 return None

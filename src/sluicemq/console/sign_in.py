@@ -91,9 +91,11 @@ async def sign_in(console: Console, request: Request) -> Response:
     # attempts at the same time.
     console.throttle.add_failure(name, address)
 
-    check_secret = check_access_key if is_access_key else check_account
     try:
-        session = await check_secret(console, name, secret)
+        if is_access_key:
+            session = await check_access_key(console, name, secret)
+        else:
+            session = await check_account(console, name, secret)
     except SluiceError as error:
         console.audit.write("sign-in", {}, state="failed", why=str(error), **audit_fields)
         return console.render_error(request, error, None)

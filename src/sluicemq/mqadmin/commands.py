@@ -392,6 +392,11 @@ def _refusal(session: Session, flag: Flag, values: FlagValues) -> str:
     return f"the command covers all clusters ({', '.join(clusters)}), and lite topics do not exist"
 
 
+def _join_lines(lines: Iterable[str]) -> str:
+    """Return the lines as one text, with a line break after each."""
+    return "".join(f"{line}\n" for line in lines)
+
+
 def run(
     commands: Sequence[Command],
     arguments: Sequence[str],
@@ -406,19 +411,16 @@ def run(
     `write_error_line` the lines for the standard error, without line breaks.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        write("".join(f"{line}\n" for line in overview_lines(commands)))
+        write(_join_lines(overview_lines(commands)))
         return 0
-
     is_help = arguments[0] == "help" and len(arguments) == 2
     command_name = arguments[1] if is_help else arguments[0]
     command = find_command(commands, command_name)
     if command is None:
         write(f"The sub command {command_name} not exist.\n")
         return 0
-
-    help_text = "".join(f"{line}\n" for line in usage_lines(command))
     if is_help:
-        write(help_text)
+        write(_join_lines(usage_lines(command)))
         return 0
 
     try:
@@ -433,7 +435,7 @@ def run(
             command.run(session, values)
     except WrongFlagsError as error:
         reason = f"{error}\n" if str(error) else ""
-        write(reason + help_text)
+        write(reason + _join_lines(usage_lines(command)))
         return error.exit_code
     except SluiceError as error:
         for line in failure_lines(command, error):

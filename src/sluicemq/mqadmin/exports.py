@@ -169,23 +169,33 @@ def export_metrics(session: Session, values: FlagValues) -> None:
     for name, address in session.admin.masters(values["clusterName"]).items():
         groups = _user_groups(session, address)
         rates, counts, quota = _load_of_broker(session, address)
+        quota["topicSize"] = len(_user_topics(session, values, address))
+        quota["groupSize"] = len(groups)
+        version = _versions_at(session, address, groups)
+        report_by_broker[name] = {
+            "runtimeVersion": version,
+            "runtimeQuota": quota,
+            "runtimeEnv": {},
+        }
         for key in total_rates:
             total_rates[key] += rates[key]
             total_counts[key] += counts[key]
-        quota["topicSize"] = len(_user_topics(session, values, address))
-        quota["groupSize"] = len(groups)
-        version = {
-            "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
-            "clientInfo": sorted(set(_client_versions(session, groups))),
-        }
-        report = {"runtimeVersion": version, "runtimeQuota": quota, "runtimeEnv": {}}
-        report_by_broker[name] = report
     totals = {
         "totalOneDayNum": {_one_day_key(key): count for key, count in total_counts.items()},
         "totalTps": {f"total{key}Tps": rate for key, rate in total_rates.items()},
     }
     content = {"totalData": totals, "evaluateReport": report_by_broker}
     _save_json(session, values, "metrics", content)
+
+
+def _versions_at(
+    session: Session, address: str, groups: dict[str, dict[str, Any]]
+) -> dict[str, object]:
+    """Return the version of a broker, and the versions of the clients in its groups."""
+    return {
+        "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
+        "clientInfo": sorted(set(_client_versions(session, groups))),
+    }
 
 
 def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Iterator[str]:

@@ -176,9 +176,6 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
     show_client = values.get_bool("showClientIP")
     reader_by_queue = _reader_addresses(session, group) if show_client else {}
 
-    def client_cell(client: str) -> str:
-        return f"{client:<20} " if show_client else ""
-
     session.print_line(
         _PROGRESS_ROW.format(
             "#Topic",
@@ -186,7 +183,7 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
             "#QID",
             "#Broker Offset",
             "#Consumer Offset",
-            client_cell("#Client IP"),
+            f"{'#Client IP':<20} " if show_client else "",
             "#Diff",
             "#Inflight",
             "#LastTime",
@@ -195,30 +192,32 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
     total_lag = 0
     total_in_flight = 0
     for queue, offsets in stats.queues.items():
-        lag = offsets.broker_offset - offsets.consumer_offset
-        in_flight = offsets.pull_offset - offsets.consumer_offset
-        total_lag += lag
-        total_in_flight += in_flight
-        last_time = "N/A"
-        if offsets.last_time_ms:
-            last_time = java.format_time_seconds(offsets.last_time_ms)
-        session.print_line(
-            _PROGRESS_ROW.format(
-                queue.topic[:64],
-                queue.broker[:32],
-                queue.queue_id,
-                offsets.broker_offset,
-                offsets.consumer_offset,
-                client_cell(reader_by_queue.get(queue, "N/A")),
-                lag,
-                in_flight,
-                f" {last_time}",
-            )
-        )
+        total_lag += offsets.broker_offset - offsets.consumer_offset
+        total_in_flight += offsets.pull_offset - offsets.consumer_offset
+        client_cell = f"{reader_by_queue.get(queue, 'N/A'):<20} " if show_client else ""
+        session.print_line(_progress_line(queue, offsets, client_cell))
     session.print_line()
     session.print_line(f"Consume TPS: {stats.consumes_per_second:.2f}")
     session.print_line(f"Consume Diff Total: {total_lag}")
     session.print_line(f"Consume Inflight Total: {total_in_flight}")
+
+
+def _progress_line(queue: MessageQueue, offsets: bodies.QueueProgress, client_cell: str) -> str:
+    """Return the line of a queue. `client_cell` is the address of its reader, or "" for none."""
+    last_time = "N/A"
+    if offsets.last_time_ms:
+        last_time = java.format_time_seconds(offsets.last_time_ms)
+    return _PROGRESS_ROW.format(
+        queue.topic[:64],
+        queue.broker[:32],
+        queue.queue_id,
+        offsets.broker_offset,
+        offsets.consumer_offset,
+        client_cell,
+        offsets.broker_offset - offsets.consumer_offset,
+        offsets.pull_offset - offsets.consumer_offset,
+        f" {last_time}",
+    )
 
 
 def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:

@@ -212,16 +212,25 @@ def list_subscriptions(
     for contract in contracts:
         uncounted |= {(topic, *pop) for topic, pop in contract.pops.items()}
     if not matching:
-        for connections in connected:
-            for subscription in connections.subscriptions.values():
-                kind = subscription.kind or "TAG"
-                uncounted.add((subscription.topic, kind, subscription.expression))
+        uncounted |= _heartbeat_subscriptions(connected)
     for topic, kind, expression in sorted(uncounted):
         row = {"topic": topic, "lane": "", "kind": kind, "expression": expression}
         rows.setdefault(
             (topic, "", expression), row | {"matched": None, "filtered": None, "errors": None}
         )
     return [rows[key] for key in sorted(rows)]
+
+
+def _heartbeat_subscriptions(
+    connected: list[ConsumerConnections],
+) -> set[tuple[str, str, str]]:
+    """Return (topic, kind, expression) of the subscriptions that brokers know from heartbeats."""
+    subscriptions = set()
+    for connections in connected:
+        for subscription in connections.subscriptions.values():
+            kind = subscription.kind or "TAG"
+            subscriptions.add((subscription.topic, kind, subscription.expression))
+    return subscriptions
 
 
 def _add_counts(rows: dict[tuple[str, str, str], dict[str, Any]], counts: GroupMatching) -> None:

@@ -289,7 +289,14 @@ async def build_plan(context: Context) -> Plan:
     selected = select(context, newest.messages)
     batch = selected[begin : begin + BATCH_MAX]
     replays = [prepare_replay(letter, edit, group) for letter in batch]
+    rows = await _judge_replays(context, group, replays)
+    return Plan(rows, edit, fields, begin, len(selected))
 
+
+async def _judge_replays(
+    context: Context, group: str, replays: list[DeadLetterReplay]
+) -> list[Row]:
+    """Return the replays with verdicts: whether brokers and the group would accept each message."""
     target_topics = {letter_replay.message.topic for letter_replay in replays} - {""}
     read_topics = {letter_replay.read_as for letter_replay in replays} - {""}
     judge = await context.admin.dead_letter_judge(group, target_topics, read_topics)
@@ -297,7 +304,7 @@ async def build_plan(context: Context) -> Plan:
     for letter_replay in replays:
         verdict, reason = judge.verdict(letter_replay.row)
         rows.append((letter_replay, verdict, reason))
-    return Plan(rows, edit, fields, begin, len(selected))
+    return rows
 
 
 def describe_batch(
