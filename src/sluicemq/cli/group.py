@@ -10,6 +10,7 @@ work while a handler blocks the event loop, which is when the stack is of most i
 """
 
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import click
@@ -730,7 +731,8 @@ def _print_consumer_status(client: ConsumerClient, running_info: RunningInfo) ->
         f"--- {client.client_id} ({client.language}, {client.address}), "
         f"since {format_time(start_ms)}"
     )
-    for subscription in sorted(running_info.subscriptions, key=lambda item: item.topic):
+    subscriptions = sorted(running_info.subscriptions, key=attrgetter("topic"))
+    for subscription in subscriptions:
         click.echo(
             f"subscribed: {subscription.topic} {subscription.kind} {subscription.expression}"
         )

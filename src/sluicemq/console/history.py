@@ -173,10 +173,12 @@ class History:
             masters = await admin.masters()
         except SluiceError:
             return
-        parts = await fetch_parts(
+        runtime_parts = await fetch_parts(
             {name: admin.runtime(address) for name, address in masters.items()}
         )
-        runtimes = [part.value for part in parts.values() if part.value is not None]
+        runtimes = [
+            fetched.value for fetched in runtime_parts.values() if fetched.value is not None
+        ]
         if runtimes:
             point = summarize_runtimes(runtimes)
             lag = await self.compute_total_lag(admin)
@@ -185,10 +187,10 @@ class History:
             self.cluster.add(self.now_s, point)
 
         lags = await fetch_parts({group: admin.lag(group) for group in self.groups})
-        for group, part in lags.items():
+        for group, fetched in lags.items():
             # A group may have been dropped from `groups` in the meantime.
-            if part.value is not None and group in self.groups:
-                self.watch(group, part.value)
+            if fetched.value is not None and group in self.groups:
+                self.watch(group, fetched.value)
 
     async def compute_total_lag(self, admin: "Admin") -> int | None:
         """Return the sum of the lags of all groups, or None if one of the lags is unknown.
@@ -209,12 +211,14 @@ class History:
             if not self.counted_groups:
                 return None
 
-        parts = await fetch_parts({name: admin.progress(name) for name in self.counted_groups})
+        progress_parts = await fetch_parts(
+            {name: admin.progress(name) for name in self.counted_groups}
+        )
         total_lag = 0
-        for part in parts.values():
-            if part.value is None:
+        for progress in progress_parts.values():
+            if progress.value is None:
                 return None
-            total_lag += sum(max(0, queue.lag) for queue in part.value)
+            total_lag += sum(max(0, queue.lag) for queue in progress.value)
         return total_lag
 
     async def run(self, admin: "Admin") -> None:

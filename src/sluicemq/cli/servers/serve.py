@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -302,57 +302,29 @@ def up(
     processes.check_root(store.root, names)
     if names and path:
         processes.check_settings(path, parse_properties(read_config_file(path)), names)
+
     proxy = _decide_on_proxy(config, no_proxy=no_proxy)
     plan = PortPlan.create(
         config, names, nameserver_port, proxy=proxy, are_replicas=processes.are_replicas(names)
     )
-    config = replace(config, metrics_port=plan.metrics)
     if config.bind_address == LOOPBACK:
         log.info(
             "only clients on this machine (or in this container) can reach %s; use --host 0.0.0.0 "
             "to serve others",
             LOOPBACK,
         )
-
-    async def start(servers: RunningServers) -> str:
-        """Start all servers, and return what follows `ready`: their addresses."""
-        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
-
-        name_server_config = make_name_server_config(
-            config, store, plan.name_server, is_alone=bool(names)
-        )
-        scheduler = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
-        address = await start_name_server(
-            name_server_config, servers, read_only=read_only, scheduler=scheduler
-        )
-        if names:
-            brokers_text = await _start_children(
-                names,
-                store,
-                address,
-                config=config,
-                path=path,
-                plan=plan,
-                servers=servers,
-                account=account,
-            )
-        else:
-            brokers_text = await start_broker(
-                replace(config, name_server_addresses=(address,)),
-                store,
-                servers,
-                read_only=read_only,
-                proxy=proxy,
-                scheduler=scheduler,
-            )
-        ready_text = f"nameserver={address} {brokers_text}"
-        if console:
-            port = plan.with_console_port().console
-            link = await processes.start_console(address, port, servers, account)
-            ready_text += f" console={link}"
-        return ready_text
-
-    run_servers(start)
+    cluster = _LocalCluster(
+        config=replace(config, metrics_port=plan.metrics),
+        store=store,
+        path=path,
+        broker_names=names,
+        plan=plan,
+        account=account,
+        is_read_only=read_only,
+        proxy=proxy,
+        has_console=console,
+    )
+    run_servers(cluster.start)
 
 
 def _decide_on_proxy(config: BrokerConfig, *, no_proxy: bool) -> bool | None:
@@ -562,44 +534,88 @@ async def _start_replica(
     return broker
 
 
-async def _start_children(
-    names: Sequence[str],
-    store: StoreConfig,
-    name_server: str,
-    *,
-    config: BrokerConfig,
-    path: str | None,
-    plan: PortPlan,
-    servers: RunningServers,
-    account: RunAccount | None,
-) -> str:
-    """Start the brokers `names` and their proxy as child processes, at the ports of `plan`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LocalCluster:
+    """The servers of one `sluice up`, before they are started.
 
-    `config` is the configuration of the brokers and `path` their configuration file. Return the
-    part of the `ready` line about them. Raises ConfigurationError if one does not start.
+    `config` is the configuration of the brokers, and `path` their configuration file, or None.
+    `broker_names` are those of brokers in child processes; it is empty if the only broker is in
+    this process. `proxy` is True to start a proxy, False for none, and None if it may be missing.
     """
-    from sluicemq.cli.servers import processes  # noqa: PLC0415 - with child processes only
 
-    plan = plan.with_broker_ports()
-    ready_text = await processes.start_brokers(
-        names,
-        store.root,
-        name_server,
-        config=config,
-        path=path,
-        plan=plan,
-        stack=servers,
-        children=servers.children,
-        account=account,
-    )
-    plan = plan.with_proxy_ports()
-    if plan.proxy is not None:
-        proxy_start = processes.start_proxy(
-            config, name_server, plan.proxy, servers, servers.children, account
+    config: BrokerConfig
+    store: StoreConfig
+    path: str | None
+    broker_names: Sequence[str]
+    plan: PortPlan
+    account: RunAccount | None
+    is_read_only: bool
+    proxy: bool | None
+    has_console: bool
+
+    async def start(self, servers: RunningServers) -> str:
+        """Start all servers, and return what follows `ready`: their addresses.
+
+        `servers` closes them. Raises ConfigurationError if one does not start.
+        """
+        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
+
+        scheduler = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
+        name_server = await self._start_name_server(servers, scheduler)
+        if self.broker_names:
+            ready_text = await self._start_children(servers, name_server)
+        else:
+            ready_text = await start_broker(
+                replace(self.config, name_server_addresses=(name_server,)),
+                self.store,
+                servers,
+                read_only=self.is_read_only,
+                proxy=self.proxy,
+                scheduler=scheduler,
+            )
+        ready_text = f"nameserver={name_server} {ready_text}"
+        if self.has_console:
+            from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for `--help`
+
+            # The port is chosen now, because the servers started above have taken theirs.
+            port = self.plan.with_console_port().console
+            link = await processes.start_console(name_server, port, servers, self.account)
+            ready_text += f" console={link}"
+        return ready_text
+
+    async def _start_name_server(self, servers: RunningServers, scheduler: "FairScheduler") -> str:
+        """Start the name server in this process, and return its address."""
+        config = make_name_server_config(
+            self.config, self.store, self.plan.name_server, is_alone=bool(self.broker_names)
         )
-        ready_text = await _append_proxy(ready_text, plan.needs_proxy or None, proxy_start)
-    servers.metrics += [child.metrics_text for child in servers.children if child.metrics]
-    return ready_text
+        return await start_name_server(
+            config, servers, read_only=self.is_read_only, scheduler=scheduler
+        )
+
+    async def _start_children(self, servers: RunningServers, name_server: str) -> str:
+        """Start brokers and their proxy as child processes, and return their part of `ready`."""
+        from sluicemq.cli.servers import processes  # noqa: PLC0415 - with child processes only
+
+        plan = self.plan.with_broker_ports()
+        ready_text = await processes.start_brokers(
+            self.broker_names,
+            self.store.root,
+            name_server,
+            config=self.config,
+            path=self.path,
+            plan=plan,
+            stack=servers,
+            children=servers.children,
+            account=self.account,
+        )
+        plan = plan.with_proxy_ports()
+        if plan.proxy is not None:
+            proxy_start = processes.start_proxy(
+                self.config, name_server, plan.proxy, servers, servers.children, self.account
+            )
+            ready_text = await _append_proxy(ready_text, plan.needs_proxy or None, proxy_start)
+        servers.metrics += [child.metrics_text for child in servers.children if child.metrics]
+        return ready_text
 
 
 async def _append_proxy(

@@ -115,16 +115,16 @@ async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
     if no broker reports any.
     """
     masters = await context.get_cached("masters", context.admin.masters)
-    parts = await fetch_parts(
+    rules_parts = await fetch_parts(
         {name: rules_at(context, address) for name, address in masters.items()}
     )
     rules_by_broker: dict[str, Rules] = {}
     reasons: dict[str, str] = {}  # why a broker has not reported its rules
-    for name, part in parts.items():
-        if part.value is not None:
-            rules_by_broker[name] = part.value
+    for name, fetched in rules_parts.items():
+        if fetched.value is not None:
+            rules_by_broker[name] = fetched.value
         else:
-            reasons[name] = part.reason
+            reasons[name] = fetched.reason
 
     broker = context.query.get("broker", "")
     if broker not in rules_by_broker:
@@ -365,12 +365,14 @@ async def change_all_brokers(context: Context, change: Callable[[str], Awaitable
         is_of_rocketmq = not replica["said"]
         if replica["address"] and (replica["id"] == MASTER_ID or is_of_rocketmq):
             addresses.append(replica["address"])
-    parts = await fetch_parts({address: change(address) for address in addresses})
-    failures = [f"{address}: {part.reason}" for address, part in parts.items() if part.reason]
+    outcomes = await fetch_parts({address: change(address) for address in addresses})
+    failures = [
+        f"{address}: {outcome.reason}" for address, outcome in outcomes.items() if outcome.reason
+    ]
     if failures:
-        done_count = len(parts) - len(failures)
+        done_count = len(outcomes) - len(failures)
         raise ConfigurationError(
-            f"The change was made at {done_count} of {len(parts)} brokers. {' '.join(failures)}",
+            f"The change was made at {done_count} of {len(outcomes)} brokers. {' '.join(failures)}",
             fix="Remove the cause, then repeat the change; repeating it is safe.",
         )
 

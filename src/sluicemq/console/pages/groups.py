@@ -94,10 +94,10 @@ async def show(context: Context) -> Answer:
 async def _fetch_connections(context: Context, group: str) -> list[ConsumerConnections]:
     """Return what each master that responds knows about the connected members of a group."""
     masters = await context.get_cached("masters", context.admin.masters)
-    parts = await fetch_parts(
+    connection_parts = await fetch_parts(
         {address: context.admin.group_connections(group, address) for address in masters.values()}
     )
-    return [part.value for part in parts.values() if part.value is not None]
+    return [part.value for part in connection_parts.values() if part.value is not None]
 
 
 def _find_contract(config: GroupConfig, contracts: list[GroupContract]) -> str | None:

@@ -61,13 +61,13 @@ async def show_all(context: Context) -> Answer:
     paged = context.paginate([group for group in groups if search_text.lower() in group.lower()])
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
-        parts = await fetch_parts(
+        offset_parts = await fetch_parts(
             {group: context.admin.topic_offsets(DLQ_PREFIX + group) for group in paged.rows}
         )
-        for group, part in parts.items():
-            queues = (part.value or {}).values()
+        for group, fetched in offset_parts.items():
+            queues = (fetched.value or {}).values()
             details[group] = {
-                "reason": part.reason,
+                "reason": fetched.reason,
                 "count": sum(queue.offset_max - queue.offset_min for queue in queues),
                 "newest_ms": max((queue.last_time_ms for queue in queues), default=0),
             }

@@ -45,8 +45,14 @@ async def show_all(context: Context) -> Answer:
     paged, values = select_names(context, names, topic_kind)
     details = {}
     if context.is_live:
-        parts = await fetch_parts({name: context.admin.topic_configs(name) for name in paged.rows})
-        details = {name: _summarize(part.value) for name, part in parts.items() if part.value}
+        config_parts = await fetch_parts(
+            {name: context.admin.topic_configs(name) for name in paged.rows}
+        )
+        details = {
+            name: _summarize(configs.value)
+            for name, configs in config_parts.items()
+            if configs.value
+        }
     return Answer({"paged": paged, "details": details, "types": MESSAGE_TYPES, **values})
 
 

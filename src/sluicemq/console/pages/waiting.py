@@ -33,24 +33,24 @@ async def list_items(
     page of them, and the brokers that refused with their reasons.
     """
     masters = await context.get_cached("masters", context.admin.masters)
-    parts = await fetch_parts(
+    listings = await fetch_parts(
         {broker: request(address=address) for broker, address in masters.items()}
     )
     rows: list[tuple[str, T]] = []
     refused: dict[str, str] = {}
-    for broker, part in parts.items():
-        if part.value is None:
-            refused[broker] = part.reason
+    for broker, listing in listings.items():
+        if listing.value is None:
+            refused[broker] = listing.reason
             continue
-        for items in part.value.values():
+        for items in listing.value.values():
             rows += [(broker, item) for item in items]
     rows.sort(key=lambda row: when_ms(row[1]))
-    has_answer = len(refused) < len(parts)
+    has_answer = len(refused) < len(listings)
     return {
         "rows": rows,
         "paged": context.paginate(rows),
         "refused": refused,
-        "is_known": has_answer or not parts,
+        "is_known": has_answer or not listings,
         "now_ms": context.clock.now_ms(),
         "most": LISTED_MAX,
     }
