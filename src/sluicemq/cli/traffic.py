@@ -131,12 +131,14 @@ def produce(
         return f"{stored_count:,} messages stored in {topic}."
 
     def count_and_print(send_result: SendResult) -> None:
+        """Count a stored message, and print the first ones."""
         nonlocal stored_count
         if as_json or stored_count < PRINTED_MAX:
             _print_send_result(send_result, as_json)
         stored_count += 1
 
     async def send_all() -> None:
+        """Send the bodies of all chunks, one chunk at a time."""
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             while bodies := _next_chunk(chunks):
                 # The first message is sent alone and opens the connection. Later ones are written
@@ -326,6 +328,7 @@ def consume(
     printed_count = 0
 
     async def print_messages() -> None:
+        """Print messages until there are `count_max`, or none arrives for `timeout_s`."""
         nonlocal printed_count
         fetch: Callable[..., Awaitable[list[ReceivedMessage]]]
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:

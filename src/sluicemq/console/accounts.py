@@ -58,6 +58,7 @@ class Accounts:
     """The accounts in the file at `path`. If the file does not exist, there are none."""
 
     def __init__(self, path: str, files: Files = SYSTEM_FILES) -> None:
+        """Read the file at `path` when the accounts are needed. `files` gives access to it."""
         self.path = path
         self._files = files
         self._read_ms = -1  # the modification time of the file when it was read

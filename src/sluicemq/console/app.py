@@ -279,8 +279,9 @@ def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
     """
 
     async def endpoint(request: Request) -> Response:
-        if preference := save_preferences(request):
-            return preference
+        """Return the response to a request for the page."""
+        if preference_redirect := save_preferences(request):
+            return preference_redirect
         session = console.find_session(request)
         if session is None:
             return redirect_to_sign_in(request)

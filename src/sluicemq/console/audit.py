@@ -22,6 +22,7 @@ class AuditLog:
     """Appends lines to the file at `path`, or to the logger if `path` is empty."""
 
     def __init__(self, clock: Clock, path: str = "", files: Files = SYSTEM_FILES) -> None:
+        """Open the file at `path`, which is created if it does not exist; "" means the logger."""
         self._clock = clock
         self._file = files.open(path, create=True, access=OWNER_ONLY) if path else None
 

@@ -36,6 +36,7 @@ class Cache:
     """
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without results. `clock` measures their ages."""
         self._clock = clock
         self._results: dict[Hashable, tuple[float, Any]] = {}  # time of the request, result
         self._locks: dict[Hashable, asyncio.Lock] = {}

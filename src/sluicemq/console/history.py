@@ -108,6 +108,7 @@ class TimeSeries:
     """The newest points of one subject: a time in seconds since 1970, and values by name."""
 
     def __init__(self) -> None:
+        """Begin without points."""
         self._points: deque[tuple[float, Values]] = deque(maxlen=POINTS_MAX)
 
     def add(self, time_s: float, values: Values) -> None:
@@ -133,12 +134,13 @@ class History:
     """The series of the console: `cluster`, and one in `groups` for each watched group."""
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without points, and without watched groups."""
         self._clock = clock
         self.cluster = TimeSeries()
         self.groups: dict[str, TimeSeries] = {}
         self.counted_groups: list[str] = []
         """The groups whose lags are added up for the cluster."""
-        self._listed_s: float | None = None
+        self._listed_s: float | None = None  # when the list of groups was read
 
     @property
     def now_s(self) -> float:

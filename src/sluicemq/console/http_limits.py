@@ -40,6 +40,7 @@ class BoundedProtocol(H11Protocol):
     """The time of the check that found `_last_state` first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection if there are too many, else schedule the first check."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
@@ -48,6 +49,7 @@ class BoundedProtocol(H11Protocol):
         self._check_timer = self.loop.call_later(HEAD_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the next check. asyncio calls this when the connection has closed."""
         if self._check_timer is not None:
             self._check_timer.cancel()
         super().connection_lost(exc)
@@ -57,14 +59,15 @@ class BoundedProtocol(H11Protocol):
 
         The time is counted from the check that found the present state first.
         """
-        cycle = self.cycle
-        is_between = cycle is None or cycle.response_complete
-        if (cycle, is_between) != self._last_state:
-            self._last_state = (cycle, is_between)
+        cycle = self.cycle  # uvicorn's object for the current request and its response
+        is_between_requests = cycle is None or cycle.response_complete
+        if (cycle, is_between_requests) != self._last_state:
+            self._last_state = (cycle, is_between_requests)
             self._last_state_s = self.loop.time()
-        has_body_left = not is_between and cycle.more_body
-        limit_s = HEAD_S if is_between else BODY_S
-        if (is_between or has_body_left) and self.loop.time() - self._last_state_s >= limit_s:
+
+        limit_s = HEAD_S if is_between_requests else BODY_S
+        waits_for_client = is_between_requests or cycle.more_body
+        if waits_for_client and self.loop.time() - self._last_state_s >= limit_s:
             self.transport.abort()
             return
         self._check_timer = self.loop.call_later(HEAD_S, self._check)

@@ -45,9 +45,11 @@ OWNER: Final = "owner"
 def routes(console: Console) -> list[Route]:
     """Return the routes of requests that need no session."""
 
-    def bind(method: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
+    def bind(handler: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
+        """Return an endpoint that calls `handler` with the console."""
+
         async def endpoint(request: Request) -> Response:
-            response: Response = await method(console, request)
+            response: Response = await handler(console, request)
             return response
 
         return endpoint

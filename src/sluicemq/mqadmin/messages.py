@@ -233,11 +233,11 @@ def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> l
     """Return the messages of a queue whose offsets are in [low, high)."""
     messages: list[StoredMessage] = []
 
-    def take(page: list[StoredMessage]) -> bool:
+    def add_page(page: list[StoredMessage]) -> bool:
         messages.extend(page)
-        return True
+        return True  # read the next page
 
-    session.admin.read_range(queue, low, high, take)
+    session.admin.read_range(queue, low, high, add_page)
     return messages
 
 

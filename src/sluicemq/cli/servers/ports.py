@@ -142,7 +142,8 @@ class _PortRegistry:
     """The ports of a plan that are not 0, each with its server and the option that sets it."""
 
     def __init__(self) -> None:
-        self._users: dict[int, tuple[str, str]] = {}
+        """Begin without ports."""
+        self._users: dict[int, tuple[str, str]] = {}  # port -> (server, option)
 
     def add(self, user: str, port: int, option: str) -> None:
         """Record that the server `user` listens at `port`; 0 is ignored.

@@ -133,6 +133,13 @@ def _request_parent_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _describe_exit(exit_code: int) -> str:
+    """Return the name of the signal that ended a process (a negative code), or its exit code."""
+    if exit_code < 0:
+        return signal.Signals(-exit_code).name
+    return f"exit code {exit_code}"
+
+
 class SupervisedProcess:
     """A child process that is started again whenever it ends, until it is closed.
 
@@ -185,16 +192,18 @@ class SupervisedProcess:
             preexec_fn=_request_parent_death_signal,
         )
         loop = asyncio.get_running_loop()
-        ready = loop.create_task(self._await_ready(process))
-        ended = loop.create_task(process.wait())
+        ready_task = loop.create_task(self._await_ready(process))
+        end_task = loop.create_task(process.wait())
         try:
             await asyncio.wait(
-                {ready, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                {ready_task, end_task},
+                timeout=READY_TIMEOUT_S,
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            is_ready = ready.done() and ready.exception() is None
+            is_ready = ready_task.done() and ready_task.exception() is None
         finally:  # also if this task is cancelled, so that neither task is left behind
-            ready.cancel()
-            ended.cancel()
+            ready_task.cancel()
+            end_task.cancel()
         if not is_ready:
             await self._terminate()
             raise ConfigurationError(
@@ -210,11 +219,11 @@ class SupervisedProcess:
         """
         while True:
             assert self._process is not None
-            code = await self._process.wait()
+            exit_code = await self._process.wait()
             log.warning(
                 "%s ended (%s). Restarting it in %g s.",
                 self.name,
-                signal.Signals(-code).name if code < 0 else f"exit code {code}",
+                _describe_exit(exit_code),
                 self._restart_s,
             )
             await asyncio.sleep(self._restart_s)
@@ -411,6 +420,7 @@ async def await_masters(
     registered = 0
 
     def count_masters() -> int:
+        """Return the number of registered masters; 0 if the name server does not respond."""
         client = Admin(name_server, timeout_s=1.0, credentials=credentials)
         with client as admin, contextlib.suppress(SluiceError):
             return len(admin.masters())

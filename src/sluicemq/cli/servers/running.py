@@ -103,6 +103,7 @@ def run_servers(start: StartServers) -> None:
     """
 
     async def serve() -> None:
+        """Start the servers, and close them after a signal. Raises the error of `servers.fail`."""
         loop = asyncio.get_running_loop()
         async with RunningServers() as servers:
             for signal_number in (signal.SIGTERM, signal.SIGINT):
