@@ -200,7 +200,10 @@ def _class_path_of(page: str) -> str:
     `errors` the path that it had first. The published name does not change when the class moves.
     """
     path_by_published_name = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
-    return path_by_published_name.get(page, page if "." in page else f"errors.{page}")
+    if page in path_by_published_name:
+        return path_by_published_name[page]
+    is_path = "." in page
+    return page if is_path else f"errors.{page}"
 
 
 def _group_fate_record(explained: MessageExplained) -> dict[str, Any]:

@@ -129,8 +129,10 @@ def _answer_lines(lines: list[bytes], first_line_number: int) -> None:
     answers: list[bytes] = []
     try:
         for line in lines:
+            # A blank line has an empty answer, so that the number of answers is that of lines.
             is_blank = not line or line.isspace()
-            answers.append(b"" if is_blank else _evaluate_line(line))
+            answer = b"" if is_blank else _evaluate_line(line)
+            answers.append(answer)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
             f"Line {first_line_number + len(answers)} is invalid: {error}. "

@@ -204,8 +204,10 @@ def _pop_tls_files(options: dict[str, Any]) -> dict[str, str]:
 
 def _pop_access(options: dict[str, Any]) -> Access:
     """Remove the options that name the cluster and the account, and return them as an Access."""
-    field_names = ("name_servers", "access_key", "secret_key")
-    return Access(**{name: options.pop(name) for name in field_names if name in options})
+    access = Access(access_key=options.pop("access_key"), secret_key=options.pop("secret_key"))
+    if "name_servers" in options:  # not for a command with one server
+        access = replace(access, name_servers=options.pop("name_servers"))
+    return access
 
 
 def _suggest_topic(error_text: str, access: Access, arguments: Iterable[object]) -> str:

@@ -148,8 +148,10 @@ class Accounts:
         not reveal which names exist.
         """
         account = self.load().get(name)
-        actual_hash = _hash(secret, account.salt if account else _DUMMY_SALT)
-        is_correct = hmac.compare_digest(actual_hash, account.hash if account else "")
+        if account is None:
+            _hash(secret, _DUMMY_SALT)  # takes as long as for an account
+            return None
+        is_correct = hmac.compare_digest(_hash(secret, account.salt), account.hash)
         return account if is_correct else None
 
 

@@ -26,11 +26,12 @@ def _all_target_addresses(session: Session, values: FlagValues) -> list[str]:
 
 def update_account(session: Session, values: FlagValues) -> None:
     """Run updateAclConfig: create an account, or change the given fields of one."""
+    is_admin = values.get_bool("admin") if "admin" in values else None  # None: stays as it is
     account = UpdateAccountRequest(
         access_key=values["accessKey"],
         secret_key=values["secretKey"],
         white_address=values.get("whiteRemoteAddress"),
-        admin=values.get_bool("admin") if "admin" in values else None,
+        admin=is_admin,
         topic_default=values.get("defaultTopicPerm"),
         group_default=values.get("defaultGroupPerm"),
         topic_permissions=values.get("topicPerms"),

@@ -259,7 +259,8 @@ def clean_up_command(kind: str) -> CommandFunction:
             addresses = list(session.admin.masters(values.get("cluster")).values())
         for address in addresses:
             session.admin.clean_up(address, kind)
-        session.write("success" if addresses else "false")
+        outcome = "success" if addresses else "false"
+        session.write(outcome)
 
     return run
 
@@ -302,9 +303,9 @@ def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> Non
     session.print_line(f"\n#MasterAddr\t{address}")
     session.print_line(f"#MasterCommitLogMaxOffset\t{status['masterCommitLogMaxOffset']}")
     session.print_line(f"#SlaveNum\t{len(slaves)}\n#InSyncSlaveNum\t{status['inSyncSlaveNums']}")
-    row = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}".format
+    format_row = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}".format
     session.print_line(
-        row(
+        format_row(
             "#SlaveAddr",
             "#SlaveAckOffset",
             "#Diff",
@@ -314,13 +315,14 @@ def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> Non
         )
     )
     for slave in slaves:
+        status_text = "OK" if slave["inSync"] else "Fall Behind"
         session.print_line(
-            row(
+            format_row(
                 slave["addr"],
                 slave["slaveAckOffset"],
                 slave["diff"],
                 f"{slave['transferredByteInSecond'] / 1024:.2f}",
-                "OK" if slave["inSync"] else "Fall Behind",
+                status_text,
                 slave["transferFromWhere"],
             )
         )

@@ -113,11 +113,11 @@ def show_group_settings(session: Session, values: FlagValues) -> None:
 def show_members(session: Session, values: FlagValues) -> None:
     """Run consumerConnection: print the members and subscriptions of a group."""
     group_info = session.admin.group_connections(values["consumerGroup"], values.get("brokerAddr"))
-    row = "{:<36} {:<22} {:<10} {}".format
-    session.print_line(row("#ClientId", "#ClientAddr", "#Language", "#Version"))
+    format_row = "{:<36} {:<22} {:<10} {}".format
+    session.print_line(format_row("#ClientId", "#ClientAddr", "#Language", "#Version"))
     for member in group_info.connections:
         session.print_line(
-            row(
+            format_row(
                 member.client_id,
                 member.address,
                 member.language,

@@ -182,12 +182,14 @@ def query_by_key(session: Session, values: FlagValues) -> None:
         raise RequestError(
             ResponseCode.NO_MESSAGE, "query message by key finished, but no message."
         )
-    row = "{:<50} {:>4} {:>40} {:<200}".format
-    session.print_line(row("#Message ID", "#QID", "#Offset", "#IndexKey"))
+    format_row = "{:<50} {:>4} {:>40} {:<200}".format
+    session.print_line(format_row("#Message ID", "#QID", "#Offset", "#IndexKey"))
     for message in messages:
         hour_ms = message.store_time_ms // _HOUR_MS * _HOUR_MS
-        index = f"{hour_ms}@{topic}@K@{key}@{message.message_id}@{message.physical_offset}"
-        session.print_line(row(message.message_id, message.queue_id, message.queue_offset, index))
+        index_key = f"{hour_ms}@{topic}@K@{key}@{message.message_id}@{message.physical_offset}"
+        session.print_line(
+            format_row(message.message_id, message.queue_id, message.queue_offset, index_key)
+        )
 
 
 def query_by_unique_key(session: Session, values: FlagValues) -> None:

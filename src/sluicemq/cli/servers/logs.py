@@ -84,7 +84,8 @@ def start_log(config: LogConfig) -> None:
             ) from error
     else:
         handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if config.form == "json" else TextLines())
+    formatter = JsonLines() if config.form == "json" else TextLines()
+    handler.setFormatter(formatter)
     handler.addFilter(LogRateLimit())
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs each request

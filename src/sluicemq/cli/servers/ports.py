@@ -96,11 +96,12 @@ class PortPlan:
         if config.metrics_enable:
             metrics_ports = list(map(registry.add_metrics, measured_servers, metrics_ports))
         process_metrics, *child_metrics = metrics_ports
+        proxy_ports = ServerPorts(proxy_port, metrics_ports[-1])
         return cls(
             name_server=name_server,
             broker=config.listen_port,
             brokers=tuple(map(ServerPorts, child_ports, child_metrics)),
-            proxy=None if proxy is False else ServerPorts(proxy_port, metrics_ports[-1]),
+            proxy=None if proxy is False else proxy_ports,
             needs_proxy=proxy is True,
             metrics=process_metrics,
         )
@@ -109,8 +110,12 @@ class PortPlan:
     def used_ports(self) -> set[int]:
         """All ports that are chosen, including the two that each broker uses beside its own."""
         ports = {self.name_server, self.broker, self.metrics, self.etcd, self.console}
-        ports.update(*self.brokers, self.proxy or ())
-        ports.update(port + offset for port, _ in self.brokers if port for offset in (-2, 1))
+        for broker in self.brokers:
+            ports |= {broker.port, broker.metrics}
+            if broker.port:
+                ports |= {broker.port - 2, broker.port + 1}
+        if self.proxy is not None:
+            ports |= {self.proxy.port, self.proxy.metrics}
         return ports - {0}
 
     # Until a server listens at a free port, any connection of this machine may take it. So each of

@@ -478,7 +478,11 @@ async def start_brokers(
         restart_s = REPLICA_RESTART_S
         masters_count = 1
 
-    environment = {} if account is None else account.environment
+    environment: Mapping[str, str] = {}
+    credentials = None
+    if account is not None:
+        environment = account.environment
+        credentials = account.account
     brokers = []
     for broker_id, (name, ports) in enumerate(zip(names, plan.brokers, strict=True), 1):
         options = [*shared_options, "--store", f"{root}/{name}"]
@@ -487,7 +491,7 @@ async def start_brokers(
 
     await _start_together(brokers, stack)
     children += brokers
-    await await_masters(name_server, masters_count, None if account is None else account.account)
+    await await_masters(name_server, masters_count, credentials)
     return " ".join([*(f"broker={broker.address}" for broker in brokers), ready_text])
 
 

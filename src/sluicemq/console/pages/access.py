@@ -396,8 +396,10 @@ async def save(context: Context) -> Answer:
 
 
 def join_lines(lines: str) -> str:
-    """Return the lines of a form joined by commas, as requests have them."""
-    return ",".join(line.strip() for line in lines.replace(",", "\n").splitlines() if line.strip())
+    """Return the entries in the lines of a form, joined by commas as requests have them."""
+    # A line may contain several entries, which commas separate.
+    entries = map(str.strip, lines.replace(",", "\n").splitlines())
+    return ",".join(filter(None, entries))
 
 
 async def delete(context: Context) -> Answer:

@@ -57,7 +57,8 @@ async def show_all(context: Context) -> Answer:
     """Return a page of groups. The numbers of their dead letters are only in the live part."""
     search_text = context.query.get("q", "").strip()
     topics = await context.get_cached("topics", context.admin.topics)
-    groups = [topic.removeprefix(DLQ_PREFIX) for topic in topics if is_dead_letter_topic(topic)]
+    dead_letter_topics = filter(is_dead_letter_topic, topics)
+    groups = [topic.removeprefix(DLQ_PREFIX) for topic in dead_letter_topics]
     paged = context.paginate([group for group in groups if search_text.lower() in group.lower()])
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
