@@ -132,7 +132,8 @@ def sql(
         connection["reportPushdown"] = "false"
 
     def list_topics() -> list[str]:
-        with access.admin() as admin:  # imports the client, while the JVM starts
+        """Return the names of all topics. This imports the client, while the JVM starts."""
+        with access.admin() as admin:
             return admin.topics()
 
     with _start_session(master) as (session, submit), _shorten_spark_errors():
@@ -153,10 +154,7 @@ def sql(
         elif form == TABLE:
             _print_frame(frame, limit or TABLE_ROWS_MAX)
         else:
-            limited = frame if limit is None else frame.limit(limit)
-            row_count = _with_progress(limited, lambda: write_frame(limited, form, target))
-            if target is not None:
-                click.echo(f"{row_count:,} rows in {target}.", err=True)
+            _export_frame(frame if limit is None else frame.limit(limit), form, target)
 
 
 def _parse_archives(archives: Iterable[str]) -> dict[str, str]:
@@ -194,6 +192,13 @@ def _print_frame(frame: "DataFrame", rows_max: int) -> None:
             f"Only the first {rows_max:,} rows are shown. Use --limit or --format json for more.",
             err=True,
         )
+
+
+def _export_frame(frame: "DataFrame", form: str, target: str | None) -> None:
+    """Write all rows to `target`, and print their number to stderr; None means to stdout."""
+    row_count = _with_progress(frame, lambda: write_frame(frame, form, target))
+    if target is not None:
+        click.echo(f"{row_count:,} rows in {target}.", err=True)
 
 
 Submit = Callable[[Callable[[], list[str]]], "Future[list[str]]"]

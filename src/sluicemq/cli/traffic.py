@@ -31,6 +31,7 @@ from sluicemq.cli.output import (
     print_json,
     record_builder,
 )
+from sluicemq.client.aio.pull import LitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
@@ -336,10 +337,7 @@ def consume(
                 stream = mq.subscribe(topic, group=group, start=start_at, tags=tags, where=where)
                 fetch = stream.receive_many
             else:
-                # An invalid filter is reported even if the topic does not exist.
-                make_subscription(topic, tags=tags, where=where)
-                reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
-                await reader.assign(await mq.queues(topic), tags=tags, where=where)
+                reader = await _open_reader(mq, topic, start_at, tags=tags, where=where)
                 fetch = reader.poll
 
             while count_max is None or printed_count < count_max:
@@ -358,6 +356,19 @@ def consume(
     asyncio.run(run_until_interrupted(print_messages()))
     if not as_json:
         click.echo(f"{printed_count:,} messages.", err=True)
+
+
+async def _open_reader(
+    mq: Sluice, topic: str, start_at: Start, *, tags: str | None, where: str | None
+) -> LitePullConsumer:
+    """Return a consumer that reads all queues of a topic from `start_at`, and commits nothing.
+
+    Raises FilterSyntaxError if the filter `where` is invalid, even if the topic does not exist.
+    """
+    make_subscription(topic, tags=tags, where=where)
+    reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
+    await reader.assign(await mq.queues(topic), tags=tags, where=where)
+    return reader
 
 
 async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:

@@ -201,18 +201,8 @@ class History:
         groups count, and the result is None if no group is watched. The list of groups is stored in
         `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
         """
-        is_list_outdated = self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S
-        if is_list_outdated:
-            listing = await fetch_part(admin.groups())
-            if listing.value is None:
-                return None
-            self.counted_groups = [name for name in listing.value if group_kind(name) == "normal"]
-            self._listed_s = self.now_s
-        if len(self.counted_groups) > GROUPS_MAX:
-            self.counted_groups = [name for name in self.groups if name in self.counted_groups]
-            if not self.counted_groups:
-                return None
-
+        if not await self._update_counted_groups(admin):
+            return None
         progress_parts = await fetch_parts(
             {name: admin.progress(name) for name in self.counted_groups}
         )
@@ -222,6 +212,24 @@ class History:
                 return None
             total_lag += sum(max(0, queue.lag) for queue in progress.value)
         return total_lag
+
+    async def _update_counted_groups(self, admin: "Admin") -> bool:
+        """Read the list of groups again if it is too old, and choose the groups that count.
+
+        Return False if the list cannot be read, or if there are too many groups and none of them is
+        watched.
+        """
+        is_list_outdated = self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S
+        if is_list_outdated:
+            listing = await fetch_part(admin.groups())
+            if listing.value is None:
+                return False
+            self.counted_groups = [name for name in listing.value if group_kind(name) == "normal"]
+            self._listed_s = self.now_s
+        if len(self.counted_groups) <= GROUPS_MAX:
+            return True
+        self.counted_groups = [name for name in self.groups if name in self.counted_groups]
+        return bool(self.counted_groups)
 
     async def run(self, admin: "Admin") -> None:
         """Take a sample every `STEP_S` seconds, until the task is cancelled."""

@@ -47,31 +47,36 @@ def list_brokers(session: Session, values: FlagValues) -> None:
     The line shows the rates and the disk of the broker, or, with `-m`, its numbers of messages
     yesterday and today. With `-i`, print again every given number of seconds, without end.
     """
-    show_totals = "moreStats" in values
     while True:
-        cluster_info = session.admin.cluster_info()
-        only_cluster = values.get("clusterName")
-        if only_cluster is not None:
-            clusters = [only_cluster]
-        else:
-            clusters = tables.sort_keys_as_java(cluster_info.clusters)
-
-        session.print_line(_TOTALS_HEADING if show_totals else _RATES_HEADING)
-        for cluster in clusters:
-            for name in sorted(cluster_info.clusters.get(cluster, ())):
-                for broker_id, address in sorted(cluster_info.brokers[name].addresses.items()):
-                    try:
-                        counters = session.admin.runtime(address)
-                    except SluiceError:
-                        counters = {}
-                    if show_totals:
-                        line = _totals_line(cluster, name, counters)
-                    else:
-                        line = _rates_line(session, cluster, name, (broker_id, address), counters)
-                    session.print_line(line)
+        _print_brokers(session, values)
         if "interval" not in values:
             return
         session.admin.sleep(values.get_int("interval"))
+
+
+def _print_brokers(session: Session, values: FlagValues) -> None:
+    """Print the lines of clusterList, once."""
+    cluster_info = session.admin.cluster_info()
+    only_cluster = values.get("clusterName")
+    if only_cluster is not None:
+        clusters = [only_cluster]
+    else:
+        clusters = tables.sort_keys_as_java(cluster_info.clusters)
+
+    show_totals = "moreStats" in values
+    session.print_line(_TOTALS_HEADING if show_totals else _RATES_HEADING)
+    for cluster in clusters:
+        for name in sorted(cluster_info.clusters.get(cluster, ())):
+            for broker_id, address in sorted(cluster_info.brokers[name].addresses.items()):
+                try:
+                    counters = session.admin.runtime(address)
+                except SluiceError:
+                    counters = {}
+                if show_totals:
+                    line = _totals_line(cluster, name, counters)
+                else:
+                    line = _rates_line(session, cluster, name, (broker_id, address), counters)
+                session.print_line(line)
 
 
 def _totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:

@@ -441,21 +441,32 @@ def reset_offset(session: Session, values: FlagValues) -> None:
     queue_id = values.get_int("queue", -1)
     is_one_queue = "broker" in values and queue_id >= 0
     if is_one_queue:
-        address = values["broker"]
-        session.print_line(f"{intro}, queueId[{queue_id}], broker[{address}], {time_text}")
-        if "offset" in values:
-            offset = values.get_int("offset")
-        else:
-            offset = session.admin.offset_by_time_at(address, topic, queue_id, time_ms)
-        session.print_line(f"reset consumer offset to {offset}")
-        if offset > 0:
-            session.admin.request_offset_reset(group, topic, time_ms, (address, queue_id, offset))
+        broker = values["broker"]
+        session.print_line(f"{intro}, queueId[{queue_id}], broker[{broker}], {time_text}")
+        _reset_queue(session, values, queue_id, time_ms)
         return
 
     new_offsets = _reset_offsets(session, group, topic, time_ms)
     force = java.format_value(values.get_bool("force", True))
     session.print_line(f"{intro}, force[{force}], {time_text}")
     _print_offsets(session, new_offsets)
+
+
+def _reset_queue(session: Session, values: FlagValues, queue_id: int, time_ms: int) -> None:
+    """Reset the group in one queue of the broker to flag `offset`, or else to a time.
+
+    Nothing is reset if the offset is 0.
+    """
+    topic = values["topic"]
+    address = values["broker"]
+    if "offset" in values:
+        offset = values.get_int("offset")
+    else:
+        offset = session.admin.offset_by_time_at(address, topic, queue_id, time_ms)
+    session.print_line(f"reset consumer offset to {offset}")
+    if offset > 0:
+        one_queue = (address, queue_id, offset)
+        session.admin.request_offset_reset(values["group"], topic, time_ms, one_queue)
 
 
 def skip_accumulated_messages(session: Session, values: FlagValues) -> None:

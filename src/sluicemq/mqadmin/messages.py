@@ -558,6 +558,7 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
             shown_clusters = clusters if only_cluster is None else [only_cluster]
             for cluster in shown_clusters:
                 for broker in clusters[cluster]:
+                    # The name of a broker is also that of a system topic on it.
                     sent_count, mean_ms = _measure_sends(producer, broker, body, send_count)
                     if as_log:
                         now = java.format_time_seconds(producer.clock.now_ms())

@@ -39,6 +39,7 @@ from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
     NameServerConfig,
+    ProxyConfig,
     StoreConfig,
     load_local_proxy_config,
     load_name_server_config,
@@ -137,6 +138,7 @@ def nameserver(path: str | None, **options: Any) -> None:
     log_warnings(path, warnings)
 
     async def start(servers: RunningServers) -> str:
+        """Start the name server, and return what follows `ready`."""
         return f"nameserver={await start_name_server(config, servers)}"
 
     run_servers(start)
@@ -196,7 +198,7 @@ def broker(
     path = find_broker_file(path, proxy_path, proxy_text)
     defaults = "brokerRole=SYNC_MASTER\n" if options["sluiceConsensus"] else ""
     config, store = load_broker_settings(path, options, defaults=defaults)
-    account = RunAccount.from_environment()
+    account = RunAccount.from_environment()  # set if `sluice up` started this process
     if account is not None:
         config = account.add_to(config)
     if read_only and options["namesrvAddr"] is None:
@@ -209,6 +211,7 @@ def broker(
         log_warnings(proxy_path, warnings)
 
     async def start(servers: RunningServers) -> str:
+        """Start the broker, and return what follows `ready`."""
         return await start_broker(
             config,
             store,
@@ -372,14 +375,10 @@ def proxy(access: Access, path: str | None, **options: Any) -> None:
     log_warnings(path, warnings)
     warn_if_exposed(*key_files(config))
 
-    # The option has precedence over the file, and the file over NAMESRV_ADDR.
-    source = context.get_parameter_source("name_servers")
-    is_option_given = source is click.core.ParameterSource.COMMANDLINE
-    name_servers = access.name_servers
-    if config.name_server_addresses and not is_option_given:
-        name_servers = ";".join(config.name_server_addresses)
+    name_servers = _choose_name_servers(access, config)
 
     async def start(servers: RunningServers) -> str:
+        """Start the proxy, and return what follows `ready`."""
         from sluicemq.proxy.cluster import serve_cluster_proxy  # noqa: PLC0415 - optional protobuf
 
         running_proxy = await servers.enter_async_context(
@@ -389,6 +388,15 @@ def proxy(access: Access, path: str | None, **options: Any) -> None:
         return f"proxy={format_address(_local_host(config), running_proxy.port)}"
 
     run_servers(start)
+
+
+def _choose_name_servers(access: Access, config: ProxyConfig) -> str:
+    """Return the name servers of `sluice proxy`: the option, else the file, else NAMESRV_ADDR."""
+    source = click.get_current_context().get_parameter_source("name_servers")
+    is_option_given = source is click.core.ParameterSource.COMMANDLINE
+    if config.name_server_addresses and not is_option_given:
+        return ";".join(config.name_server_addresses)
+    return access.name_servers
 
 
 proxy.add_command(status)
