@@ -327,12 +327,13 @@ def _filter_record(broker: str, topic_counts: GroupMatching) -> Record:
     `matching` is the number of unconsumed messages that match; it is None if the broker does not
     know it for one of the queues.
     """
-    matching_by_queue = [queue.matching for queue in topic_counts.queues]
-    is_known = None not in matching_by_queue
+    queues = topic_counts.queues
+    known_counts = [queue.matching for queue in queues if queue.matching is not None]
+    is_known_for_all = len(known_counts) == len(queues)
     return {
         **_filter_base_record(topic_counts),
         "broker": broker,
-        "matching": sum(count or 0 for count in matching_by_queue) if is_known else None,
+        "matching": sum(known_counts) if is_known_for_all else None,
         "errors": topic_counts.errors,
         "last_errors": [_failure_record(failure) for failure in topic_counts.failures],
     }

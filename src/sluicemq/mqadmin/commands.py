@@ -243,33 +243,43 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
-        name, separator, value = argument.partition("=")
-        flag = flag_by_name.get(name)
-        is_dashed = argument.startswith("-") and argument[1:2] != "-"
-        if flag is None and is_dashed and argument[:2] in flag_by_name:
-            # The form -bX, which only flags with a value have.
-            flag = flag_by_name[argument[:2]]
-            separator = "="
-            value = argument[2:]
-            if not flag.takes_value:
-                flag = None
-
+        flag, value = _split_argument(argument, flag_by_name)
         if flag is None:
             is_number = re.fullmatch(r"-[\d.]*", argument)
             if argument.startswith("-") and not is_number:
                 raise WrongFlagsError(f"Unrecognized option: {argument}")
             continue  # RocketMQ's tool ignores arguments that belong to no flag
-        if flag.takes_value and not separator:
+        if flag.takes_value and value is None:
             # The value is the next argument, unless that is a flag.
             if not remaining or remaining[0].partition("=")[0] in flag_by_name:
                 raise WrongFlagsError(f"Missing argument for option: {flag.short or flag.long}")
             value = remaining.pop(0)
-        values[flag.long] = value.strip()
+        values[flag.long] = (value or "").strip()
 
     if "help" in values:
         raise WrongFlagsError("", exit_code=0)
     _check_required(command, values)
     return values
+
+
+def _split_argument(
+    argument: str, flag_by_name: Mapping[str, Flag]
+) -> tuple[Flag | None, str | None]:
+    """Return the flag that an argument names, and the value in the argument.
+
+    The flag is None if the argument names none, and the value is None if the argument has none.
+    """
+    name, separator, value = argument.partition("=")
+    flag = flag_by_name.get(name)
+    if flag is not None:
+        return flag, value if separator else None
+
+    # The form -bX, which only flags with a value have.
+    has_one_dash = argument.startswith("-") and not argument.startswith("--")
+    short_flag = flag_by_name.get(argument[:2])
+    if has_one_dash and short_flag is not None and short_flag.takes_value:
+        return short_flag, argument[2:]
+    return None, None
 
 
 def _name_flags(flags: Sequence[Flag]) -> dict[str, Flag]:
