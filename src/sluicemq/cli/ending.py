@@ -124,18 +124,18 @@ def describe_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}.", EXIT_FAILURE
     if isinstance(error, Interrupted):
-        return _interrupt_text(error.message), EXIT_INTERRUPTED
+        return _describe_interrupt(error.message), EXIT_INTERRUPTED
     if isinstance(error, click.Abort):  # a question was answered with no, Ctrl-C or end of file
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            return _interrupt_text(""), EXIT_INTERRUPTED
+            return _describe_interrupt(""), EXIT_INTERRUPTED
         return "not confirmed: nothing is changed.", EXIT_FAILURE
     if isinstance(error, click.ClickException):
-        return _click_error_text(error), error.exit_code
+        return _describe_click_error(error), error.exit_code
     exit_code = EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
     return str(error), exit_code
 
 
-def _click_error_text(error: click.ClickException) -> str:
+def _describe_click_error(error: click.ClickException) -> str:
     """Return the sentence for an error of click; for wrong usage, add the command's help."""
     sentence = error.format_message()
     begins_with_word = sentence[1:2].islower()  # otherwise with an acronym or an option
@@ -148,7 +148,7 @@ def _click_error_text(error: click.ClickException) -> str:
     return f"{sentence}\nSee {context.command_path} --help."
 
 
-def _interrupt_text(progress: str) -> str:
+def _describe_interrupt(progress: str) -> str:
     """Return the sentence for an interrupt; on a terminal, first end the line that shows ^C."""
     if sys.stderr.isatty():
         click.echo(err=True)

@@ -184,7 +184,7 @@ def error(name: str) -> None:
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    error_class = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
+    error_class = pydoc.locate(f"sluicemq.{_find_class_path(name)}")
     if not isinstance(error_class, type) or not issubclass(error_class, errors.SluiceError):
         hint = did_you_mean(name, vars(errors))
         # Not a SluiceError: the page of its own class, to which its text leads, would not help.
@@ -193,7 +193,7 @@ def error(name: str) -> None:
     click.echo(f"{error_class.__name__}\n\n{inspect.getdoc(error_class)}")
 
 
-def _class_path_of(page: str) -> str:
+def _find_class_path(page: str) -> str:
     """Return the path of an error class below `sluicemq`, such as "errors.SendError".
 
     `page` is the published name of the error: the class name, or for an error outside of the module
@@ -242,7 +242,7 @@ def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
     indentation = "  " * depth
     line = f"{indentation}{verdict.outcome.value:<11} {verdict.text}"
     if verdict.operands:
-        line += f"  [{'; '.join(map(_operand_text, verdict.operands))}]"
+        line += f"  [{'; '.join(map(_format_operand, verdict.operands))}]"
     if verdict.error:
         line += f"  {verdict.error}"
 
@@ -252,7 +252,7 @@ def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
     return lines
 
 
-def _operand_text(operand: Operand) -> str:
+def _format_operand(operand: Operand) -> str:
     """Return a property of a condition with its value and Java type: `price = 7 (Long)`."""
     value_text = "absent" if operand.value is None else repr(operand.value)
     return f"{operand.text} = {value_text} ({operand.java_class})"
@@ -327,7 +327,7 @@ def test_command(
         else:
             _print_trial(trial)
 
-    if any(trial.report["errors"] or _property_findings(trial) for trial in trials):
+    if any(trial.report["errors"] or _list_property_findings(trial) for trial in trials):
         raise SystemExit(EXIT_FINDINGS)
 
 
@@ -347,7 +347,7 @@ def _trial_record(trial: BrokerTrial) -> dict[str, Any]:
     return {**scope, **trial.report, "messages": messages}
 
 
-def _property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
+def _list_property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
     """Return the findings about all properties: values that EXPR does not interpret as expected.
 
     Each finding has the keys `what` and `instead`.
@@ -422,7 +422,7 @@ def _print_trial_costs(trial: BrokerTrial) -> None:
     report = trial.report
     for cause in report["causes"]:
         click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
-    for finding in _property_findings(trial):
+    for finding in _list_property_findings(trial):
         click.echo(f"warning  {finding['what']}\n         {finding['instead']}")
     cost = report["cost"]
     click.echo(f"cost     {cost['cost_class']}: {cost['why']} {cost['instead']}".rstrip())
@@ -438,12 +438,12 @@ def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str
         queue_id = sample["source"]
         offset = sample["offset"]
         properties = trial.messages.get((int(queue_id), offset), {})
-        rows.append([queue_id, offset, _visible_properties_text(properties)])
+        rows.append([queue_id, offset, _format_visible_properties(properties)])
     if rows:
         print_table(title, ["queue", "offset", "properties"], rows)
 
 
-def _visible_properties_text(properties: Mapping[str, str]) -> str:
+def _format_visible_properties(properties: Mapping[str, str]) -> str:
     """Return the properties as NAME=VALUE, NAME=VALUE, without `_HIDDEN_PROPERTIES`."""
     return ", ".join(
         f"{name}={value}" for name, value in properties.items() if name not in _HIDDEN_PROPERTIES

@@ -162,7 +162,7 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
         return
 
     # Brokers do not say whether they have left messages out, so ask for older ones.
-    complete_from_ms = _complete_from_ms(messages)
+    complete_from_ms = _find_complete_from_ms(messages)
     has_unlisted = _has_unlisted(
         admin, topic, key, messages, begin_ms=options["begin_ms"], end_ms=complete_from_ms
     )
@@ -175,7 +175,7 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
         )
 
 
-def _complete_from_ms(messages: Sequence[StoredMessage]) -> int:
+def _find_complete_from_ms(messages: Sequence[StoredMessage]) -> int:
     """Return the store time from which the list of messages is complete; 0 if it is empty.
 
     Each broker returns its newest messages, up to its limit. So the answer of a broker is complete
@@ -422,8 +422,8 @@ def timeline_lines(timeline: Timeline) -> list[str]:
     The line of a step has its time, the time since the previous step, and what happened. The last
     line counts trace records that could not be read, if there are any.
     """
-    lines = [_message_line(timeline), "", *_step_lines(timeline.steps), ""]
-    lines += [_group_line(group) for group in timeline.groups]
+    lines = [_format_message_line(timeline), "", *_format_steps(timeline.steps), ""]
+    lines += [_format_group(group) for group in timeline.groups]
     if not timeline.groups:
         lines.append("No consumer group has traced a delivery of this message.")
     if timeline.unread:
@@ -431,7 +431,7 @@ def timeline_lines(timeline: Timeline) -> list[str]:
     return lines
 
 
-def _message_line(timeline: Timeline) -> str:
+def _format_message_line(timeline: Timeline) -> str:
     """Return the first line of `sluice trace`: the message id, and topic, tag and keys if known."""
     labels = []
     if timeline.topic:
@@ -444,7 +444,7 @@ def _message_line(timeline: Timeline) -> str:
     return f"{line} ({', '.join(labels)})" if labels else line
 
 
-def _step_lines(steps: Sequence[Step]) -> list[str]:
+def _format_steps(steps: Sequence[Step]) -> list[str]:
     """Return a line for each step: the time, the time since the previous step, what happened."""
     lines = []
     for index, step in enumerate(steps):
@@ -454,11 +454,11 @@ def _step_lines(steps: Sequence[Step]) -> list[str]:
         if index > 0:
             elapsed = f"+{step.time_ms - steps[index - 1].time_ms} ms"
         time = format_time(step.time_ms) or "at an unknown time"
-        lines.append(f"{time:<23} {elapsed:>10}  {branch} {_step_text(step)}")
+        lines.append(f"{time:<23} {elapsed:>10}  {branch} {_format_step(step)}")
     return lines
 
 
-def _step_text(step: Step) -> str:
+def _format_step(step: Step) -> str:
     """Return what happened in a step, as `deliver to billing -> success in 5 ms`.
 
     Parts that are unknown are left out.
@@ -484,7 +484,7 @@ def _step_text(step: Step) -> str:
     return " ".join(parts)
 
 
-def _group_line(trace: GroupTrace) -> str:
+def _format_group(trace: GroupTrace) -> str:
     """Return a sentence that says whether a group consumed the message.
 
     If its deliveries were traced, it says how many there were and how they ended.

@@ -456,7 +456,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table  # noqa: PLC0415 - as above
 
     table = Table(title=title or None, title_justify="left")
-    text_rows = [list(map(_cell_text, row)) for row in rows]
+    text_rows = [list(map(_format_cell, row)) for row in rows]
     for index, column in enumerate(columns):
         cells = [row[index] for row in text_rows]
         table.add_column(column, justify=_choose_alignment(cells), overflow="fold")
@@ -483,7 +483,7 @@ def _is_number(cell_text: str) -> bool:
     return cell_text.replace(",", "").replace("-", "", 1).isdigit()
 
 
-def _cell_text(value: object) -> str:
+def _format_cell(value: object) -> str:
     """Return the text of a table cell: None is "", a bool is yes or no, an int has commas.
 
     The items of a list are joined by commas.

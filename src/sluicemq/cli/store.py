@@ -125,7 +125,7 @@ def _print_description(description: dict[str, Any]) -> None:
     documents = description["documents"]
     unreadable_documents = [document for document in documents if "problem" in document]
     rows = {
-        "state": _state_text(description),
+        "state": _describe_state(description),
         "log": f"{log['files']} files of {_format_bytes(log['file_bytes'])}, from {log['start']:,}",
         "topics": f"{queues['topics']:,} in {queues['queues']:,} queues",
         "messages": f"{queues['messages']:,}, in total {_format_bytes(queues['message_bytes'])}",
@@ -134,7 +134,7 @@ def _print_description(description: dict[str, Any]) -> None:
         "queue files": f"{queues['files']:,} of {_format_bytes(queues['file_bytes'])}",
         "queues with extension": queues["extensions"],
         "index": f"{index['files']} files, {index['entries']:,} keys",
-        **_checkpoint_rows(description["checkpoint"] or {}),
+        **_list_checkpoint_rows(description["checkpoint"] or {}),
         "documents": f"{len(documents)}, {len(unreadable_documents)} unreadable",
     }
     known_rows = [(name, cell) for name, cell in rows.items() if cell is not None]
@@ -143,7 +143,7 @@ def _print_description(description: dict[str, Any]) -> None:
         click.echo(f"{document['file']}: {document['problem']}")
 
 
-def _state_text(description: dict[str, Any]) -> str:
+def _describe_state(description: dict[str, Any]) -> str:
     """Return whether a broker runs on the store, or was stopped in order."""
     if description["locked_by"]:
         return f"in use by process {description['locked_by']}"
@@ -152,7 +152,7 @@ def _state_text(description: dict[str, Any]) -> str:
     return "stopped"
 
 
-def _checkpoint_rows(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _list_checkpoint_rows(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the rows about the checkpoint, the file that says up to where files are on disk.
 
     The values are None if they are unknown. `checkpoint` is empty if there is no such file.
@@ -320,14 +320,14 @@ def make_selection(
 
         criteria["matches"] = compile_complete(where).matches
     elif tags is not None:
-        criteria |= _tag_criteria(tags)
+        criteria |= _parse_tag_criteria(tags)
     given_criteria = {
         field: criterion for field, criterion in criteria.items() if criterion is not None
     }
     return Selection(**given_criteria)
 
 
-def _tag_criteria(tags: str) -> dict[str, Any]:
+def _parse_tag_criteria(tags: str) -> dict[str, Any]:
     """Return the fields of a Selection that select messages by tags; none for "*"."""
     from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
 

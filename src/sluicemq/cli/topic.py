@@ -48,11 +48,11 @@ def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
         if is_internal and not show_all:
             continue
 
-        records.append({"topic": name, **_queue_counts(admin.find_route(name))})
+        records.append({"topic": name, **_count_queues(admin.find_route(name))})
     print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")
 
 
-def _queue_counts(route: TopicRoute | None) -> dict[str, Any]:
+def _count_queues(route: TopicRoute | None) -> dict[str, Any]:
     """Return the brokers, queues and permission of a topic, for `topic list`.
 
     A topic without a route (None) has zeros, and the permission "".

@@ -14,7 +14,7 @@ from sluicemq.wire.headers import UpdateAccountRequest
 _VERSION_ROW: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
 
 
-def _all_target_addresses(session: Session, values: FlagValues) -> list[str]:
+def _find_target_addresses(session: Session, values: FlagValues) -> list[str]:
     """Return the address in flag `brokerAddr`, or those of all brokers of a cluster.
 
     The slaves of the cluster are included.
@@ -37,13 +37,13 @@ def update_account(session: Session, values: FlagValues) -> None:
         topic_permissions=values.get("topicPerms"),
         group_permissions=values.get("groupPerms"),
     )
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.update_account(address, account)
         session.print_line(f"create or update plain access config to {address} success.")
-    session.write(java.format_object("PlainAccessConfig", _account_fields(values), "{}"))
+    session.write(java.format_object("PlainAccessConfig", _make_account_fields(values), "{}"))
 
 
-def _account_fields(values: FlagValues) -> dict[str, object]:
+def _make_account_fields(values: FlagValues) -> dict[str, object]:
     """Return the fields of an account as RocketMQ's tool prints them, without the secret key."""
     fields: dict[str, object] = {}
     for name in ACCOUNT_FIELDS:
@@ -58,7 +58,7 @@ def _account_fields(values: FlagValues) -> dict[str, object]:
 
 def delete_account(session: Session, values: FlagValues) -> None:
     """Run deleteAclConfig: delete an account."""
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.delete_account(address, values["accessKey"])
         session.print_line(f"delete plain access config account from {address} success.")
     session.write(f"account's accessKey is:{values['accessKey']}")
@@ -66,7 +66,7 @@ def delete_account(session: Session, values: FlagValues) -> None:
 
 def set_white_addresses(session: Session, values: FlagValues) -> None:
     """Run updateGlobalWhiteAddr: set the addresses that need no signature."""
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.set_white_addresses(
             address, values["globalWhiteRemoteAddresses"], values.get("aclFileFullPath")
         )

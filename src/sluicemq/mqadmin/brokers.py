@@ -73,13 +73,15 @@ def _print_brokers(session: Session, values: FlagValues) -> None:
                 except SluiceError:
                     counters = {}
                 if show_totals:
-                    line = _totals_line(cluster, name, counters)
+                    line = _format_totals_line(cluster, name, counters)
                 else:
-                    line = _rates_line(session, cluster, name, (broker_id, address), counters)
+                    line = _format_rates_line(
+                        session, cluster, name, (broker_id, address), counters
+                    )
                 session.print_line(line)
 
 
-def _totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:
+def _format_totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:
     """Return the line of a broker with its numbers of received and delivered messages.
 
     `counters` are those of the broker, empty if it did not answer.
@@ -98,7 +100,7 @@ def _totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:
     )
 
 
-def _rates_line(
+def _format_rates_line(
     session: Session,
     cluster: str,
     name: str,
@@ -115,8 +117,8 @@ def _rates_line(
         wait_ms = counters.get(f"{queue}ThreadPoolQueueHeadWaitTimeMills", default)
         return f"{size},{wait_ms}ms"
 
-    put_rate = _first_rate(counters, "putTps")
-    get_rate = _first_rate(counters, "getTransferredTps")
+    put_rate = _parse_first_rate(counters, "putTps")
+    get_rate = _parse_first_rate(counters, "getTransferredTps")
     age_hours = 0.0  # of the oldest message
     if earliest_ms := counters.get("earliestMessageTimeStamp"):
         age_hours = (session.admin.clock.now_ms() - int(earliest_ms)) / 3_600_000
@@ -127,28 +129,28 @@ def _rates_line(
         counters.get("brokerVersionDesc", ""),
         f"{put_rate:9.2f}({load_text('send')})",
         f"{get_rate:9.2f}({load_text('pull')}|{load_text('ack', 'N')})",
-        _timer_cell(counters),
+        _format_timer_cell(counters),
         counters.get("pageCacheLockTimeMills", ""),
         f"{age_hours:2.2f}",
-        f"{_first_rate(counters, 'commitLogDiskRatio'):.4f}",
+        f"{_parse_first_rate(counters, 'commitLogDiskRatio'):.4f}",
         counters.get("brokerActive", "false"),
         a=">",
     )
 
 
-def _first_rate(counters: dict[str, str], key: str) -> float:
+def _parse_first_rate(counters: dict[str, str], key: str) -> float:
     """Return the first number of a counter, which may have several; 0 without the counter."""
     return float((counters.get(key) or "0").split()[0])
 
 
-def _timer_cell(counters: dict[str, str]) -> str:
+def _format_timer_cell(counters: dict[str, str]) -> str:
     """Return the progress of timed messages, as RocketMQ's tool prints it."""
     return "{}-{}({:.1f}w, {:.1f}, {:.1f})".format(
         counters.get("timerReadBehind", 0),
         counters.get("timerOffsetBehind", 0),
         int(counters.get("timerCongestNum", 0)) / 10_000,
-        _first_rate(counters, "timerEnqueueTps"),
-        _first_rate(counters, "timerDequeueTps"),
+        _parse_first_rate(counters, "timerEnqueueTps"),
+        _parse_first_rate(counters, "timerDequeueTps"),
     )
 
 
@@ -163,7 +165,7 @@ def show_broker_status(session: Session, values: FlagValues) -> None:
             session.print_line(f"{address:<24} {name:<32}: {counter}")
 
 
-def _headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
+def _list_headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
     """Yield (heading, address) of the broker in `brokerAddr`, or of each broker of a cluster.
 
     An address is "" if a master is not registered.
@@ -179,7 +181,7 @@ def _headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tu
 
 def show_broker_settings(session: Session, values: FlagValues) -> None:
     """Run getBrokerConfig: print the settings of a broker, or of each broker of a cluster."""
-    for heading, address in _headings_and_addresses(session, values):
+    for heading, address in _list_headings_and_addresses(session, values):
         session.print_line(heading)
         if address:
             settings = tables.sort_map_as_java(session.admin.broker_settings(address))
@@ -361,11 +363,11 @@ def show_statistics(session: Session, values: FlagValues) -> None:
     for topic in tables.sort_keys_as_java(session.admin.topics()):
         if is_group_topic(topic) or values.get("topic", topic) != topic:
             continue
-        for line in _statistics_lines(session, topic, only_active="activeTopic" in values):
+        for line in _format_statistics(session, topic, only_active="activeTopic" in values):
             session.print_line(line)
 
 
-def _statistics_lines(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
+def _format_statistics(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
     """Yield a line for each group of a topic, or one line for a topic without groups.
 
     With `only_active`, a line is left out if no message was sent or delivered on this day.

@@ -310,7 +310,7 @@ def _check_required(command: Command, values: Mapping[str, str]) -> None:
 def usage_lines(command: Command) -> Iterator[str]:
     """Yield the lines that `mqadmin help COMMAND` prints."""
     line = f"usage: mqadmin {command.name}"
-    for item in _usage_items(command):
+    for item in _format_usage_items(command):
         if len(line) + len(item) >= USAGE_WIDTH:
             yield line
             line = "      "
@@ -323,7 +323,7 @@ def usage_lines(command: Command) -> Iterator[str]:
         yield f" {names}{argument}"
 
 
-def _usage_items(command: Command) -> Iterator[str]:
+def _format_usage_items(command: Command) -> Iterator[str]:
     """Yield the flags of a command as its usage line shows them: `-t <arg>`, `[-l]`, `-b | -c`.
 
     The flags of a choice are one item, at the place of the first of them.
@@ -381,18 +381,18 @@ def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
         yield f"sluice: {error.fix}"
 
 
-def _unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
+def _find_unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
     """Return the error line for a given flag that SluiceMQ does not support, or ""."""
     for flag in command.flags:
         if flag.is_unsupported and flag.long in values:
-            reason = _refusal(session, flag, values)
+            reason = _explain_refusal(session, flag, values)
             if reason:
                 name = f"{command.name} {flag.usage_text}"
                 return f"{name} is not supported: {reason}. Remove the flag."
     return ""
 
 
-def _refusal(session: Session, flag: Flag, values: FlagValues) -> str:
+def _explain_refusal(session: Session, flag: Flag, values: FlagValues) -> str:
     """Return why an unsupported flag cannot be used, or "" if its value changes nothing."""
     if flag.long != "cluster":
         return "it has no effect in SluiceMQ"
@@ -439,7 +439,7 @@ def run(
             write_error_line(f"{command.name} is not supported. {command.refusal}")
             return 1
         with open_session(values.get("namesrvAddr")) as session:
-            if error_line := _unsupported_flag_error(session, command, values):
+            if error_line := _find_unsupported_flag_error(session, command, values):
                 write_error_line(error_line)
                 return 1
             command.run(session, values)

@@ -48,7 +48,9 @@ def _save_json(session: Session, values: FlagValues, name: str, content: object)
     session.write(f"export {path} success")
 
 
-def _user_topics(session: Session, values: FlagValues, address: str) -> dict[str, dict[str, Any]]:
+def _fetch_user_topics(
+    session: Session, values: FlagValues, address: str
+) -> dict[str, dict[str, Any]]:
     """Return name -> configuration of a broker's topics that are no system topics.
 
     Retry and dead-letter topics are included with flag `specialTopic`.
@@ -63,7 +65,7 @@ def _user_topics(session: Session, values: FlagValues, address: str) -> dict[str
     return user_topics
 
 
-def _user_groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
+def _fetch_user_groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
     """Return name -> configuration of a broker's groups that are no system groups."""
     return {
         name: tables.group_object(config)
@@ -95,9 +97,9 @@ def export_metadata(session: Session, values: FlagValues) -> None:
     topics: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, Any]] = {}
     for address in session.master_addresses(values["clusterName"]):
-        topics_of_broker = _user_topics(session, values, address)
+        topics_of_broker = _fetch_user_topics(session, values, address)
         _add_configs(topics, topics_of_broker, ("readQueueNums", "writeQueueNums"))
-        _add_configs(groups, _user_groups(session, address), ("retryQueueNums",))
+        _add_configs(groups, _fetch_user_groups(session, address), ("retryQueueNums",))
     metadata: dict[str, object] = {"exportTime": session.admin.clock.now_ms()}
     if selected_table != GROUPS:
         metadata["topicConfigTable"] = topics
@@ -116,11 +118,11 @@ def _export_table_of_broker(
     """
     if selected_table == TOPICS:
         key = "topicConfigTable"
-        configs = _user_topics(session, values, address)
+        configs = _fetch_user_topics(session, values, address)
         data_version = session.admin.topic_table(address).data_version
     else:
         key = "subscriptionGroupTable"
-        configs = _user_groups(session, address)
+        configs = _fetch_user_groups(session, address)
         data_version = session.admin.group_table(address).data_version
     content = {"dataVersion": tables.data_version_object(data_version), key: configs}
     _save_json(session, values, selected_table, content)
@@ -167,11 +169,11 @@ def export_metrics(session: Session, values: FlagValues) -> None:
     total_rates = dict.fromkeys(("NormalIn", "NormalOut", "TransIn", "ScheduleIn"), 0.0)
     total_counts = dict.fromkeys(total_rates, 0)  # messages of one day
     for name, address in session.admin.masters(values["clusterName"]).items():
-        groups = _user_groups(session, address)
-        rates, counts, quota = _load_of_broker(session, address)
-        quota["topicSize"] = len(_user_topics(session, values, address))
+        groups = _fetch_user_groups(session, address)
+        rates, counts, quota = _measure_load(session, address)
+        quota["topicSize"] = len(_fetch_user_topics(session, values, address))
         quota["groupSize"] = len(groups)
-        version = _versions_at(session, address, groups)
+        version = _fetch_versions(session, address, groups)
         report_by_broker[name] = {
             "runtimeVersion": version,
             "runtimeQuota": quota,
@@ -181,24 +183,24 @@ def export_metrics(session: Session, values: FlagValues) -> None:
             total_rates[key] += rates[key]
             total_counts[key] += counts[key]
     totals = {
-        "totalOneDayNum": {_one_day_key(key): count for key, count in total_counts.items()},
+        "totalOneDayNum": {_make_one_day_key(key): count for key, count in total_counts.items()},
         "totalTps": {f"total{key}Tps": rate for key, rate in total_rates.items()},
     }
     content = {"totalData": totals, "evaluateReport": report_by_broker}
     _save_json(session, values, "metrics", content)
 
 
-def _versions_at(
+def _fetch_versions(
     session: Session, address: str, groups: dict[str, dict[str, Any]]
 ) -> dict[str, object]:
     """Return the version of a broker, and the versions of the clients in its groups."""
     return {
         "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
-        "clientInfo": sorted(set(_client_versions(session, groups))),
+        "clientInfo": sorted(set(_fetch_client_versions(session, groups))),
     }
 
 
-def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _fetch_client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield language and version, such as `JAVA%V5_3_3`, of each member of the groups."""
     for group in groups:
         try:
@@ -211,7 +213,7 @@ def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Ite
         )
 
 
-def _load_of_broker(
+def _measure_load(
     session: Session, address: str
 ) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
     """Return (rates per second, numbers of messages of one day, report) of a broker.
@@ -246,13 +248,13 @@ def _load_of_broker(
             "consumeQueueDiskRatio": counters.get("consumeQueueDiskRatio"),
         },
         "tps": {f"{key[0].lower()}{key[1:]}Tps": rate for key, rate in rates.items()},
-        "oneDayNum": {_one_day_key(key): count for key, count in counts.items()},
+        "oneDayNum": {_make_one_day_key(key): count for key, count in counts.items()},
         "messageAverageSize": counters.get("putMessageAverageSize"),
     }
     return rates, counts, quota
 
 
-def _one_day_key(key: str) -> str:
+def _make_one_day_key(key: str) -> str:
     """Return the key of a number of one day: `normalOneDayInNum` for `NormalIn`."""
     direction = "Out" if key.endswith("Out") else "In"
     return f"{key[0].lower()}{key[1:].removesuffix(direction)}OneDay{direction}Num"

@@ -174,7 +174,7 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
     group = values["groupName"]
     stats = _fetch_consume_stats(session, group, values.get("topicName"))
     show_client = values.get_bool("showClientIP")
-    reader_by_queue = _reader_addresses(session, group) if show_client else {}
+    reader_by_queue = _fetch_reader_addresses(session, group) if show_client else {}
 
     session.print_line(
         _PROGRESS_ROW.format(
@@ -195,14 +195,14 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
         total_lag += offsets.broker_offset - offsets.consumer_offset
         total_in_flight += offsets.pull_offset - offsets.consumer_offset
         client_cell = f"{reader_by_queue.get(queue, 'N/A'):<20} " if show_client else ""
-        session.print_line(_progress_line(queue, offsets, client_cell))
+        session.print_line(_format_progress(queue, offsets, client_cell))
     session.print_line()
     session.print_line(f"Consume TPS: {stats.consumes_per_second:.2f}")
     session.print_line(f"Consume Diff Total: {total_lag}")
     session.print_line(f"Consume Inflight Total: {total_in_flight}")
 
 
-def _progress_line(queue: MessageQueue, offsets: bodies.QueueProgress, client_cell: str) -> str:
+def _format_progress(queue: MessageQueue, offsets: bodies.QueueProgress, client_cell: str) -> str:
     """Return the line of a queue. `client_cell` is the address of its reader, or "" for none."""
     last_time = "N/A"
     if offsets.last_time_ms:
@@ -240,7 +240,7 @@ def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bod
     return stats
 
 
-def _reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
+def _fetch_reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
     """Return queue -> IP address of the member that reads it.
 
     It is the part of the client id before `@`. Members that do not answer are left out.
@@ -273,11 +273,11 @@ def _print_all_groups(session: Session) -> None:
             )
         member_cells: tuple[object, ...] = (0, "OFFLINE", "", "")
         with contextlib.suppress(SluiceError):
-            member_cells = _member_cells(session.admin.group_connections(group))
+            member_cells = _format_members(session.admin.group_connections(group))
         session.print_line(_GROUP_ROW.format(group[:64], *member_cells, rate, lag))
 
 
-def _member_cells(group_info: bodies.ConsumerConnections) -> tuple[int, str, str, str]:
+def _format_members(group_info: bodies.ConsumerConnections) -> tuple[int, str, str, str]:
     """Return (number of members, lowest version, PUSH or PULL, model) of a group with members.
 
     The model is "" for PULL.
@@ -328,7 +328,7 @@ def _compare_members(session: Session, states: dict[str, bodies.RunningInfo], no
         return
     session.write("\n\nSame subscription in the same group of consumer\n\nRebalance OK\n")
     for client_id, state in sorted(states.items()):
-        for line in _problem_lines(client_id, state, now_ms):
+        for line in _find_problems(client_id, state, now_ms):
             session.print_line(line)
 
 
@@ -355,7 +355,7 @@ def _has_different_subscriptions(states: dict[str, bodies.RunningInfo], now_ms: 
     return len(distinct_subscriptions) > 1
 
 
-def _problem_lines(client_id: str, member: bodies.RunningInfo, now_ms: int) -> Iterator[str]:
+def _find_problems(client_id: str, member: bodies.RunningInfo, now_ms: int) -> Iterator[str]:
     """Yield a line for each queue that a push consumer has not locked or does not process."""
     if member.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
         return
@@ -380,8 +380,8 @@ def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
             f"{number:03} Topic: {subscription.topic:<40} ClassFilter: {'false':<8} "
             f"SubExpression: {subscription.expression}"
         )
-    yield from _queue_lines(info)
-    yield from _rate_lines(info)
+    yield from _format_queues(info)
+    yield from _format_rates(info)
     yield "\n\n#User Consume Info#"
     for name, note in info.notes.items():
         yield f"{name:<40}: {note}"
@@ -389,7 +389,7 @@ def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
         yield f"\n\n#Consumer jstack#\n{info.stack}"
 
 
-def _queue_lines(info: bodies.RunningInfo) -> Iterator[str]:
+def _format_queues(info: bodies.RunningInfo) -> Iterator[str]:
     """Yield three tables of a member's queues: offsets, states, and popped queues.
 
     The third has a heading only, because the state does not contain them. The widths are those of
@@ -412,7 +412,7 @@ def _queue_lines(info: bodies.RunningInfo) -> Iterator[str]:
     yield format_row(*headings, "#ProcessQueueInfo", width=32)
 
 
-def _rate_lines(info: bodies.RunningInfo) -> Iterator[str]:
+def _format_rates(info: bodies.RunningInfo) -> Iterator[str]:
     """Yield a table of the rates and durations of a member, with a line for each topic."""
     yield "\n\n#Consumer RT&TPS#"
     yield (

@@ -68,19 +68,19 @@ def print_message(
         del fields["OffsetID"]
     for label, field in fields.items():
         session.print_line(f"{label + ':':<20} {field}")
-    tracks = "".join(_track_texts(session, message))
+    tracks = "".join(_format_tracks(session, message))
     session.write("\n\n" + (tracks or "WARN: No Consumer"))
     if tracks and with_offset_id:
         session.print_line()
 
 
-def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
+def _format_tracks(session: Session, message: StoredMessage) -> Iterator[str]:
     """Yield the text of a `MessageTrack` for each group of the message's topic."""
     for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
         track_type = "UNKNOWN"
         reason = None
         try:
-            track_type = _track_type(session, message, group)
+            track_type = _find_track_type(session, message, group)
         except TopicNotFoundError as error:
             reason = f"org.apache.rocketmq.client.exception.MQClientException: CODE: {error.code}  "
             reason += f"DESC: {error.remark}"
@@ -92,7 +92,7 @@ def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
         yield java.format_object("MessageTrack", fields)
 
 
-def _track_type(session: Session, message: StoredMessage, group: str) -> str:
+def _find_track_type(session: Session, message: StoredMessage, group: str) -> str:
     """Return how far a group is with a message, as a `trackType` of RocketMQ's tool.
 
     Raises TopicNotFoundError if the group has no route, RequestError if it has no members.
@@ -243,7 +243,9 @@ def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> l
     return messages
 
 
-def _requested_range(session: Session, values: FlagValues, queue: MessageQueue) -> tuple[int, int]:
+def _find_requested_range(
+    session: Session, values: FlagValues, queue: MessageQueue
+) -> tuple[int, int]:
     """Return the first offset in a range of times of a queue, and the first behind it.
 
     The flags `beginTimestamp` and `endTimestamp` limit the range.
@@ -258,7 +260,7 @@ def _requested_range(session: Session, values: FlagValues, queue: MessageQueue) 
     return low, high
 
 
-def _matching_messages(
+def _read_matching_messages(
     session: Session, values: FlagValues, queue: MessageQueue, low: int, high: int
 ) -> Iterator[StoredMessage]:
     """Yield the messages [low, high) of a queue that match the tags in flag `subExpression`."""
@@ -282,10 +284,10 @@ def _print_message_line(
 def print_messages(session: Session, values: FlagValues) -> None:
     """Run printMsg: print the messages of a topic, queue by queue."""
     for queue in session.admin.queues(values["topic"]):
-        low, high = _requested_range(session, values, queue)
+        low, high = _find_requested_range(session, values, queue)
         session.print_line(f"minOffset={low}, maxOffset={high}, {java.format_queue(queue)}")
         count = 0
-        for message in _matching_messages(session, values, queue, low, high):
+        for message in _read_matching_messages(session, values, queue, low, high):
             count += 1
             _print_message_line(
                 session, message, values, with_body=values.get_bool("printBody", True)
@@ -301,8 +303,8 @@ def print_queue_messages(session: Session, values: FlagValues) -> None:
     """Run printMsgByQueue: print the messages of a queue, or the number of each tag, or both."""
     queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
     counts: Counter[str] = Counter()
-    low, high = _requested_range(session, values, queue)
-    for message in _matching_messages(session, values, queue, low, high):
+    low, high = _find_requested_range(session, values, queue)
+    for message in _read_matching_messages(session, values, queue, low, high):
         if message.tag:
             counts[message.tag] += 1
         if values.get_bool("print_msg"):
@@ -338,7 +340,7 @@ def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, cou
 
     At most `count_max` messages are printed, from flag `offset` on.
     """
-    low, high = _requested_range(session, values, queue)
+    low, high = _find_requested_range(session, values, queue)
     low = max(low, values.get_int("offset"))
     name = java.format_queue(queue)
     if low > high:
@@ -383,17 +385,17 @@ def query_trace(session: Session, values: FlagValues) -> None:
             if record.message_id != message_id:
                 continue
             if isinstance(record, SendTrace):
-                session.print_line(_trace_heading("#ProducerGroup", "#SendTime"))
-                session.print_line(f"{_trace_line('Pub', record, trace_message)}\n")
+                session.print_line(_format_trace_heading("#ProducerGroup", "#SendTime"))
+                session.print_line(f"{_format_trace_record('Pub', record, trace_message)}\n")
             elif isinstance(record, ConsumeTrace):
-                line = _trace_line("Sub", record, trace_message)
+                line = _format_trace_record("Sub", record, trace_message)
                 consumer_lines_by_group.setdefault(record.group or "", []).append(line)
     for lines in consumer_lines_by_group.values():
-        session.print_line(_trace_heading("#ConsumerGroup", "#ConsumerTime"))
+        session.print_line(_format_trace_heading("#ConsumerGroup", "#ConsumerTime"))
         session.print_line("\n".join(lines) + "\n")
 
 
-def _trace_line(
+def _format_trace_record(
     record_type: str, record: SendTrace | ConsumeTrace, trace_message: StoredMessage
 ) -> str:
     """Return the line of a trace record; `record_type` is Pub or Sub.
@@ -407,7 +409,7 @@ def _trace_line(
     return _TRACE_ROW.format(record_type, record.group or "", host, time, duration, status)
 
 
-def _trace_heading(group: str, time: str) -> str:
+def _format_trace_heading(group: str, time: str) -> str:
     """Return the heading of a table of trace records, with the headings of two columns."""
     return _TRACE_ROW.format("#Type", group, "#ClientHost", time, "#CostTimes", "#Status")
 

@@ -94,13 +94,13 @@ def _set_order_config(
     scope = "cluster"
     if "brokerAddr" in values:
         scope = "broker"
-        preserved_entries = _order_entries_of_others(session, config.name, changed_brokers)
+        preserved_entries = _fetch_other_order_entries(session, config.name, changed_brokers)
     entries = ";".join([*preserved_entries, *new_entries])
     session.admin.put_kv_config(ORDER_TOPICS, config.name, entries)
     session.print_line(f"set {scope} orderConf. isOrder=true, orderConf=[{';'.join(new_entries)}]")
 
 
-def _order_entries_of_others(session: Session, topic: str, brokers: list[str]) -> list[str]:
+def _fetch_other_order_entries(session: Session, topic: str, brokers: list[str]) -> list[str]:
     """Return the entries `broker:queues` of an ordered topic that belong to none of `brokers`."""
     try:
         entries = session.admin.kv_config(ORDER_TOPICS, topic).split(";")

@@ -89,7 +89,7 @@ def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
         _warn(f"-n {name_servers} has no effect: name servers do not know each other.")
     if prints:
         _print_settings_and_exit(Part.NAME_SERVER, path)
-    _run_server("namesrv", ["nameserver", *_option("-c", path)])
+    _run_server("namesrv", ["nameserver", *_make_option("-c", path)])
 
 
 @click.command(context_settings=_HELP)
@@ -114,9 +114,9 @@ def mqbroker(
         )
     if prints:
         _print_settings_and_exit(Part.BROKER, path, name_servers)
-    arguments = ["broker", *_option("-c", path), *_option("-n", name_servers)]
+    arguments = ["broker", *_make_option("-c", path), *_make_option("-n", name_servers)]
     if enable_proxy:
-        arguments += ["--enable-proxy", *_option("--proxy-config", proxy_path)]
+        arguments += ["--enable-proxy", *_make_option("--proxy-config", proxy_path)]
     _run_server("broker", arguments)
 
 
@@ -140,13 +140,13 @@ def mqbroker(
 )
 def mqproxy(broker_path: str | None, path: str | None, name_servers: str | None, mode: str) -> None:
     """Run a proxy for gRPC clients."""
-    name_server_option = _option("-n", name_servers)
+    name_server_option = _make_option("-n", name_servers)
     if mode.lower() == LOCAL:
-        files = [*_option("-c", broker_path), *_option("--proxy-config", path)]
+        files = [*_make_option("-c", broker_path), *_make_option("--proxy-config", path)]
         _run_server("proxy", ["broker", "--enable-proxy", *files, *name_server_option])
     if broker_path is not None:
         _warn(f"-bc {broker_path} has no effect with -pm cluster: no broker is started.")
-    _run_server("proxy", ["proxy", *_option("-c", path), *name_server_option])
+    _run_server("proxy", ["proxy", *_make_option("-c", path), *name_server_option])
 
 
 @click.command(context_settings=_HELP)
@@ -201,7 +201,7 @@ def mqadmin() -> None:
     main.main(["mqadmin", *sys.argv[1:]], prog_name="mqadmin")
 
 
-def _option(name: str, value: str | None) -> list[str]:
+def _make_option(name: str, value: str | None) -> list[str]:
     """Return an option with its value as arguments; none if the value is None."""
     return [] if value is None else [name, value]
 

@@ -390,7 +390,7 @@ def check_root(path: str, names: Sequence[str]) -> None:
     existing_names = {commit_log.parent.name for commit_log in root.glob(f"{pattern}/commitlog")}
     unserved_names = existing_names - set(names)
     if unserved_names:
-        option = _option_for_broker(max(unserved_names))
+        option = _find_option_for_broker(max(unserved_names))
         raise ConfigurationError(
             f"{root} contains stores that would not be served, so consumers would not receive "
             f"their messages: {', '.join(sorted(unserved_names))}.",
@@ -399,7 +399,7 @@ def check_root(path: str, names: Sequence[str]) -> None:
         )
 
 
-def _option_for_broker(name: str) -> str:
+def _find_option_for_broker(name: str) -> str:
     """Return the option of `sluice up` that starts the broker `name` and those before it."""
     suffix = name[-1]  # a digit for replicas, a letter for other brokers
     if suffix.isdigit():

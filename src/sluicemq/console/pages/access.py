@@ -63,7 +63,7 @@ REQUESTS: Final = sorted(
 # ---- the rules
 
 
-async def rules_at(context: Context, address: str) -> Rules:
+async def fetch_rules(context: Context, address: str) -> Rules:
     """Return the rules that a broker reports, without the secrets. Raises SluiceError."""
     reported = await context.admin.accounts(address)
     accounts = map(parse_account, reported.get("plainAccessConfigs") or ())
@@ -116,7 +116,7 @@ async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
     """
     masters = await context.get_cached("masters", context.admin.masters)
     rules_parts = await fetch_parts(
-        {name: rules_at(context, address) for name, address in masters.items()}
+        {name: fetch_rules(context, address) for name, address in masters.items()}
     )
     rules_by_broker: dict[str, Rules] = {}
     reasons: dict[str, str] = {}  # why a broker has not reported its rules
@@ -310,7 +310,7 @@ def evaluate_request(rules: Rules, request: str, fields: Mapping[str, str]) -> V
 
     _require_names(request, topic, group)
     code = RequestCode[request]
-    tried = Request(code, fields_of(topic, group), body_of(topic, group), 0, host)
+    tried = Request(code, make_fields(topic, group), make_body(topic, group), 0, host)
     return try_without_signature(rules, key, host, lambda account: authorize(account, tried))
 
 
@@ -323,20 +323,20 @@ def _require_names(request: str, topic: str, group: str) -> None:
     if list_resources is None:
         return
     any_topic, any_group = ANY
-    named = {resource.name for resource in list_resources(fields_of(*ANY), body_of(*ANY))}
+    named = {resource.name for resource in list_resources(make_fields(*ANY), make_body(*ANY))}
     if not topic and any_topic in named:
         raise ConfigurationError(f"{request} needs a topic.", fix="Enter a topic.")
     if not group and group_resource(any_group) in named:
         raise ConfigurationError(f"{request} needs a group.", fix="Enter a group.")
 
 
-def fields_of(topic: str, group: str) -> dict[str, str]:
+def make_fields(topic: str, group: str) -> dict[str, str]:
     """Return header fields with the topic and the group under all names that requests use."""
     topics = dict.fromkeys(("topic", "b", "topics"), topic)
     return topics | dict.fromkeys(("group", "consumerGroup", "compareGroup"), group)
 
 
-def body_of(topic: str, group: str) -> bytes:
+def make_body(topic: str, group: str) -> bytes:
     """Return a body with the topic and the group in all places that requests use."""
     subscription = {"topic": topic}
     return fastjson.dumps_strict(

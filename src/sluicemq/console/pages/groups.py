@@ -155,7 +155,7 @@ async def preview(context: Context) -> Answer:
     changes = None
     if topic:
         topics.add(topic)
-        changes = await context.admin.plan_reset(group, topic, _reset_time(context))
+        changes = await context.admin.plan_reset(group, topic, _parse_reset_time(context))
     return Answer(
         {
             "group": group,
@@ -172,11 +172,11 @@ async def reset(context: Context) -> Answer:
     """Reset the offsets of a group."""
     group = context.path["group"]
     topic = context.form.get("topic", "")
-    await context.admin.reset_offsets(group, topic, _reset_time(context))
+    await context.admin.reset_offsets(group, topic, _parse_reset_time(context))
     return Answer(redirect=f"/groups/{quote(group, safe='')}?done=reset")
 
 
-def _reset_time(context: Context) -> int:
+def _parse_reset_time(context: Context) -> int:
     """Return the time to reset to: `EARLIEST_MS`, `LATEST_MS` or milliseconds since 1970.
 
     Raises ConfigurationError if there is neither a place nor a time.

@@ -82,7 +82,7 @@ async def show(context: Context) -> Answer:
         {
             "group": context.path["group"],
             "found": newest,
-            "until_ms": until_ms(context, newest),
+            "until_ms": find_until_ms(context, newest),
             "clusters": cluster_dead_letters(newest.messages),
             "address": message_path,
         }
@@ -92,7 +92,7 @@ async def show(context: Context) -> Answer:
 async def show_cluster(context: Context) -> Answer:
     """Return the page where the dead letters of one cluster, or all, can be selected and edited."""
     newest = await fetch_newest(context)
-    selected = select(context, newest.messages)
+    selected = select_letters(context, newest.messages)
     fields = read_fields(context)
     return Answer(
         {
@@ -103,7 +103,7 @@ async def show_cluster(context: Context) -> Answer:
             "origin_of": origin_of,
             "origin": fields.get("origin", ""),
             "cause": fields.get("cause", ""),
-            "until_ms": until_ms(context, newest),
+            "until_ms": find_until_ms(context, newest),
             "targets": TARGETS,
             "most": TEXT_MAX,
             "topics": await context.get_cached("topics", context.admin.topics),
@@ -157,7 +157,7 @@ async def fetch_newest(context: Context) -> NewestDeadLetters:
     return await context.admin.dead_letters(context.path["group"], until_ms=until or None)
 
 
-def until_ms(context: Context, newest: NewestDeadLetters) -> int:
+def find_until_ms(context: Context, newest: NewestDeadLetters) -> int:
     """Return the time until which dead letters are selected, in milliseconds since 1970.
 
     If the request has none, it is the store time of the newest one, or now if there are none.
@@ -193,7 +193,7 @@ def pick_name(letter: StoredMessage) -> str:
     return f"{PICK}{letter.broker}.{letter.queue_id}.{letter.queue_offset}"
 
 
-def select(context: Context, letters: list[StoredMessage]) -> list[StoredMessage]:
+def select_letters(context: Context, letters: list[StoredMessage]) -> list[StoredMessage]:
     """Return the dead letters that are picked, else those of the cluster, else all."""
     fields = read_fields(context)
     picked_names = {name for name in fields if name.startswith(PICK)}
@@ -285,9 +285,9 @@ async def build_plan(context: Context) -> Plan:
     newest = await fetch_newest(context)
     fields = read_fields(context)
     begin = max(0, context.parse_number("from", 0))
-    fields["until"] = str(until_ms(context, newest))
+    fields["until"] = str(find_until_ms(context, newest))
     edit = parse_edit(fields)
-    selected = select(context, newest.messages)
+    selected = select_letters(context, newest.messages)
     batch = selected[begin : begin + BATCH_MAX]
     replays = [prepare_replay(letter, edit, group) for letter in batch]
     rows = await _judge_replays(context, group, replays)

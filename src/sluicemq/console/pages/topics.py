@@ -41,7 +41,7 @@ def select_names(
 async def show_all(context: Context) -> Answer:
     """Return a page of topics. Their types and queues are only in the live part."""
     names = await context.get_cached("topics", context.admin.topics)
-    topic_kind = partial(shown.topic_kind, own_names=await _server_names(context))
+    topic_kind = partial(shown.topic_kind, own_names=await _fetch_server_names(context))
     paged, values = select_names(context, names, topic_kind)
     details = {}
     if context.is_live:
@@ -56,13 +56,13 @@ async def show_all(context: Context) -> Answer:
     return Answer({"paged": paged, "details": details, "types": MESSAGE_TYPES, **values})
 
 
-async def _server_names(context: Context) -> set[str]:
+async def _fetch_server_names(context: Context) -> set[str]:
     """Return the names of brokers and clusters, which are also names of system topics."""
     cluster_info = await context.get_cached("cluster", context.admin.cluster_info)
     return {*cluster_info.brokers, *cluster_info.clusters}
 
 
-async def retention_ms(context: Context, route: TopicRoute) -> int:
+async def fetch_retention_ms(context: Context, route: TopicRoute) -> int:
     """Return the shortest retention of the topic's brokers (fileReservedTime), or 0 if unknown.
 
     A broker has one retention for all topics, because they share its commit log.
@@ -113,7 +113,7 @@ async def show(context: Context) -> Answer:
     return Answer(
         {
             "topic": topic,
-            "kind": shown.topic_kind(topic, await _server_names(context)),
+            "kind": shown.topic_kind(topic, await _fetch_server_names(context)),
             "queues": list(stats_by_queue.items()),
             "stored": sum(stats.offset_max - stats.offset_min for stats in all_stats),
             "newest_ms": max((stats.last_time_ms for stats in all_stats), default=0),
@@ -121,7 +121,7 @@ async def show(context: Context) -> Answer:
             "type": _summarize(configs)["type"] if configs else None,
             "told": parts,
             "groups": parts["groups"].value or [],
-            "retention_ms": await retention_ms(context, parts["route"].value),
+            "retention_ms": await fetch_retention_ms(context, parts["route"].value),
         }
     )
 

@@ -73,7 +73,7 @@ async def show_delayed(context: Context) -> Answer:
 
 async def cancel(context: Context) -> Answer:
     """Recall a delayed message. Raises RequestError if it is too late."""
-    address = await broker_address(context)
+    address = await find_broker_address(context)
     require_confirmation(context)
     await context.admin.cancel_delayed(address, context.form.get("handle", ""))
     return redirect_to_list("/delayed", context, "cancelled")
@@ -109,7 +109,7 @@ async def decide(context: Context) -> Answer:
     if outcome is None:
         raise ConfigurationError("No outcome is chosen.", fix="Choose commit or rollback.")
     state, notice = outcome
-    address = await broker_address(context)
+    address = await find_broker_address(context)
     require_confirmation(context)
     transaction_id = context.form.get("id", "")
     if await context.admin.resolve_transaction(transaction_id, state, address=address) is None:
@@ -120,7 +120,7 @@ async def decide(context: Context) -> Answer:
     return redirect_to_list("/transactions", context, notice)
 
 
-async def broker_address(context: Context) -> str:
+async def find_broker_address(context: Context) -> str:
     """Return the address of the broker that the form names. Raises ConfigurationError."""
     masters = await context.admin.masters()
     name = context.form.get("broker", "")
