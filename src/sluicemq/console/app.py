@@ -103,8 +103,9 @@ class Console:
     ) -> None:
         """Create a console whose clients are created by `connect`.
 
-        If `is_read_only` is True, pages that change something are refused for all roles.
-        `pipelines` and `proxies` are those of `Context`.
+        Users sign in with one of `accounts`. Changes are written to `audit`; None means the log of
+        the process. If `is_read_only` is True, pages that change something are refused for all
+        roles. `pipelines` and `proxies` are those of `Context`. `clock` measures all times.
         """
         self.accounts = accounts
         self.is_read_only = is_read_only
@@ -117,7 +118,7 @@ class Console:
         self.connect = connect
         self.pipelines = pipelines
         self.proxies = proxies
-        self._clients: dict[Credentials | None, Sluice] = {}
+        self._clients: dict[Credentials | None, Sluice] = {}  # None: those of the console
         self._templates = create_templates()
 
     def client(self, credentials: Credentials | None) -> Sluice:

@@ -12,6 +12,14 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.headers import UpdateAccountRequest
 
 _VERSION_ROW: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
+_VERSION_HEADING: Final = _VERSION_ROW.format(
+    "#Cluster Name",
+    "#Broker Name",
+    "#Broker Addr",
+    "#AclFilePath",
+    "#AclConfigVersionNum",
+    "#AclLastUpdateTime",
+)
 
 
 def _find_target_addresses(session: Session, values: FlagValues) -> list[str]:
@@ -91,16 +99,7 @@ def show_account_versions(session: Session, values: FlagValues) -> None:
     """Run clusterAclConfigVersion: print the version of each broker's access rules."""
     has_address = "brokerAddr" in values
     if not has_address:
-        session.print_line(
-            _VERSION_ROW.format(
-                "#Cluster Name",
-                "#Broker Name",
-                "#Broker Addr",
-                "#AclFilePath",
-                "#AclConfigVersionNum",
-                "#AclLastUpdateTime",
-            )
-        )
+        session.print_line(_VERSION_HEADING)
     for address in session.target_addresses(values):
         versions = session.admin.account_versions(address)
         for path, version in fastjson.loads(versions.all_versions).items():

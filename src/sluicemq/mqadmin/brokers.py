@@ -39,6 +39,35 @@ _TOTALS_HEADING: Final = _TOTALS_ROW.format(
     "#OutTotalToday",
 )
 _STATISTICS_ROW: Final = "{:<64}  {:<64} {:>12} {:>11} {:>11} {:>14} {:>14}"
+_STATISTICS_HEADING: Final = _STATISTICS_ROW.format(
+    "#Topic",
+    "#Consumer Group",
+    "#Accumulation",
+    "#InTPS",
+    "#OutTPS",
+    "#InMsg24Hour",
+    "#OutMsg24Hour",
+)
+_SLAVE_ROW: Final = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}"
+_SLAVE_HEADING: Final = _SLAVE_ROW.format(
+    "#SlaveAddr",
+    "#SlaveAckOffset",
+    "#Diff",
+    "#TransferSpeed(KB/s)",
+    "#Status",
+    "#TransferFromWhere",
+)
+_CONSUME_STATS_ROW: Final = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}"
+_CONSUME_STATS_HEADING: Final = _CONSUME_STATS_ROW.format(
+    "#Topic",
+    "#Group",
+    "#Broker Name",
+    "#QID",
+    "#Broker Offset",
+    "#Consumer Offset",
+    "#Diff",
+    "#LastTime",
+)
 
 
 def list_brokers(session: Session, values: FlagValues) -> None:
@@ -88,6 +117,7 @@ def _format_totals_line(cluster: str, name: str, counters: dict[str, str]) -> st
     """
 
     def count_between(earlier: str, later: str) -> int:
+        """Return the difference of two counters; a missing one is 0."""
         return int(counters.get(later, 0)) - int(counters.get(earlier, 0))
 
     return _TOTALS_ROW.format(
@@ -113,6 +143,7 @@ def _format_rates_line(
     """
 
     def load_text(queue: str, default: str = "") -> str:
+        """Return the length of a queue of requests, and the wait of its oldest one."""
         size = counters.get(f"{queue}ThreadPoolQueueSize", default)
         wait_ms = counters.get(f"{queue}ThreadPoolQueueHeadWaitTimeMills", default)
         return f"{size},{wait_ms}ms"
@@ -260,6 +291,7 @@ def clean_up_command(kind: str) -> CommandFunction:
     """
 
     def run(session: Session, values: FlagValues) -> None:
+        """Clean up, and print whether there was a broker."""
         if "brokerAddr" in values:
             addresses = [values["brokerAddr"]]
         else:
@@ -310,21 +342,11 @@ def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> Non
     session.print_line(f"\n#MasterAddr\t{address}")
     session.print_line(f"#MasterCommitLogMaxOffset\t{status['masterCommitLogMaxOffset']}")
     session.print_line(f"#SlaveNum\t{len(slaves)}\n#InSyncSlaveNum\t{status['inSyncSlaveNums']}")
-    format_row = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}".format
-    session.print_line(
-        format_row(
-            "#SlaveAddr",
-            "#SlaveAckOffset",
-            "#Diff",
-            "#TransferSpeed(KB/s)",
-            "#Status",
-            "#TransferFromWhere",
-        )
-    )
+    session.print_line(_SLAVE_HEADING)
     for slave in slaves:
         status_text = "OK" if slave["inSync"] else "Fall Behind"
         session.print_line(
-            format_row(
+            _SLAVE_ROW.format(
                 slave["addr"],
                 slave["slaveAckOffset"],
                 slave["diff"],
@@ -349,17 +371,7 @@ def show_statistics(session: Session, values: FlagValues) -> None:
 
     Retry and dead-letter topics are left out. With `-a`, only active topics and groups are shown.
     """
-    session.print_line(
-        _STATISTICS_ROW.format(
-            "#Topic",
-            "#Consumer Group",
-            "#Accumulation",
-            "#InTPS",
-            "#OutTPS",
-            "#InMsg24Hour",
-            "#OutMsg24Hour",
-        )
-    )
+    session.print_line(_STATISTICS_HEADING)
     for topic in tables.sort_keys_as_java(session.admin.topics()):
         if is_group_topic(topic) or values.get("topic", topic) != topic:
             continue
@@ -406,26 +418,14 @@ def show_broker_consume_stats(session: Session, values: FlagValues) -> None:
     progress = session.admin.consume_stats_at(
         values["brokerAddr"], is_ordered=values.get_bool("order")
     )
-    format_row = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}".format
-    session.print_line(
-        format_row(
-            "#Topic",
-            "#Group",
-            "#Broker Name",
-            "#QID",
-            "#Broker Offset",
-            "#Consumer Offset",
-            "#Diff",
-            "#LastTime",
-        )
-    )
+    session.print_line(_CONSUME_STATS_HEADING)
     total_lag = 0
     for group, queue, offsets in progress:
         lag = offsets.broker_offset - offsets.consumer_offset
         total_lag += lag
         if lag >= lag_min and offsets.last_time_ms > 0:
             session.print_line(
-                format_row(
+                _CONSUME_STATS_ROW.format(
                     queue.topic[:64],
                     group,
                     queue.broker[:32],

@@ -50,6 +50,7 @@ class WrongFlagsError(Exception):
     """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
+        """Create the error. `message` is printed before the usage, unless it is empty."""
         super().__init__(message)
         self.exit_code = exit_code
 
@@ -134,6 +135,7 @@ class Session:
     def __init__(
         self, admin: Admin, make_producer: Callable[[], Producer], write: Callable[[str], object]
     ) -> None:
+        """Use an admin client of the cluster, which the caller closes."""
         self.admin = admin
         self.make_producer = make_producer
         self.write = write

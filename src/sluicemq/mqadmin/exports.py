@@ -227,6 +227,7 @@ def _measure_load(
     delayed_rate, delayed_count = session.admin.statistic_at(address, put_statistic, SCHEDULE_TOPIC)
 
     def count_yesterday(counter: str) -> int:
+        """Return how much a counter increased from yesterday morning to this morning."""
         end = int(counters[f"{counter}TodayMorning"])
         return end - int(counters[f"{counter}YesterdayMorning"])
 

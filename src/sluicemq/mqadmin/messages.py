@@ -45,7 +45,27 @@ def print_message(
     out.
     """
     path = session.save_file(BODY_DIRECTORY, message.message_id, message.body_or_raw)
-    fields = {
+    fields = _label_fields(message, bounds)
+    fields["Message Body Path"] = path
+    if charset is not None:
+        fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
+    if not with_offset_id:
+        del fields["OffsetID"]
+    for label, field in fields.items():
+        session.print_line(f"{label + ':':<20} {field}")
+
+    tracks = "".join(_format_tracks(session, message))
+    session.write("\n\n" + (tracks or "WARN: No Consumer"))
+    if tracks and with_offset_id:
+        session.print_line()
+
+
+def _label_fields(message: StoredMessage, bounds: tuple[int, int] | None) -> dict[str, object]:
+    """Return the fields of a message with the labels of RocketMQ's tool, in its order.
+
+    `bounds` are those of `print_message`.
+    """
+    return {
         "OffsetID": message.offset_message_id,
         "Topic": message.topic,
         "Tags": f"[{java.format_value(message.tag)}]",
@@ -60,18 +80,7 @@ def print_message(
         "Store Host": message.store_host,
         "System Flag": message.sys_flag,
         "Properties": java.format_value(java.message_properties(message, bounds)),
-        "Message Body Path": path,
     }
-    if charset is not None:
-        fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
-    if not with_offset_id:
-        del fields["OffsetID"]
-    for label, field in fields.items():
-        session.print_line(f"{label + ':':<20} {field}")
-    tracks = "".join(_format_tracks(session, message))
-    session.write("\n\n" + (tracks or "WARN: No Consumer"))
-    if tracks and with_offset_id:
-        session.print_line()
 
 
 def _format_tracks(session: Session, message: StoredMessage) -> Iterator[str]:
@@ -441,17 +450,21 @@ def query_consume_queue(session: Session, values: FlagValues) -> None:
         f"Queue data: \nmax: {queue_data.offset_max}, min: {queue_data.offset_min}\n{_BAR}"
     )
     for offset, unit in enumerate(queue_data.units, start=first_offset):
-        fields = {
-            "physicOffset": unit.physical_offset,
-            "physicSize": unit.size_bytes,
-            "tagsCode": unit.tag_code,
-            "extendDataJson": "'null'",
-            "bitMap": "'null'",
-            "eval": unit.is_wanted,
-            "msg": f"'{java.format_value(unit.remark)}'",
-        }
-        unit_text = java.format_object("ConsumeQueueData", fields, "{}")
-        session.print_line(f"idx: {offset}\n{unit_text}\n{_BAR}")
+        session.print_line(f"idx: {offset}\n{_format_unit(unit)}\n{_BAR}")
+
+
+def _format_unit(unit: bodies.QueueUnit) -> str:
+    """Return a unit, the 20-byte entry of a consume queue, as `ConsumeQueueData{…}`."""
+    fields = {
+        "physicOffset": unit.physical_offset,
+        "physicSize": unit.size_bytes,
+        "tagsCode": unit.tag_code,
+        "extendDataJson": "'null'",
+        "bitMap": "'null'",
+        "eval": unit.is_wanted,
+        "msg": f"'{java.format_value(unit.remark)}'",
+    }
+    return java.format_object("ConsumeQueueData", fields, "{}")
 
 
 def send_message(session: Session, values: FlagValues) -> None:

@@ -177,6 +177,7 @@ def _expand_variables(template: str, variables: Mapping[str, str]) -> str:
     """
 
     def find_value(match: re.Match[str]) -> str:
+        """Return the value of the variable in a match, else its default."""
         name = match[1]
         default = match[2]
         if name in variables:
@@ -226,6 +227,8 @@ def log_options(name: str) -> Callable[[F], F]:
     """
 
     def with_log(function: F) -> F:
+        """Return the command with the log options."""
+
         @functools.wraps(function)
         def start(
             *arguments: Any,

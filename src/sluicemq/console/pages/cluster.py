@@ -54,6 +54,7 @@ def parse_figures(runtime: dict[str, str]) -> dict[str, Any]:
     """
 
     def parse_count(name: str) -> int:
+        """Return a counter, or 0 if it is missing."""
         digits = runtime.get(name, "")
         return int(digits) if digits.lstrip("-").isdigit() else 0
 
