@@ -85,17 +85,22 @@ def check(
     """
     if (topic is None) == (group is None):
         raise click.UsageError("Give either --topic or --group.")
-    numbers = address_numbers(host)
-    if host and not numbers:
+    if host and not address_numbers(host):
         raise click.UsageError(f"--from must be an IP address, got {host}.")
-    name = topic if topic is not None else group_resource(str(group))
+
+    resource_name = topic if topic is not None else group_resource(str(group))
+    resource = Resource(resource_name, Permission[action])
     rules = load_rule_files(_read_rule_files(path), is_compatible=is_compatible).rules
-    resource = Resource(name, Permission[action])
     verdict = try_without_signature(
         rules, access_key, host, lambda account: authorize_resource(account, resource)
     )
-    outcome = "allowed" if verdict.is_allowed else "refused"
-    reason = "" if verdict.is_allowed else f": {verdict.reason}"
+
+    if verdict.is_allowed:
+        outcome = "allowed"
+        reason = ""
+    else:
+        outcome = "refused"
+        reason = f": {verdict.reason}"
     print_result(
         {"verdict": outcome, "rule": verdict.rule, "reason": verdict.reason},
         f"{outcome}{reason}\nrule: {verdict.rule}",
@@ -132,28 +137,24 @@ def lint_files(
 ) -> None:
     """Find rules that are valid but unsafe or without effect. Exit code 1 if there are findings."""
     files = _read_rule_files(path)
-    merged_rules = load_rule_files(files, is_compatible=is_compatible)
+    # A warning about a file is about what the files mean together.
+    warnings = load_rule_files(files, is_compatible=is_compatible).warnings
     rules_of_files = [
-        load_rules(decode_text(name, data), name, is_compatible=is_compatible).rules
-        for name, data in files.contents
+        load_rules(decode_text(name, content), name, is_compatible=is_compatible).rules
+        for name, content in files.contents
     ]
 
-    existing_topics = existing_groups = None  # None means not to check against the cluster
+    topics = groups = None  # None means not to check against the cluster
     if online:
         with access.admin() as admin:
-            existing_topics = frozenset(admin.topics())
-            existing_groups = frozenset(admin.groups())
-    findings = lint(
-        rules_of_files,
-        secret_length_min=secret_length,
-        topics=existing_topics,
-        groups=existing_groups,
-    )
+            topics = frozenset(admin.topics())
+            groups = frozenset(admin.groups())
+    findings = lint(rules_of_files, secret_length_min=secret_length, topics=topics, groups=groups)
     records = [
         {"place": finding.place, "text": finding.text, "cure": finding.fix} for finding in findings
     ]
     last_file, _ = files.contents[-1]
-    records += [{"place": last_file, "text": text, "cure": ""} for text in merged_rules.warnings]
+    records += [{"place": last_file, "text": warning, "cure": ""} for warning in warnings]
     print_records(records, as_json=as_json, empty="No findings.")
     if records:
         raise SystemExit(EXIT_FINDINGS)

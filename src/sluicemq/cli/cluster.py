@@ -39,39 +39,45 @@ def cluster() -> None:
 def list_brokers(admin: Admin, as_json: bool) -> None:
     """List all brokers with their address, role and rates, and whether they can be reached."""
     brokers = sorted(
-        admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
+        admin.cluster_info().brokers.values(), key=lambda broker: (broker.cluster, broker.broker)
     )
     records = []
-    for data in brokers:
-        for broker_id, address in sorted(data.addresses.items()):
-            runtime: dict[str, str] = {}
-            try:
-                runtime = admin.runtime(address)
-                state = "up"
-            except SluiceError as error:
-                state = f"unreachable: {error}"
-            records.append(
-                {
-                    "cluster": data.cluster,
-                    "broker": data.broker,
-                    "role": "master" if broker_id == MASTER_ID else f"slave {broker_id}",
-                    "address": address,
-                    "version": runtime.get("brokerVersionDesc", ""),
-                    "in_per_s": _rate(runtime.get("putTps", "")),
-                    "out_per_s": _rate(runtime.get("getTransferredTps", "")),
-                    "state": state,
-                }
-            )
+    for broker in brokers:
+        for broker_id, address in sorted(broker.addresses.items()):
+            role = "master" if broker_id == MASTER_ID else f"slave {broker_id}"
+            record = {"cluster": broker.cluster, "broker": broker.broker, "role": role}
+            records.append(record | _ask_for_rates(admin, address))
     print_records(records, as_json=as_json, empty=_NO_BROKERS)
 
 
-def _rate(text: str) -> float | None:
-    """Return the first rate in `text`, in messages per second; None if it is not a number.
+def _ask_for_rates(admin: Admin, address: str) -> dict[str, Any]:
+    """Return the version, the rates and the state of the broker at `address`, for `cluster list`.
+
+    An error of the request is part of the state. The version is then "", and the rates are None.
+    """
+    runtime: dict[str, str] = {}
+    try:
+        runtime = admin.runtime(address)
+        state = "up"
+    except SluiceError as error:
+        state = f"unreachable: {error}"
+    return {
+        "address": address,
+        "version": runtime.get("brokerVersionDesc", ""),
+        "in_per_s": _parse_first_rate(runtime.get("putTps", "")),
+        "out_per_s": _parse_first_rate(runtime.get("getTransferredTps", "")),
+        "state": state,
+    }
+
+
+def _parse_first_rate(rates: str) -> float | None:
+    """Return the first of `rates`, in messages per second; None if it is not a number.
 
     A broker reports the rates over 10 s, 1 min and 10 min as one text, separated by blanks.
     """
+    first_rate, _, _ = rates.partition(" ")
     try:
-        return round(float(text.partition(" ")[0]), 1)
+        return round(float(first_rate), 1)
     except ValueError:
         return None
 
@@ -81,21 +87,25 @@ def _rate(text: str) -> float | None:
 @admin_options
 def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
     """Show all counters of BROKER, which is a broker's name or host:port."""
-    address = broker
-    if ":" not in broker:
-        masters = admin.masters()
-        if broker not in masters:
-            raise ConfigurationError(
-                f"the broker {broker!r} does not exist.",
-                fix=f"Choose one of the registered brokers: {', '.join(masters) or 'none'}.",
-            )
-        address = masters[broker]
-    runtime = dict(sorted(admin.runtime(address).items()))
+    is_address = ":" in broker
+    address = broker if is_address else _find_master(admin, broker)
+    counters = dict(sorted(admin.runtime(address).items()))
     if as_json:
-        print_json(runtime)
+        print_json(counters)
         return
-    records = [{"counter": name, "value": value} for name, value in runtime.items()]
+    records = [{"counter": name, "value": value} for name, value in counters.items()]
     print_records(records, title=f"{broker} at {address}", empty="No counters.")
+
+
+def _find_master(admin: Admin, broker: str) -> str:
+    """Return the address of a broker's master. Raises ConfigurationError for an unknown name."""
+    masters = admin.masters()
+    if broker not in masters:
+        raise ConfigurationError(
+            f"the broker {broker!r} does not exist.",
+            fix=f"Choose one of the registered brokers: {', '.join(masters) or 'none'}.",
+        )
+    return masters[broker]
 
 
 # -------------------------------------------------------------------------------- replicas
@@ -110,26 +120,34 @@ def status(admin: Admin, as_json: bool) -> None:
     term), inSync, lagBytes, pid (of processes on this machine) and more. Exit code 1 if a broker
     has no master.
     """
-    rows = admin.replicas()
-    local_process_space = process_space()
-    for row in rows:
-        state_report = row.pop("said") or {}  # what the replica says about itself
-        # A process id has a meaning only in its own process namespace.
-        is_local_process = state_report.get("processSpace") == local_process_space
-        row["pid"] = state_report.get("pid") if is_local_process else None
-        row["consensus"] = state_report.get("consensus")
+    replicas = admin.replicas()
+    for replica in replicas:
+        _add_state_report(replica)
     if as_json:
-        print_json({"brokers": rows})
+        print_json({"brokers": replicas})
     else:
         columns = (
             "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid "
             "state"
         )
-        print_records(rows, columns=columns, empty=_NO_BROKERS)
-    brokers_with_master = {row["broker"] for row in rows if row["role"] == MASTER}
-    brokers_without_master = {row["broker"] for row in rows} - brokers_with_master
+        print_records(replicas, columns=columns, empty=_NO_BROKERS)
+
+    brokers_with_master = {replica["broker"] for replica in replicas if replica["role"] == MASTER}
+    brokers_without_master = {replica["broker"] for replica in replicas} - brokers_with_master
     if brokers_without_master:
         raise SystemExit(EXIT_FINDINGS)
+
+
+def _add_state_report(replica: dict[str, Any]) -> None:
+    """Replace the key "said" of `replica`, a row of `admin.replicas()`, by "pid" and "consensus".
+
+    "said" is what the replica reports about itself, or None. Without a report, both are None.
+    """
+    state_report = replica.pop("said") or {}
+    # A process id has a meaning only in its own process namespace.
+    is_local_process = state_report.get("processSpace") == process_space()
+    replica["pid"] = state_report.get("pid") if is_local_process else None
+    replica["consensus"] = state_report.get("consensus")
 
 
 _broker_option = click.option(
@@ -187,21 +205,35 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
     """
     broker = row_before["broker"]
     term_before = row_before["epoch"] or 0
-    clock = SYSTEM_CLOCK
-    deadline_s = clock.monotonic_s() + MASTER_TIMEOUT_S
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + MASTER_TIMEOUT_S
     pause = threading.Event()
-    while clock.monotonic_s() < deadline_s:
+    while SYSTEM_CLOCK.monotonic_s() < deadline_s:
+        new_master = None
         with contextlib.suppress(SluiceError):
-            for row in admin.replicas():
-                is_master = row["broker"] == broker and row["role"] == MASTER
-                is_later_term = (row["epoch"] or 0) > term_before
-                if is_master and is_later_term:
-                    row.pop("said")
-                    text = f"Replica {row['id']} of {broker} is master, epoch {row['epoch']}"
-                    print_result(row, f"{text}, at {row['address']}.", as_json=as_json)
-                    return
+            new_master = _find_new_master(admin, broker, term_before)
+        if new_master is not None:
+            new_master.pop("said")
+            print_result(
+                new_master,
+                f"Replica {new_master['id']} of {broker} is master, epoch {new_master['epoch']}, "
+                f"at {new_master['address']}.",
+                as_json=as_json,
+            )
+            return
         pause.wait(MASTER_POLL_S)
     raise ConfigurationError(
         f"the broker {broker} has no new master after {MASTER_TIMEOUT_S:g} s.",
         fix="See `sluice cluster status` and the logs of its replicas.",
     )
+
+
+def _find_new_master(admin: Admin, broker: str, term_before: int) -> dict[str, Any] | None:
+    """Return the row of the broker's master in a later term than `term_before`; None without one.
+
+    The row is one of `admin.replicas()`. Raises SluiceError if the replicas cannot be asked.
+    """
+    for replica in admin.replicas():
+        is_master = replica["broker"] == broker and replica["role"] == MASTER
+        if is_master and (replica["epoch"] or 0) > term_before:
+            return replica
+    return None

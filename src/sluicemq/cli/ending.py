@@ -109,11 +109,11 @@ def report_errors(program: str) -> Iterator[None]:
     except (SluiceError, click.ClickException, click.Abort, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise
-        text, code = describe_error(error)
-        click.echo(f"{program}: {text}", err=True)
+        sentence, exit_code = describe_error(error)
+        click.echo(f"{program}: {sentence}", err=True)
         for note in getattr(error, "__notes__", ()):  # a SluiceError notes the link to its page
             click.echo(click.style(note, dim=True), err=True)
-        raise SystemExit(code) from None
+        raise SystemExit(exit_code) from None
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
@@ -124,30 +124,31 @@ def describe_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}.", EXIT_FAILURE
     if isinstance(error, Interrupted):
-        return _interrupt_text(error.message), EXIT_INTERRUPTED
+        return _describe_interrupt(error.message), EXIT_INTERRUPTED
     if isinstance(error, click.Abort):  # a question was answered with no, Ctrl-C or end of file
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            return _interrupt_text(""), EXIT_INTERRUPTED
+            return _describe_interrupt(""), EXIT_INTERRUPTED
         return "not confirmed: nothing is changed.", EXIT_FAILURE
     if isinstance(error, click.ClickException):
-        return _click_error_text(error), error.exit_code
+        return _describe_click_error(error), error.exit_code
     exit_code = EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
     return str(error), exit_code
 
 
-def _click_error_text(error: click.ClickException) -> str:
+def _describe_click_error(error: click.ClickException) -> str:
     """Return the sentence for an error of click; for wrong usage, add the command's help."""
-    text = error.format_message()
-    is_acronym_or_option = not text[1:2].islower()
-    if not is_acronym_or_option:
-        text = text[0].lower() + text[1:]  # click begins with a capital; our errors do not
+    sentence = error.format_message()
+    begins_with_word = sentence[1:2].islower()  # otherwise with an acronym or an option
+    if begins_with_word:
+        # Errors of click begin with a capital, ours do not.
+        sentence = sentence[0].lower() + sentence[1:]
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
-        return text
-    return f"{text}\nSee {context.command_path} --help."
+        return sentence
+    return f"{sentence}\nSee {context.command_path} --help."
 
 
-def _interrupt_text(progress: str) -> str:
+def _describe_interrupt(progress: str) -> str:
     """Return the sentence for an interrupt; on a terminal, first end the line that shows ^C."""
     if sys.stderr.isatty():
         click.echo(err=True)
@@ -157,17 +158,17 @@ def _interrupt_text(progress: str) -> str:
 # -------------------------------------------------------------------- the process of `sluice`
 
 
-def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
+def _exit_on_sigint(_signal_number: int, _frame: FrameType | None) -> None:
     """Handle SIGINT: write one line to stderr, and end the process at once with code 130."""
     _exit_interrupted("sluice: interrupted.\n")
 
 
-def _exit_interrupted(text: str = "") -> NoReturn:
-    """Write `text` to stderr and end the process with 130, without waiting for other threads."""
+def _exit_interrupted(last_line: str = "") -> NoReturn:
+    """Write `last_line` to stderr and end the process with 130. Do not wait for other threads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the stream may be closed, or just being flushed
             stream.flush()
-    os.write(2, text.encode())
+    os.write(2, last_line.encode())
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -27,10 +27,11 @@ from sluicemq.cli.output import (
 )
 from sluicemq.client.admin.diagnose.cluster_facts import ClusterFacts
 from sluicemq.client.admin.diagnose.findings import Fate, Finding, MessageExplained
+from sluicemq.client.admin.diagnose.group_facts import MessageFacts
 from sluicemq.client.admin.diagnose.records import doctor_record, explain_record, group_record
 from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.client.sync.admin import Admin
-from sluicemq.filter.selector import Explanation
+from sluicemq.filter.selector import Explanation, Operand
 from sluicemq.hints import did_you_mean
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.system_names import TRACE_TOPIC
@@ -74,47 +75,84 @@ def message(
     The answer combines what brokers, members, filters, retries and traces report. What none of
     them reports is shown as unknown.
     """
-    found, groups = admin.explain_message(message_id, group=group, **options)
-    stored = found.message
-    readable = found.readable_brokers
-    has_route = readable is not None and stored.broker in readable
+    message_facts, explanations = admin.explain_message(message_id, group=group, **options)
     if as_json:
-        record = _stored_record(stored) | record_builder("offset_min offset_max")(found)
-        record["has_route"] = has_route
-        if stored.body_error is not None:
-            record["body_error"] = str(stored.body_error)
-        print_json({"message": record, "groups": [_group_fate_record(item) for item in groups]})
-        return
-    click.echo(
-        f"Message {stored.message_id} of {stored.topic}\n"
-        f"  stored   {format_time(stored.store_time_ms)} on {stored.broker}, queue "
-        f"{stored.queue_id}, offset {stored.queue_offset} (the queue contains {found.offset_min} "
-        f"to {found.offset_max - 1})\n"
-        f"  tag      {stored.tag or 'none'}"
-        + ("" if has_route else "\n  route    clients have no route to this topic on that broker")
-        + (f"\n  body     {stored.body_error}" if stored.body_error else "")
-        + "\n"
-    )
-    if group is None:
-        records = [
+        print_json(
             {
-                "group": item.group,
-                "fate": fate_text(item),
-                "because": item.cause.what if item.cause else "",
+                "message": _message_record(message_facts),
+                "groups": [_group_fate_record(explained) for explained in explanations],
             }
-            for item in groups
-        ]
-        print_records(records)
-        if not groups:
-            click.echo("No consumer group reads the topic or has committed offsets in it.")
+        )
         return
-    for item in groups:
-        click.echo(f"Group {item.group}: {fate_text(item)}")
-        if item.owner is not None:
-            click.echo(f"  the queue is read by {item.owner or 'no member'}")
-        _print_findings(item.findings)
-        if item.verdict is not None:
-            click.echo("\n".join(verdict_lines(item.verdict)))
+
+    _print_message(message_facts)
+    if group is None:
+        _print_fates_table(explanations)
+    else:
+        for explained in explanations:
+            _print_fate(explained)
+
+
+def _message_record(message_facts: MessageFacts) -> dict[str, Any]:
+    """Return a message and where it is as the object `message` of `explain message --json`.
+
+    The key `body_error` exists only for a message whose body cannot be decoded.
+    """
+    stored = message_facts.message
+    record = _stored_record(stored) | record_builder("offset_min offset_max")(message_facts)
+    record["has_route"] = _has_route(message_facts)
+    if stored.body_error is not None:
+        record["body_error"] = str(stored.body_error)
+    return record
+
+
+def _has_route(message_facts: MessageFacts) -> bool:
+    """Return whether clients have a route to the message's topic on its broker."""
+    readable_brokers = message_facts.readable_brokers
+    return readable_brokers is not None and message_facts.message.broker in readable_brokers
+
+
+def _print_message(message_facts: MessageFacts) -> None:
+    """Print where a message is stored and its tag, then whether clients can reach and decode it."""
+    stored = message_facts.message
+    lines = [
+        f"Message {stored.message_id} of {stored.topic}",
+        f"  stored   {format_time(stored.store_time_ms)} on {stored.broker}, queue "
+        f"{stored.queue_id}, offset {stored.queue_offset} (the queue contains "
+        f"{message_facts.offset_min} to {message_facts.offset_max - 1})",
+        f"  tag      {stored.tag or 'none'}",
+    ]
+    if not _has_route(message_facts):
+        lines.append("  route    clients have no route to this topic on that broker")
+    if stored.body_error:
+        lines.append(f"  body     {stored.body_error}")
+    click.echo("\n".join([*lines, ""]))
+
+
+def _print_fates_table(explanations: Sequence[MessageExplained]) -> None:
+    """Print one line for each group: what happened to the message in the group, and why."""
+    print_records(
+        [
+            {
+                "group": explained.group,
+                "fate": fate_text(explained),
+                "because": explained.cause.what if explained.cause else "",
+            }
+            for explained in explanations
+        ]
+    )
+    if not explanations:
+        click.echo("No consumer group reads the topic or has committed offsets in it.")
+
+
+def _print_fate(explained: MessageExplained) -> None:
+    """Print what happened to a message in one group, with findings and the filter's verdict."""
+    click.echo(f"Group {explained.group}: {fate_text(explained)}")
+    if explained.owner is not None:
+        click.echo(f"  the queue is read by {explained.owner or 'no member'}")
+    _print_findings(explained.findings)
+    if explained.verdict is not None:
+        click.echo("\n".join(verdict_lines(explained.verdict)))
 
 
 @explain.command("group")
@@ -146,43 +184,46 @@ def error(name: str) -> None:
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    kind = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
-    if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
+    error_class = pydoc.locate(f"sluicemq.{_find_class_path(name)}")
+    if not isinstance(error_class, type) or not issubclass(error_class, errors.SluiceError):
         hint = did_you_mean(name, vars(errors))
         # Not a SluiceError: the page of its own class, to which its text leads, would not help.
         sentences = (f"there is no error named {name!r}.", hint, _FIX_UNKNOWN_ERROR)
         raise click.ClickException(" ".join(filter(None, sentences)))
-    click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
+    click.echo(f"{error_class.__name__}\n\n{inspect.getdoc(error_class)}")
 
 
-def _class_path_of(page: str) -> str:
+def _find_class_path(page: str) -> str:
     """Return the path of an error class below `sluicemq`, such as "errors.SendError".
 
     `page` is the published name of the error: the class name, or for an error outside of the module
     `errors` the path that it had first. The published name does not change when the class moves.
     """
     path_by_published_name = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
-    return path_by_published_name.get(page, page if "." in page else f"errors.{page}")
+    if page in path_by_published_name:
+        return path_by_published_name[page]
+    is_path = "." in page
+    return page if is_path else f"errors.{page}"
 
 
-def _group_fate_record(item: MessageExplained) -> dict[str, Any]:
+def _group_fate_record(explained: MessageExplained) -> dict[str, Any]:
     """Return what happened to a message in a group, as an object of `explain message --json`.
 
     `filter` is null if the group's filter was not evaluated on the message.
     """
     return {
-        "group": item.group,
-        "fate": item.fate,
-        "retries": item.times,
-        "owner": item.owner,
-        "findings": [explain_record(finding) for finding in item.findings],
-        "filter": item.verdict,
+        "group": explained.group,
+        "fate": explained.fate,
+        "retries": explained.times,
+        "owner": explained.owner,
+        "findings": [explain_record(finding) for finding in explained.findings],
+        "filter": explained.verdict,
     }
 
 
-def fate_text(item: MessageExplained) -> str:
+def fate_text(explained: MessageExplained) -> str:
     """Return the fate of a message in a group as text; that of a retry includes its number."""
-    return f"retry {item.times}" if item.fate is Fate.RETRY else item.fate.value
+    return f"retry {explained.times}" if explained.fate is Fate.RETRY else explained.fate.value
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
@@ -198,32 +239,42 @@ def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
 
     `depth` is the indentation of the first line, in units of two blanks.
     """
-    operands = "; ".join(
-        f"{operand.text} = {'absent' if operand.value is None else repr(operand.value)} "
-        f"({operand.java_class})"
-        for operand in verdict.operands
-    )
-    note = f"  [{operands}]" if operands else ""
-    error = f"  {verdict.error}" if verdict.error else ""
-    line = f"{'  ' * depth}{verdict.outcome.value:<11} {verdict.text}{note}{error}"
-    return [line, *(text for part in verdict.parts for text in verdict_lines(part, depth + 1))]
+    indentation = "  " * depth
+    line = f"{indentation}{verdict.outcome.value:<11} {verdict.text}"
+    if verdict.operands:
+        line += f"  [{'; '.join(map(_format_operand, verdict.operands))}]"
+    if verdict.error:
+        line += f"  {verdict.error}"
+
+    lines = [line]
+    for subcondition in verdict.parts:
+        lines += verdict_lines(subcondition, depth + 1)
+    return lines
+
+
+def _format_operand(operand: Operand) -> str:
+    """Return a property of a condition with its value and Java type: `price = 7 (Long)`."""
+    value_text = "absent" if operand.value is None else repr(operand.value)
+    return f"{operand.text} = {value_text} ({operand.java_class})"
 
 
 # ------------------------------------------------------------------------------ filter test
 
 
 def parse_moment_option(
-    context: click.Context, option: click.Parameter, text: str | None
+    context: click.Context, option: click.Parameter, moment: str | None
 ) -> int | None:
     """Return the time that an option names, in milliseconds since 1970; this is click's callback.
 
-    A text is a duration before now such as "30m", or what `parse_time_ms` accepts. None stays None,
-    and "all" means 0 for the option `--since`. Raises OptionError for other texts.
+    `moment` is a duration before now such as "30m", or what `parse_time_ms` accepts. None stays
+    None, and "all" means 0 for the option `--since`. Raises OptionError for other texts.
     """
-    if text == "all" and option.opts[0] == "--since":
+    if moment == "all" and option.opts[0] == "--since":
         return 0
-    time_ms = parse_ago(text or "")
-    return parse_time_option(context, option, text) if time_ms is None else time_ms
+    ago_ms = parse_ago(moment or "")
+    if ago_ms is not None:
+        return ago_ms
+    return parse_time_option(context, option, moment)
 
 
 @click.command("test")
@@ -266,35 +317,45 @@ def test_command(
     from that group's filter. Exit code 1 if evaluations fail, or values have another type than
     EXPR expects.
     """
-
-    def progress(done: int, total: int) -> None:
-        """Overwrite a line on stderr with the number of messages read from a RocketMQ broker."""
-        line = f"\r{done:,} of {total:,} messages read" + ("\n" if done >= total else "")
-        click.echo(line, nl=False, err=True)
-
     if not as_json and sys.stderr.isatty():
-        options["progress"] = progress
-    trials = admin.try_filter(topic, expression, TAG if tags else SQL92, **options)
+        options["progress"] = _show_read_count
+    kind = TAG if tags else SQL92
+    trials = admin.try_filter(topic, expression, kind, **options)  # one for each broker
     for trial in trials:
         if as_json:
-            messages = [
-                {"queue_id": queue_id, "offset": offset, "properties": properties}
-                for (queue_id, offset), properties in sorted(trial.messages.items())
-            ]
-            scope = record_builder("broker stored is_read_here")(trial)
-            print_json({**scope, **trial.report, "messages": messages})
+            print_json(_trial_record(trial))
         else:
             _print_trial(trial)
-    if any(trial.report["errors"] or _property_findings(trial) for trial in trials):
+
+    if any(trial.report["errors"] or _list_property_findings(trial) for trial in trials):
         raise SystemExit(EXIT_FINDINGS)
 
 
-def _property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
+def _show_read_count(read_count: int, total_count: int) -> None:
+    """Overwrite a line on stderr with the number of messages read from a RocketMQ broker."""
+    line_end = "\n" if read_count >= total_count else ""
+    click.echo(f"\r{read_count:,} of {total_count:,} messages read{line_end}", nl=False, err=True)
+
+
+def _trial_record(trial: BrokerTrial) -> dict[str, Any]:
+    """Return how an expression evaluates on one broker, as a line of `filter test --json`."""
+    messages = [
+        {"queue_id": queue_id, "offset": offset, "properties": properties}
+        for (queue_id, offset), properties in sorted(trial.messages.items())
+    ]
+    scope = record_builder("broker stored is_read_here")(trial)
+    return {**scope, **trial.report, "messages": messages}
+
+
+def _list_property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
     """Return the findings about all properties: values that EXPR does not interpret as expected.
 
     Each finding has the keys `what` and `instead`.
     """
-    return [finding for item in trial.report["properties"] for finding in item["findings"]]
+    findings: list[Mapping[str, str]] = []
+    for property_report in trial.report["properties"]:
+        findings += property_report["findings"]
+    return findings
 
 
 def _print_trial(trial: BrokerTrial) -> None:
@@ -304,18 +365,10 @@ def _print_trial(trial: BrokerTrial) -> None:
     counts are printed.
     """
     report = trial.report
-    evaluated = f"{trial.rows:,} messages on {trial.broker}"
-    if trial.rows < trial.stored:
-        evaluated += f" (the newest of {trial.stored:,}: raise --max for more)"
-    click.echo(
-        f"{report['matched']:,} of {evaluated} match {report['expression']}: "
-        f"{report['match_rate']:.4%}.\n"
-        f"The others: {report['false']:,} false, {report['null']:,} null, "
-        f"{report['errors']:,} errors."
-        + (f" {report['unknown']:,} are unknown." if report["unknown"] else "")
-    )
+    _print_trial_counts(trial)
     if not trial.rows:
         return
+    _print_conditions(report["atoms"])
     _print_trial_costs(trial)
     _print_samples("Messages that match", trial, report["samples"])
     if difference := report["difference"]:
@@ -330,24 +383,46 @@ def _print_trial(trial: BrokerTrial) -> None:
         )
 
 
-def _print_trial_costs(trial: BrokerTrial) -> None:
-    """Print a table of the conditions, then errors, findings and the cost class.
-
-    The table says what each condition matches alone. It is left out for a single condition without
-    errors.
-    """
+def _print_trial_counts(trial: BrokerTrial) -> None:
+    """Print how many of the messages of a broker match an expression, and what the others give."""
     report = trial.report
-    atoms = report["atoms"]
-    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
-        names = ("true", "false", "null", "error")
-        rows = [
-            [atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
-            for atom in atoms
-        ]
-        print_table("Each condition alone", ["condition", "matches", *names], rows)
+    evaluated = f"{trial.rows:,} messages on {trial.broker}"
+    if trial.rows < trial.stored:
+        evaluated += f" (the newest of {trial.stored:,}: raise --max for more)"
+    others = (
+        f"The others: {report['false']:,} false, {report['null']:,} null, "
+        f"{report['errors']:,} errors."
+    )
+    if report["unknown"]:
+        others += f" {report['unknown']:,} are unknown."
+    click.echo(
+        f"{report['matched']:,} of {evaluated} match {report['expression']}: "
+        f"{report['match_rate']:.4%}.\n{others}"
+    )
+
+
+def _print_conditions(atoms: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of what each atom (a condition without AND, OR and NOT) matches alone.
+
+    Nothing is printed for a single atom without errors.
+    """
+    has_errors = any(atom["error"] for atom in atoms)
+    if len(atoms) <= 1 and not has_errors:
+        return
+    verdicts = ("true", "false", "null", "error")
+    rows = []
+    for atom in atoms:
+        counts = [atom[verdict] for verdict in verdicts]
+        rows.append([atom["text"], f"{atom['selectivity']:.2%}", *counts])
+    print_table("Each condition alone", ["condition", "matches", *verdicts], rows)
+
+
+def _print_trial_costs(trial: BrokerTrial) -> None:
+    """Print the errors of an expression, the findings about properties, and the cost class."""
+    report = trial.report
     for cause in report["causes"]:
         click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
-    for finding in _property_findings(trial):
+    for finding in _list_property_findings(trial):
         click.echo(f"warning  {finding['what']}\n         {finding['instead']}")
     cost = report["cost"]
     click.echo(f"cost     {cost['cost_class']}: {cost['why']} {cost['instead']}".rstrip())
@@ -360,15 +435,19 @@ def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str
     """
     rows = []
     for sample in samples[:SAMPLES_MAX]:
-        properties = trial.messages.get((int(sample["source"]), sample["offset"]), {})
-        shown = ", ".join(
-            f"{name}={value}"
-            for name, value in properties.items()
-            if name not in _HIDDEN_PROPERTIES
-        )
-        rows.append([sample["source"], sample["offset"], shown])
+        queue_id = sample["source"]
+        offset = sample["offset"]
+        properties = trial.messages.get((int(queue_id), offset), {})
+        rows.append([queue_id, offset, _format_visible_properties(properties)])
     if rows:
         print_table(title, ["queue", "offset", "properties"], rows)
+
+
+def _format_visible_properties(properties: Mapping[str, str]) -> str:
+    """Return the properties as NAME=VALUE, NAME=VALUE, without `_HIDDEN_PROPERTIES`."""
+    return ", ".join(
+        f"{name}={value}" for name, value in properties.items() if name not in _HIDDEN_PROPERTIES
+    )
 
 
 # ------------------------------------------------------------------------------------- doctor
@@ -390,7 +469,7 @@ def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str
 )
 @click.option(
     "--type",
-    type=click.Choice([one.lower() for one in MESSAGE_TYPES]),
+    type=click.Choice([name.lower() for name in MESSAGE_TYPES]),
     help="Type of the messages that producers send to the topic.",
 )
 @click.option(
@@ -409,19 +488,22 @@ def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
     """
     diagnosis = diagnose(admin, **options)
     if as_json:
-        print_json(
-            {
-                "healthy": diagnosis.is_healthy,
-                "cause": None if diagnosis.cause is None else doctor_record(diagnosis.cause),
-                "also": [doctor_record(finding) for finding in diagnosis.also],
-                "notes": [doctor_record(finding) for finding in diagnosis.notes],
-                "evidence": _facts_record(diagnosis.facts),
-            }
-        )
+        print_json(_diagnosis_record(diagnosis))
     else:
         _print_diagnosis(diagnosis)
     if not diagnosis.is_healthy:
         raise SystemExit(EXIT_FINDINGS)
+
+
+def _diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as the object that `doctor --json` prints."""
+    return {
+        "healthy": diagnosis.is_healthy,
+        "cause": None if diagnosis.cause is None else doctor_record(diagnosis.cause),
+        "also": [doctor_record(finding) for finding in diagnosis.also],
+        "notes": [doctor_record(finding) for finding in diagnosis.notes],
+        "evidence": _facts_record(diagnosis.facts),
+    }
 
 
 _name_server_record = record_builder("address reach code remark detail")
@@ -458,6 +540,7 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
     explained = facts.explained_group
     if group is None:
         return None
+    filter_record = record_builder("topic expression rows matched atoms=never_true")
     return {
         "name": group.name,
         "explained": explained and group_record(explained),
@@ -465,10 +548,7 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
         "dead": group.dead_letter_count,
         "dead_time_ms": group.dead_letter_time_ms,
         "retried": group.failed_messages,
-        "filters": [
-            record_builder("topic expression rows matched atoms=never_true")(one)
-            for one in group.filters
-        ],
+        "filters": [filter_record(group_filter) for group_filter in group.filters],
     }
 
 
@@ -485,13 +565,18 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
         click.echo(
             f"healthy  {name_servers} name servers and {brokers} brokers respond; nothing is wrong."
         )
-        labelled = []
     else:
-        labelled = [("cause", diagnosis.cause), *(("also", one) for one in diagnosis.also)]
-    labelled += [("note", one) for one in diagnosis.notes]
-    for label, finding in labelled:
-        click.echo(f"{label:<8} {finding.code}: {finding.what}")
-        if finding.fix:
-            click.echo(f"{'':8} {finding.fix}")
-    for text in facts.unseen:
-        click.echo(f"unseen   {text}")
+        _print_labelled_finding("cause", diagnosis.cause)
+        for finding in diagnosis.also:
+            _print_labelled_finding("also", finding)
+    for note in diagnosis.notes:
+        _print_labelled_finding("note", note)
+    for unchecked in facts.unseen:
+        click.echo(f"unseen   {unchecked}")
+
+
+def _print_labelled_finding(label: str, finding: Finding) -> None:
+    """Print a finding of `doctor` after its label, and its fix on a line below."""
+    click.echo(f"{label:<8} {finding.code}: {finding.what}")
+    if finding.fix:
+        click.echo(f"{'':8} {finding.fix}")

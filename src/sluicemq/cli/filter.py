@@ -25,6 +25,7 @@ from sluicemq.cli.ending import EXIT_FINDINGS, InputError
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
+    from sluicemq.filter.check import TypeNote
     from sluicemq.filter.findings import Finding
     from sluicemq.filter.selector import Selector
 
@@ -78,15 +79,20 @@ def check_command(expression: str, as_json: bool) -> None:
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     else:
         _print_findings(expression, findings)
-        for note in types:
-            click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
-            click.echo(f"    Accepted: {note.accepts}.")
-            if note.errors:
-                click.echo(f"    Errors, which drop the message: {note.errors}.")
-            if note.instead:
-                click.echo(f"    {note.instead}")
+        _print_types(types)
     if findings:
         raise SystemExit(EXIT_FINDINGS)
+
+
+def _print_types(types: "tuple[TypeNote, ...]") -> None:
+    """Print for each property as which type its text is interpreted, and what causes an error."""
+    for note in types:
+        click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
+        click.echo(f"    Accepted: {note.accepts}.")
+        if note.errors:
+            click.echo(f"    Errors, which drop the message: {note.errors}.")
+        if note.instead:
+            click.echo(f"    {note.instead}")
 
 
 @filter_group.command("eval")
@@ -100,31 +106,41 @@ def eval_command(file: BufferedReader) -> None:
     # The garbage collector would traverse thousands of cached expressions again and again. They
     # have no cycles, and without the collector they compile 20 % faster.
     gc.disable()
-    output = sys.stdout.buffer
     first_line_number = 1  # of the lines in `lines`
     unfinished_line = b""
-    data_until_end = iter(partial(file.read1, READ_BYTES), b"")
+    chunks = iter(partial(file.read1, READ_BYTES), b"")
     try:
         # All complete lines that have arrived are answered, so that a script can use pipes. The
         # last line may have no line end, so one is appended to the data.
-        for data in chain(data_until_end, (b"\n",)):
-            *lines, unfinished_line = (unfinished_line + data).split(b"\n")
-            results: list[bytes] = []
-            try:
-                results.extend(
-                    _evaluate_line(line) if line and not line.isspace() else b"" for line in lines
-                )
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise InputError(
-                    f"Line {first_line_number + len(results)} is invalid: {error}. "
-                    'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
-                ) from None
-            finally:  # the lines before an invalid one are answered
-                output.write(b"".join(results))
-                output.flush()
+        for chunk in chain(chunks, (b"\n",)):
+            *lines, unfinished_line = (unfinished_line + chunk).split(b"\n")
+            _answer_lines(lines, first_line_number)
             first_line_number += len(lines)
     finally:
         gc.enable()
+
+
+def _answer_lines(lines: list[bytes], first_line_number: int) -> None:
+    """Write one line to stdout for each line of input that is not blank, and flush it.
+
+    `first_line_number` is the number of the first line in the input, counted from 1. Raises
+    InputError for an invalid line, after the answers to the lines before it are written.
+    """
+    answers: list[bytes] = []
+    try:
+        for line in lines:
+            # A blank line has an empty answer, so that the number of answers is that of lines.
+            is_blank = not line or line.isspace()
+            answer = b"" if is_blank else _evaluate_line(line)
+            answers.append(answer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"Line {first_line_number + len(answers)} is invalid: {error}. "
+            'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
+        ) from None
+    finally:
+        sys.stdout.buffer.write(b"".join(answers))
+        sys.stdout.buffer.flush()
 
 
 def _evaluate_line(line: bytes) -> bytes:
@@ -142,10 +158,7 @@ def _evaluate_line(line: bytes) -> bytes:
     # Nearly always all values are strings, so nulls are only removed when one is not.
     for value in properties.values():
         if type(value) is not str:
-            properties = {name: value for name, value in properties.items() if value is not None}
-            for name, other in properties.items():
-                if not isinstance(other, str):
-                    raise TypeError(f"the property {name} is {other!r}, not a string")
+            properties = _drop_null_properties(properties)
             break
     if selector is None:
         return _COMPILE_ERROR_LINE
@@ -155,13 +168,25 @@ def _evaluate_line(line: bytes) -> bytes:
         return _EVALUATION_ERROR_LINE
 
 
+def _drop_null_properties(properties: dict[str, object]) -> dict[str, str]:
+    """Return the properties that are not null. Raises TypeError if one of them is not a string."""
+    strings = {}
+    for name, value in properties.items():
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise TypeError(f"the property {name} is {value!r}, not a string")
+        strings[name] = value
+    return strings
+
+
 @lru_cache(maxsize=EXPRESSIONS_CACHED)
-def _compile(text: str) -> "Selector | None":
+def _compile(expression: str) -> "Selector | None":
     """Return the compiled expression, or None if it has a syntax error."""
     from sluicemq.filter.subscriptions import try_compile  # noqa: PLC0415 - imports lark
 
-    outcome = try_compile(text)
-    return None if isinstance(outcome, FilterSyntaxError) else outcome
+    selector_or_error = try_compile(expression)
+    return None if isinstance(selector_or_error, FilterSyntaxError) else selector_or_error
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
@@ -171,21 +196,26 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
     """
     from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
 
-    for number, finding in enumerate(findings):
+    for index, finding in enumerate(findings):
         character = finding.position + 1
         line, carets = caret_lines(expression, finding.position, finding.length)
+        if index > 0:
+            click.echo()
         if finding.is_error:
             header = f"The SQL92 expression does not compile at character {character}:"
+            click.secho(header, fg="red")
         else:
-            header = f"Warning at character {character}:"
-        click.secho(f"\n{header}" if number else header, fg="red" if finding.is_error else "yellow")
+            click.secho(f"Warning at character {character}:", fg="yellow")
         click.echo(f"    {line}\n    {carets}")
         click.echo(f"{finding.what} {finding.instead}".rstrip())
+
+    has_error = any(finding.is_error for finding in findings)
+    has_ignored_text = any(finding.code == "ignored-text" for finding in findings)
     if not findings:
         click.echo("The expression compiles. There are no warnings.")
-    elif any(finding.is_error for finding in findings):
+    elif has_error:
         pass  # the header of the error says that the expression does not compile
-    elif any(finding.code == "ignored-text" for finding in findings):
+    elif has_ignored_text:
         click.echo(
             "\nRocketMQ evaluates only the beginning of the expression. SluiceMQ's clients, "
             "commands and Spark refuse it."

@@ -10,6 +10,7 @@ work while a handler blocks the event loop, which is when the stack is of most i
 """
 
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 import click
@@ -26,21 +27,16 @@ from sluicemq.cli.output import (
     record_builder,
     yes_option,
 )
-from sluicemq.cli.servers.proxy_status import print_proxy_clients
+from sluicemq.cli.servers.proxy_status import fetch_clients_of_group, print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
 from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
 from sluicemq.client.admin.group_report import GroupReport
-from sluicemq.client.admin.groups import (
-    ConsumerClient,
-    GroupContract,
-    QueueLag,
-)
+from sluicemq.client.admin.groups import ConsumerClient, GroupContract, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
-from sluicemq.proxy import fetch_proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
@@ -82,17 +78,19 @@ def group() -> None:
 @admin_options
 def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
     """List the consumer groups of all brokers with their members and lag."""
-    records = [
-        {
-            "group": name,
-            "members": len(admin.members(name)),
-            "lag": sum(item.lag for item in admin.progress(name)),
-            "may_consume": config.consume_enable,
-            "retries_max": config.retry_times_max,
-        }
-        for name, config in admin.groups().items()
-        if show_all or not is_system_group(name)
-    ]
+    records = []
+    for name, config in admin.groups().items():
+        if is_system_group(name) and not show_all:
+            continue
+        records.append(
+            {
+                "group": name,
+                "members": len(admin.members(name)),
+                "lag": sum(queue.lag for queue in admin.progress(name)),
+                "may_consume": config.consume_enable,
+                "retries_max": config.retry_times_max,
+            }
+        )
     print_records(records, as_json=as_json, empty="No consumer groups.")
 
 
@@ -110,8 +108,8 @@ def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
     """Create consumer group NAME on every broker, or change it if it exists."""
     note_pending_change(f"sluice group show {name}")
     brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
-    text = f"Group {name} exists on {', '.join(brokers)}."
-    print_result({"group": name, "brokers": brokers}, text, as_json=as_json)
+    sentence = f"Group {name} exists on {', '.join(brokers)}."
+    print_result({"group": name, "brokers": brokers}, sentence, as_json=as_json)
 
 
 @group.command("update")
@@ -127,9 +125,9 @@ def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
 def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
     """Change the contract of group NAME on every broker."""
     brokers = admin.change_contract(name, contract)
-    text = f"Group {name} has the contract {contract} on {', '.join(brokers)}."
     record = {"group": name, "contract": contract, "brokers": brokers}
-    print_result(record, text, as_json=as_json)
+    sentence = f"Group {name} has the contract {contract} on {', '.join(brokers)}."
+    print_result(record, sentence, as_json=as_json)
 
 
 @group.command("delete")
@@ -162,29 +160,39 @@ def delete(
     If brokers create groups automatically (autoCreateSubscriptionGroup), members that are online
     create the group again.
     """
-    member_count = len(admin.group(name).members)
-    deleted_parts = ["its settings"]
+    what_to_delete = "its settings"
     if offsets:
-        deleted_parts.append("offsets")
+        what_to_delete += " and offsets"
     if topics:
-        deleted_parts.append("topics")
-    deleted_text = " and ".join(deleted_parts)
-    members_text = f", currently used by {member_count} members" if member_count else ""
-    confirm(f"Delete {name}{members_text}: {deleted_text}?", yes=yes)
+        what_to_delete += " and topics"
+    _confirm_deletion(admin, name, what_to_delete, yes=yes)
 
     note_pending_change("sluice group list")
     masters = admin.masters(cluster)
     for address in masters.values():
         admin.delete_group(address, name, clean_offset=offsets)
     if topics:
-        topics_of_group = {RETRY_PREFIX + name, DLQ_PREFIX + name}
-        for topic in topics_of_group & set(admin.topics()):  # a group need not have them
-            admin.delete_topic(topic, cluster=cluster)
+        _delete_topics_of_group(admin, name, cluster)
     print_result(
         {"group": name, "deleted": True, "brokers": list(masters)},
-        f"Group {name} is deleted on {', '.join(masters)}: {deleted_text}.",
+        f"Group {name} is deleted on {', '.join(masters)}: {what_to_delete}.",
         as_json=as_json,
     )
+
+
+def _confirm_deletion(admin: Admin, name: str, what_to_delete: str, *, yes: bool) -> None:
+    """Ask whether to delete the group, and say how many members use it. With `yes`, do not ask."""
+    question = f"Delete {name}"
+    if member_count := len(admin.group(name).members):
+        question += f", currently used by {member_count} members"
+    confirm(f"{question}: {what_to_delete}?", yes=yes)
+
+
+def _delete_topics_of_group(admin: Admin, name: str, cluster: str | None) -> None:
+    """Delete the retry topic and the dead-letter topic of a group, if they exist."""
+    topics_of_group = {RETRY_PREFIX + name, DLQ_PREFIX + name}
+    for topic in topics_of_group & set(admin.topics()):
+        admin.delete_topic(topic, cluster=cluster)
 
 
 # ----------------------------------------------------------------------------------- show
@@ -209,54 +217,49 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     report = admin.group(name)
     contracts = admin.contract(name)
     clients = admin.consumers(name) if report.members else []
-    proxy_clients = [
-        client | {"proxy": address}
-        for address in proxies
-        for client in fetch_proxy_status(address, admin.credentials)["clients"]
-        if client["group"] == name
-    ]
-    filters = [
-        (counts.broker, topic_counts)
-        for counts in admin.matching(name)
-        for topic_counts in counts.topics
-    ]
+    proxy_clients = fetch_clients_of_group(name, proxies, admin.credentials)
+    filters = _fetch_filters(admin, name)
     unequal_findings = [
         finding for finding in admin.explain_group(name).findings if finding.code is Code.UNEQUAL
     ]
     if as_json:
+        client_records = [
+            _client_record(client) | {"version": client.version} for client in clients
+        ]
         print_json(
             {
                 "group": name,
                 "lag": report.lag,
                 "members": report.members,
-                "clients": [
-                    _client_record(client) | {"version": client.version} for client in clients
-                ],
+                "clients": client_records,
                 "proxy_clients": proxy_clients,
-                "queues": [_progress_record(item) for item in report.progress],
+                "queues": list(map(_progress_record, report.progress)),
                 "notes": report.notes,
-                "filters": [
-                    _filter_record(broker, topic_counts) for broker, topic_counts in filters
-                ],
-                "findings": [explain_record(finding) for finding in unequal_findings],
-                "contract": [_contract_record(item) for item in contracts],
+                "filters": [_filter_record(broker, counts) for broker, counts in filters],
+                "findings": list(map(explain_record, unequal_findings)),
+                "contract": list(map(_contract_record, contracts)),
             }
         )
         return
-    _print_progress(report, clients)
+
+    _print_members(report, clients)
+    _print_progress(report)
     if proxy_clients:
         print_proxy_clients(proxy_clients, f"Members of {name} at {', '.join(proxies)}")
-    _print_filters(
-        [
-            (broker, topic_counts)
-            for broker, topic_counts in filters
-            if _is_filter_shown(topic_counts)
-        ]
-    )
+    _print_filters([(broker, counts) for broker, counts in filters if _is_filter_shown(counts)])
     for contract in contracts:
         _print_contract(contract)
     for finding in unequal_findings:
         click.echo(f"{finding.what} {finding.fix}")
+
+
+def _fetch_filters(admin: Admin, name: str) -> list[tuple[str, GroupMatching]]:
+    """Return pairs (name of a broker, what it counts for the filter of one topic) of a group."""
+    return [
+        (broker_counts.broker, topic_counts)
+        for broker_counts in admin.matching(name)
+        for topic_counts in broker_counts.topics
+    ]
 
 
 def _is_filter_shown(topic_counts: GroupMatching) -> bool:
@@ -270,12 +273,8 @@ def _is_filter_shown(topic_counts: GroupMatching) -> bool:
     return is_selective or bool(topic_counts.filtered) or bool(topic_counts.errors)
 
 
-def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
-    """Print two tables, the members of a group and the progress of each queue, then notes and sums.
-
-    `clients` are the connected clients of the members. Queues of the retry topic without a lag are
-    left out.
-    """
+def _print_members(report: GroupReport, clients: list[ConsumerClient]) -> None:
+    """Print a table of the members of a group. `clients` are the members that are connected."""
     clients_by_id = {client.client_id: client for client in clients}
     member_records = []
     for member in report.members:
@@ -292,14 +291,21 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
     columns = "member language version queues idle_because=idle_because"
     print_records(member_records, columns=columns, title=f"Members of {report.name}")
 
+
+def _print_progress(report: GroupReport) -> None:
+    """Print a table of the queues of a group, then the notes of the report and the sums.
+
+    Queues of the retry topic without a lag are left out.
+    """
     owner_by_queue = {
         queue: member.client_id for member in report.members for queue in member.queues
     }
-    queue_records = [
-        _progress_record(item) | {"member": owner_by_queue.get(item.queue, "")}
-        for item in report.progress
-        if not is_retry_topic(item.queue.topic) or item.lag
-    ]
+    queue_records = []
+    for progress in report.progress:
+        is_idle_retry_queue = is_retry_topic(progress.queue.topic) and not progress.lag
+        if not is_idle_retry_queue:
+            owner = owner_by_queue.get(progress.queue, "")
+            queue_records.append(_progress_record(progress) | {"member": owner})
     columns = (
         "topic broker queue=queue_id committed end=offset_max lag in_flight=in_flight "
         "last_consumed=last_time_ms:time member"
@@ -315,20 +321,21 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
     )
 
 
-def _filter_record(broker: str, topic: GroupMatching) -> Record:
+def _filter_record(broker: str, topic_counts: GroupMatching) -> Record:
     """Return the counters of a group's filter on one broker, for `--json`.
 
     `matching` is the number of unconsumed messages that match; it is None if the broker does not
     know it for one of the queues.
     """
-    matching_by_queue = [queue.matching for queue in topic.queues]
-    is_known = None not in matching_by_queue
+    queues = topic_counts.queues
+    known_counts = [queue.matching for queue in queues if queue.matching is not None]
+    is_known_for_all = len(known_counts) == len(queues)
     return {
-        **_filter_base_record(topic),
+        **_filter_base_record(topic_counts),
         "broker": broker,
-        "matching": sum(count or 0 for count in matching_by_queue) if is_known else None,
-        "errors": topic.errors,
-        "last_errors": [_failure_record(failure) for failure in topic.failures],
+        "matching": sum(known_counts) if is_known_for_all else None,
+        "errors": topic_counts.errors,
+        "last_errors": [_failure_record(failure) for failure in topic_counts.failures],
     }
 
 
@@ -338,47 +345,38 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
     Each item of `filters` is (name of a broker, what that broker counts for one topic of the
     group).
     """
-    records = [
-        _filter_record(broker, topic)
-        | {"filter": topic.expression or "not known", "errors": sum(topic.errors.values())}
-        for broker, topic in filters
-    ]
+    records = []
+    for broker, counts in filters:
+        record = _filter_record(broker, counts)
+        record["filter"] = counts.expression or "not known"
+        record["errors"] = sum(counts.errors.values())
+        records.append(record)
     columns = "topic broker filter matched filtered_out=filtered errors matching"
     print_records(records, columns=columns, title="Filters")
-    for _, topic in filters:
-        most_frequent_first = sorted(topic.errors.items(), key=lambda item: -item[1])
-        for reason, count in most_frequent_first:
-            click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
-        for failure in topic.failures[-FAILURES_SHOWN:]:
-            location = f"queue {failure.queue_id} offset {failure.offset}"
-            click.echo(f"    {topic.topic} {location}: {failure.text}")
+    for _, counts in filters:
+        _print_filter_errors(counts)
+
+
+def _print_filter_errors(counts: GroupMatching) -> None:
+    """Print why a filter dropped messages, the most frequent reason first, and its last errors."""
+    reasons = sorted(counts.errors, key=lambda reason: -counts.errors[reason])
+    for reason in reasons:
+        dropped_count = counts.errors[reason]
+        click.echo(f"{counts.topic}: {dropped_count:,} messages were dropped: {reason}.")
+    for failure in counts.failures[-FAILURES_SHOWN:]:
+        location = f"queue {failure.queue_id} offset {failure.offset}"
+        click.echo(f"    {counts.topic} {location}: {failure.text}")
 
 
 def _print_contract(contract: GroupContract) -> None:
     """Print what one broker does for members of a group that have different subscriptions.
 
-    Members with the same subscription form a lane, with committed offsets of its own. First comes a
-    table of the lanes, oldest first: subscription, members and unread messages. After
-    it come lines about the contract, the subscriptions with which the group pops, the clients that
-    the contract refuses (with the reason), and the subscriptions that the broker has forgotten. A
-    part without content is left out.
+    The lanes come first. After them come the subscriptions with which the group pops, the clients
+    that the contract refuses (with the reason), and the subscriptions that the broker has
+    forgotten. A part without content is left out.
     """
-    lane_records = [_lane_record(lane) for lane in contract.lanes]
-    if lane_records:
-        columns = "lane subscription members not_read=not_read left:time"
-        title = f"Lanes on {contract.broker} (the oldest first)"
-        print_records(lane_records, columns=columns, title=title)
-
-        sentences = [
-            f"The contract is {contract.contract}: the members have different subscriptions, and "
-            "each message goes to the oldest lane whose filter matches it."
-        ]
-        is_default_contract = contract.contract == CONTRACTS[0]
-        if is_default_contract:
-            sentences.append("If that is not intended, set the contract to strict.")
-        if contract.unmatched:
-            sentences.append(f"{contract.unmatched:,} messages match no lane.")
-        click.echo(" ".join(sentences))
+    if contract.lanes:
+        _print_lanes(contract)
     for topic, (kind, expression) in contract.pops.items():
         click.echo(f"Pops {topic} on {contract.broker} by {kind} {expression}.")
     for client_id, reason in contract.refused.items():
@@ -391,6 +389,28 @@ def _print_contract(contract: GroupContract) -> None:
         )
 
 
+def _print_lanes(contract: GroupContract) -> None:
+    """Print a table of the lanes of a group on one broker, and a line about the contract.
+
+    Members with the same subscription form a lane, with committed offsets of its own. The table
+    shows for each lane, oldest first, the subscription, the members and the unread messages.
+    """
+    columns = "lane subscription members not_read=not_read left:time"
+    title = f"Lanes on {contract.broker} (the oldest first)"
+    print_records([_lane_record(lane) for lane in contract.lanes], columns=columns, title=title)
+
+    sentences = [
+        f"The contract is {contract.contract}: the members have different subscriptions, and "
+        "each message goes to the oldest lane whose filter matches it."
+    ]
+    is_default_contract = contract.contract == CONTRACTS[0]
+    if is_default_contract:
+        sentences.append("If that is not intended, set the contract to strict.")
+    if contract.unmatched:
+        sentences.append(f"{contract.unmatched:,} messages match no lane.")
+    click.echo(" ".join(sentences))
+
+
 def _lane_record(lane: Record) -> Record:
     """Return the row of a lane in the table of `group show`.
 
@@ -400,13 +420,15 @@ def _lane_record(lane: Record) -> Record:
     members = ", ".join(lane["clientIds"])
     if not members:
         members = "none (idle)" if lane["isIdle"] else "none"
+    subscription = "; ".join(
+        f"{topic}: {expression}" for topic, (_, expression) in lane["subscriptions"].items()
+    )
+    unread_count = sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"])
     return {
         "lane": lane["lane"],
-        "subscription": "; ".join(
-            f"{topic}: {expression}" for topic, (_, expression) in lane["subscriptions"].items()
-        ),
+        "subscription": subscription,
         "members": members,
-        "not_read": sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"]),
+        "not_read": unread_count,
         "left": lane["leftTimestamp"] or 0,
     }
 
@@ -431,16 +453,15 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     Also show how many messages match the group's filter, how many were deleted before the group
     consumed them, and when the next ones will be deleted.
     """
-    shows_system_groups = bool(name) or show_all
-    lags = [
-        item for item in admin.lag(name) if shows_system_groups or not is_system_group(item.group)
-    ]
+    lags = admin.lag(name)
+    if not name and not show_all:
+        lags = [queue_lag for queue_lag in lags if not is_system_group(queue_lag.group)]
     if only_risks:
-        lags = [item for item in lags if item.messages_at_risk]
+        lags = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
 
     if as_json:
-        for item in lags:
-            print_json(_lag_record(item) | {"lanes": item.lanes})
+        for queue_lag in lags:
+            print_json(_lag_record(queue_lag) | {"lanes": queue_lag.lanes})
     else:
         _print_lag(lags)
     if only_risks and lags:
@@ -453,70 +474,83 @@ def _print_lag(lags: list[QueueLag]) -> None:
     Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
     end of its queue gets a line that says why that can happen.
     """
-    queue_records = [
-        _lag_record(item)
-        for item in lags
-        if not is_retry_topic(item.queue.topic) or item.lag or item.lost or item.beyond_end
-    ]
+    _print_queue_lags(lags)
+    _print_lane_lags(lags)
+    for queue_lag in lags:
+        if queue_lag.beyond_end:
+            queue = queue_lag.queue
+            click.echo(
+                f"The committed offset {queue_lag.committed} of {queue_lag.group} is beyond the "
+                f"end {queue_lag.offset_max} of {queue.topic} queue {queue.queue_id} on "
+                f"{queue.broker}: the topic was deleted and created again, or the broker "
+                f"lost messages. See sluice explain group {queue_lag.group}."
+            )
+    _print_lag_totals(lags)
+
+
+def _print_queue_lags(lags: list[QueueLag]) -> None:
+    """Print a table of the queues, without queues of retry topics in which nothing matters."""
+    records = []
+    for queue_lag in lags:
+        needs_attention = queue_lag.lag or queue_lag.lost or queue_lag.beyond_end
+        if needs_attention or not is_retry_topic(queue_lag.queue.topic):
+            records.append(_lag_record(queue_lag))
     columns = (
         "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
         "in_flight=in_flight matching "
         "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
     )
-    print_records(queue_records, columns=columns)
+    print_records(records, columns=columns)
 
-    lane_records = [  # a lane has its own committed offset, which replaces that of the queue
-        _lag_record(item) | asdict(lane)
-        for item in lags
-        for lane in item.lanes
-        if lane.matching or not is_retry_topic(item.queue.topic)
-    ]
+
+def _print_lane_lags(lags: list[QueueLag]) -> None:
+    """Print a table of the lanes, without lanes of retry topics that match no unread message."""
+    records = []
+    for queue_lag in lags:
+        lanes = queue_lag.lanes
+        if is_retry_topic(queue_lag.queue.topic):
+            lanes = tuple(lane for lane in lanes if lane.matching)
+        # A lane has its own committed offset, which replaces that of the queue.
+        records += [_lag_record(queue_lag) | asdict(lane) for lane in lanes]
     columns = "group topic broker queue=queue_id lane filter=expression committed matching"
-    print_records(
-        lane_records,
-        columns=columns,
-        title="Lanes: a message counts in the lane that will receive it",
-    )
-
-    for item in lags:
-        if item.beyond_end:
-            click.echo(
-                f"The committed offset {item.committed} of {item.group} is beyond the end "
-                f"{item.offset_max} of {item.queue.topic} queue {item.queue.queue_id} on "
-                f"{item.queue.broker}: the topic was deleted and created again, or the broker "
-                f"lost messages. See sluice explain group {item.group}."
-            )
-    _print_lag_totals(lags)
+    title = "Lanes: a message counts in the lane that will receive it"
+    print_records(records, columns=columns, title=title)
 
 
 def _print_lag_totals(lags: list[QueueLag]) -> None:
-    """Print the sums of the lag, and what will be deleted next.
+    """Print how many messages match, the sums of the lag, and what will be deleted next."""
+    _print_matching_total(lags)
+    lag_text = f"The lag is {sum(queue_lag.lag for queue_lag in lags):,} messages"
+    in_flight_count = sum(queue_lag.in_flight for queue_lag in lags)
+    if in_flight_count:
+        lag_text += f", of which {in_flight_count:,} are in flight"
 
-    If the number of matching messages is not known for a queue with a lag, say why.
+    lags_at_risk = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
+    if lags_at_risk:
+        at_risk_count = sum(queue_lag.messages_at_risk for queue_lag in lags_at_risk)
+        first_loss_ms = min(queue_lag.loss_time_ms for queue_lag in lags_at_risk)
+        first_loss = format_time(first_loss_ms)
+        risk_text = f"{at_risk_count:,} of them will be deleted from {first_loss} on."
+    else:
+        risk_text = "None of them is about to be deleted."
+    click.echo(f"{lag_text}. {risk_text}")
+
+
+def _print_matching_total(lags: list[QueueLag]) -> None:
+    """Print how many unread messages match the filters of the groups.
+
+    If that is not known for a queue with a lag, say why. If it is known for none, print nothing.
     """
-    in_flight = sum(item.in_flight for item in lags)
-    at_risk = sum(item.messages_at_risk for item in lags)
-    loss_times_ms = [item.loss_time_ms for item in lags if item.messages_at_risk]
-    known_matching = [item.matching for item in lags if item.matching is not None]
-    is_matching_incomplete = any(item.lag and item.matching is None for item in lags)
-    if is_matching_incomplete:
+    known_counts = [queue_lag.matching for queue_lag in lags if queue_lag.matching is not None]
+    is_incomplete = any(queue_lag.lag and queue_lag.matching is None for queue_lag in lags)
+    if is_incomplete:
         click.echo(
             "If matching is empty, the number of messages that match the filter is unknown: a "
             "RocketMQ broker does not count them, and the tags of a group without members are not "
             "known. The lag includes messages that a filter will drop."
         )
-    elif known_matching:
-        click.echo(f"{sum(known_matching):,} messages match the groups' filters.")
-
-    lag_text = f"The lag is {sum(item.lag for item in lags):,} messages"
-    if in_flight:
-        lag_text += f", of which {in_flight:,} are in flight"
-    if loss_times_ms:
-        first_loss = format_time(min(loss_times_ms))
-        risk_text = f"{at_risk:,} of them will be deleted from {first_loss} on."
-    else:
-        risk_text = "None of them is about to be deleted."
-    click.echo(f"{lag_text}. {risk_text}")
+    elif known_counts:
+        click.echo(f"{sum(known_counts):,} messages match the groups' filters.")
 
 
 # ------------------------------------------------------------------ reset, skip and clone
@@ -551,7 +585,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     if to in named_times:
         time_ms = named_times[to]
     else:
-        time_ms = parse_time_ms(to, "--to", words=", ".join(named_times))
+        time_ms = parse_time_ms(to, "--to", other_values=", ".join(named_times))
     _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 
@@ -609,15 +643,18 @@ def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_
     records = [{"group": name, **_change_record(change), "dry_run": dry_run} for change in changes]
     columns = "topic broker queue=queue_id from to come_again=come_again skipped end=offset_max"
     print_records(records, as_json=as_json, columns=columns)
-    if not as_json:
-        verb = "would continue" if dry_run else "continues"
-        repeated_count = sum(change.again for change in changes)
-        skipped_count = sum(change.skipped for change in changes)
-        text = (
-            f"{name} {verb} there. {repeated_count:,} messages are delivered again, "
-            f"{skipped_count:,} are skipped."
-        )
-        click.echo(f"{text} Nothing was changed." if dry_run else text)
+    if as_json:
+        return
+    verb = "would continue" if dry_run else "continues"
+    repeated_count = sum(change.again for change in changes)
+    skipped_count = sum(change.skipped for change in changes)
+    summary = (
+        f"{name} {verb} there. {repeated_count:,} messages are delivered again, "
+        f"{skipped_count:,} are skipped."
+    )
+    if dry_run:
+        summary += " Nothing was changed."
+    click.echo(summary)
 
 
 # ------------------------------------------------------------------------------- consumer
@@ -656,44 +693,62 @@ _client_argument = click.argument("client_id", metavar="[CLIENT]", required=Fals
 @admin_options
 def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
     """Show the queues, prefetched messages and rates of CLIENT of GROUP, or of each member."""
-    for client, info in _request_running_info(admin, name, client_id, stack=False):
-        queues = [
-            queue._asdict() | _queue_state_record(state)
-            for queue, state in sorted(info.queues.items())
-        ]
+    for client, running_info in _request_running_info(admin, name, client_id, stack=False):
         if as_json:
-            print_json(
-                {
-                    **_client_record(client),
-                    "properties": info.properties,
-                    "subscriptions": {item.topic: item.expression for item in info.subscriptions},
-                    "queues": queues,
-                    "topics": {
-                        topic: _rates_record(rates) for topic, rates in sorted(info.rates.items())
-                    },
-                    "notes": info.notes,
-                }
-            )
-            continue
-        start_ms = int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0)
+            print_json(_consumer_status_record(client, running_info))
+        else:
+            _print_consumer_status(client, running_info)
+
+
+def _queue_records(running_info: RunningInfo) -> list[Record]:
+    """Return the state of each queue that a consumer reads, sorted by queue."""
+    return [
+        queue._asdict() | _queue_state_record(state)
+        for queue, state in sorted(running_info.queues.items())
+    ]
+
+
+def _consumer_status_record(client: ConsumerClient, running_info: RunningInfo) -> Record:
+    """Return what a consumer reports about itself, as a line of `consumer status --json`."""
+    return {
+        **_client_record(client),
+        "properties": running_info.properties,
+        "subscriptions": {
+            subscription.topic: subscription.expression
+            for subscription in running_info.subscriptions
+        },
+        "queues": _queue_records(running_info),
+        "topics": {
+            topic: _rates_record(rates) for topic, rates in sorted(running_info.rates.items())
+        },
+        "notes": running_info.notes,
+    }
+
+
+def _print_consumer_status(client: ConsumerClient, running_info: RunningInfo) -> None:
+    """Print the start, the subscriptions, the queues, the rates and the notes of a consumer."""
+    start_ms = int(running_info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0)
+    click.echo(
+        f"--- {client.client_id} ({client.language}, {client.address}), "
+        f"since {format_time(start_ms)}"
+    )
+    subscriptions = sorted(running_info.subscriptions, key=attrgetter("topic"))
+    for subscription in subscriptions:
         click.echo(
-            f"--- {client.client_id} ({client.language}, {client.address}), "
-            f"since {format_time(start_ms)}"
+            f"subscribed: {subscription.topic} {subscription.kind} {subscription.expression}"
         )
-        for item in sorted(info.subscriptions, key=lambda item: item.topic):
-            click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
-        columns = (
-            "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
-            "last_consumed=last_consume_ms:time"
+    columns = (
+        "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
+        "last_consumed=last_consume_ms:time"
+    )
+    print_records(_queue_records(running_info), columns=columns)
+    for topic, rates in sorted(running_info.rates.items()):
+        click.echo(
+            f"{topic}: {rates.done_per_second:.1f} processed/s, {rates.failed_per_second:.1f} "
+            f"failed/s, {rates.consume_ms:.1f} ms each, {rates.failures} failures in the last "
+            "hour"
         )
-        print_records(queues, columns=columns)
-        for topic, rates in sorted(info.rates.items()):
-            click.echo(
-                f"{topic}: {rates.done_per_second:.1f} processed/s, {rates.failed_per_second:.1f} "
-                f"failed/s, {rates.consume_ms:.1f} ms each, {rates.failures} failures in the last "
-                "hour"
-            )
-        _print_notes(info)
+    _print_notes(running_info)
 
 
 @consumer.command("stack")
@@ -702,13 +757,13 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
 @admin_options
 def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
     """Print the stacks of all threads and tasks of CLIENT of GROUP, or of each member."""
-    for client, info in _request_running_info(admin, name, client_id, stack=True):
+    for client, running_info in _request_running_info(admin, name, client_id, stack=True):
         if as_json:
-            print_json({"client_id": client.client_id, "group": name, "stack": info.stack})
+            print_json({"client_id": client.client_id, "group": name, "stack": running_info.stack})
         else:
             click.echo(f"--- {client.client_id} ({client.language}, {client.address})")
-            _print_notes(info)
-            click.echo(info.stack or "The client has sent no stack.")
+            _print_notes(running_info)
+            click.echo(running_info.stack or "The client has sent no stack.")
 
 
 def _request_running_info(
@@ -727,18 +782,18 @@ def _request_running_info(
         asked_clients = [client for client in online_clients if client.client_id == client_id]
     if not asked_clients:
         missing = f"No consumer {client_id!r}" if client_id else "No consumer"
-        online_ids = ", ".join(client.client_id for client in online_clients)
-        fix = f"Choose one of those online: {online_ids}." if online_ids else ""
-        raise ConfigurationError(
-            f"{missing} of group {name!r} is online.", fix=fix or "See sluice group show."
-        )
+        fix = "See sluice group show."
+        if online_clients:
+            online_ids = ", ".join(client.client_id for client in online_clients)
+            fix = f"Choose one of those online: {online_ids}."
+        raise ConfigurationError(f"{missing} of group {name!r} is online.", fix=fix)
     return [
         (client, admin.running_info(name, client.client_id, stack=stack))
         for client in asked_clients
     ]
 
 
-def _print_notes(info: RunningInfo) -> None:
+def _print_notes(running_info: RunningInfo) -> None:
     """Print SluiceMQ's own entries in the running information of a consumer, sorted by name."""
-    for note, text in sorted(info.notes.items()):
-        click.echo(f"{note}: {text}")
+    for name, note in sorted(running_info.notes.items()):
+        click.echo(f"{name}: {note}")

@@ -7,7 +7,7 @@ consumers yet; only SluiceMQ brokers know their requests.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +32,7 @@ from sluicemq.cli.output import (
 from sluicemq.cli.traffic import parse_start, run_until_interrupted, start_option
 from sluicemq.client.admin.messages import COUNT_MAX
 from sluicemq.client.admin.traces import GroupTrace, Step, Timeline
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
@@ -104,12 +105,12 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 
     # The properties and the body follow below the other fields.
     rows: list[tuple[str, object]] = []
-    for name, value in record.items():
-        if name.endswith("_time_ms"):
-            rows.append((name.removesuffix("_ms"), format_time(value)))
-        elif name not in ("properties", "body", "body_error"):
-            rows.append((name, value))
-    rows += [(f"  {name}", value) for name, value in stored.properties.items()]
+    for field, value in record.items():
+        if field.endswith("_time_ms"):
+            rows.append((field.removesuffix("_ms"), format_time(value)))
+        elif field not in ("properties", "body", "body_error"):
+            rows.append((field, value))
+    rows += [(f"  {name}", text) for name, text in stored.properties.items()]
     print_table(f"Message {stored.message_id}", ["field", "value"], rows)
     click.echo(format_body(stored, BODY_SHOWN_BYTES))
 
@@ -145,11 +146,13 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
     """Find the messages of a topic that have a key, the newest first."""
     messages = admin.messages_by_key(topic, key, **options)
-    records = [message_record(stored) for stored in messages]
-    if not as_json:
-        for record, stored in zip(records, messages, strict=True):
+    records = []
+    for stored in messages:
+        record = message_record(stored)
+        if not as_json:  # the table shows the keys, and the beginning of the body
             record["keys"] = " ".join(stored.keys)
             record["body"] = format_body(stored, BODY_PREVIEW_BYTES)
+        records.append(record)
     columns = (
         "stored=store_time_ms:time broker queue=queue_id offset=queue_offset tag keys "
         "id=message_id body"
@@ -160,7 +163,7 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
         return
 
     # Brokers do not say whether they have left messages out, so ask for older ones.
-    complete_from_ms = _complete_from_ms(messages)
+    complete_from_ms = _find_complete_from_ms(messages)
     has_unlisted = _has_unlisted(
         admin, topic, key, messages, begin_ms=options["begin_ms"], end_ms=complete_from_ms
     )
@@ -173,7 +176,7 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
         )
 
 
-def _complete_from_ms(messages: Sequence[StoredMessage]) -> int:
+def _find_complete_from_ms(messages: Sequence[StoredMessage]) -> int:
     """Return the store time from which the list of messages is complete; 0 if it is empty.
 
     Each broker returns its newest messages, up to its limit. So the answer of a broker is complete
@@ -222,16 +225,17 @@ def consume(admin: Admin, message_id: str, group: str, as_json: bool, **options:
     The client calls its handler with the stored message, in addition to its other work. No offset
     changes, and the message is not retried.
     """
-    stored, result = admin.consume_directly(message_id, group, **options)
-    record = record_builder("result remark spent_ms ordered=is_ordered")(result)
-    remark = f": {result.remark}" if result.remark else "."
+    stored, handler_result = admin.consume_directly(message_id, group, **options)
+    outcome = handler_result.result
+    record = record_builder("result remark spent_ms ordered=is_ordered")(handler_result)
+    remark = f": {handler_result.remark}" if handler_result.remark else "."
     print_result(
         {"message_id": stored.message_id, "group": group, **record},
         f"Message {stored.message_id} of {stored.topic}: "
-        f"{RESULT_TEXTS.get(result.result, result.result)} after {result.spent_ms} ms{remark}",
+        f"{RESULT_TEXTS.get(outcome, outcome)} after {handler_result.spent_ms} ms{remark}",
         as_json=as_json,
     )
-    if result.result not in SUCCESSFUL_RESULTS:
+    if outcome not in SUCCESSFUL_RESULTS:
         raise SystemExit(1)
 
 
@@ -326,26 +330,17 @@ def export_traces(
     from sluicemq.telemetry.otlp import open_exporter  # noqa: PLC0415 - few have the extra
     from sluicemq.telemetry.spans import SpanBuilder  # noqa: PLC0415 - as above
 
-    topic = options["topic"]
-    group = options["group"]
-    timeout_s = options["timeout_s"]
     exporter = open_exporter("traces", endpoint)
-    span_builder = SpanBuilder()
+    span_builder = SpanBuilder()  # it joins the records of one delivery to a span
     start_at = parse_start(start)
     totals = {"messages": 0, "spans": 0, "unread": 0}
 
-    async def run() -> None:
+    async def export_all() -> None:
         """Export batches of trace messages until none arrives for `timeout_s`."""
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            stream = mq.subscribe(topic, group=group, start=start_at)
-            while messages := await stream.receive_many(EXPORT_BATCH_MAX, timeout_s):
-                records: list[TraceRecord] = []
-                unreadable_count = 0
-                for message in messages:
-                    message_records, unreadable = decode_trace_records(message.body_or_raw)
-                    records += message_records
-                    unreadable_count += unreadable
-
+            stream = mq.subscribe(options["topic"], group=options["group"], start=start_at)
+            while messages := await stream.receive_many(EXPORT_BATCH_MAX, options["timeout_s"]):
+                records, unreadable_count = _decode_trace_messages(messages)
                 parent_by_id = await _find_trace_parents(mq, records) if parents else {}
                 now_ms = mq.cluster.clock.now_ms()
                 spans = list(span_builder.spans(records, now_ms, parent_by_id))
@@ -359,7 +354,7 @@ def export_traces(
                 totals["unread"] += unreadable_count
 
     try:
-        asyncio.run(run_until_interrupted(run()))
+        asyncio.run(run_until_interrupted(export_all()))
     finally:
         exporter.shutdown()
     print_result(
@@ -369,6 +364,17 @@ def export_traces(
         f"{totals['unread']} records were unreadable.",
         as_json=as_json,
     )
+
+
+def _decode_trace_messages(messages: Iterable[ReceivedMessage]) -> tuple[list[TraceRecord], int]:
+    """Return the trace records in the messages, and the number of unreadable records in them."""
+    records: list[TraceRecord] = []
+    unreadable_count = 0
+    for message in messages:
+        records_of_message, unreadable_in_message = decode_trace_records(message.body_or_raw)
+        records += records_of_message
+        unreadable_count += unreadable_in_message
+    return records, unreadable_count
 
 
 async def _find_trace_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
@@ -399,10 +405,10 @@ async def _send_spans(exporter: Any, spans: list["Span"]) -> None:
     from sluicemq.telemetry.otlp import export  # noqa: PLC0415 - few have the extra
     from sluicemq.telemetry.spans import exportable  # noqa: PLC0415 - as above
 
-    data = exportable(spans)
+    exportable_spans = exportable(spans)
     is_refusal_reported = False
-    while data:
-        refusal = await asyncio.to_thread(export, exporter, data)
+    while exportable_spans:
+        refusal = await asyncio.to_thread(export, exporter, exportable_spans)
         if not refusal:
             return
         if not is_refusal_reported:
@@ -417,20 +423,8 @@ def timeline_lines(timeline: Timeline) -> list[str]:
     The line of a step has its time, the time since the previous step, and what happened. The last
     line counts trace records that could not be read, if there are any.
     """
-    labels = (("topic", timeline.topic), ("tag", timeline.tags), ("keys", timeline.keys))
-    known_labels = ", ".join(f"{name} {value}" for name, value in labels if value)
-    suffix = f" ({known_labels})" if known_labels else ""
-    lines = [f"Message {timeline.message_id}{suffix}", ""]
-
-    previous_ms = timeline.steps[0].time_ms if timeline.steps else 0
-    for index, step in enumerate(timeline.steps):
-        branch = "└─" if index == len(timeline.steps) - 1 else "├─"
-        elapsed = f"+{step.time_ms - previous_ms} ms" if index else ""
-        time = format_time(step.time_ms) or "at an unknown time"
-        lines.append(f"{time:<23} {elapsed:>10}  {branch} {_step_text(step)}")
-        previous_ms = step.time_ms
-    lines.append("")
-    lines += [_group_line(group) for group in timeline.groups]
+    lines = [_format_message_line(timeline), "", *_format_steps(timeline.steps), ""]
+    lines += [_format_group(group) for group in timeline.groups]
     if not timeline.groups:
         lines.append("No consumer group has traced a delivery of this message.")
     if timeline.unread:
@@ -438,29 +432,60 @@ def timeline_lines(timeline: Timeline) -> list[str]:
     return lines
 
 
-def _step_text(step: Step) -> str:
+def _format_message_line(timeline: Timeline) -> str:
+    """Return the first line of `sluice trace`: the message id, and topic, tag and keys if known."""
+    labels = []
+    if timeline.topic:
+        labels.append(f"topic {timeline.topic}")
+    if timeline.tags:
+        labels.append(f"tag {timeline.tags}")
+    if timeline.keys:
+        labels.append(f"keys {timeline.keys}")
+    line = f"Message {timeline.message_id}"
+    return f"{line} ({', '.join(labels)})" if labels else line
+
+
+def _format_steps(steps: Sequence[Step]) -> list[str]:
+    """Return a line for each step: the time, the time since the previous step, what happened."""
+    lines = []
+    for index, step in enumerate(steps):
+        is_last = index == len(steps) - 1
+        branch = "└─" if is_last else "├─"
+        elapsed = ""
+        if index > 0:
+            elapsed = f"+{step.time_ms - steps[index - 1].time_ms} ms"
+        time = format_time(step.time_ms) or "at an unknown time"
+        lines.append(f"{time:<23} {elapsed:>10}  {branch} {_format_step(step)}")
+    return lines
+
+
+def _format_step(step: Step) -> str:
     """Return what happened in a step, as `deliver to billing -> success in 5 ms`.
 
     Parts that are unknown are left out.
     """
+    parts = [f"{step.kind:<11}"]
     is_delivery = step.kind == "deliver"
     if is_delivery:
-        group = f"to {step.group or 'an unknown group'}"
-    else:
-        group = f"by {step.group}" if step.group else ""
-    words = (
-        f"{step.kind:<11}",
-        group,
-        f"(retry {step.round})" if is_delivery and step.round else "",
-        f"at {step.place}" if step.place else "",
-        f"-> {step.result or 'no result yet'}" if is_delivery or step.result else "",
-        f"in {step.cost_ms} ms" if step.cost_ms is not None else "",
-        f"({step.detail})" if step.detail else "",
-    )
-    return " ".join(word for word in words if word)
+        parts.append(f"to {step.group or 'an unknown group'}")
+        if step.round:
+            parts.append(f"(retry {step.round})")
+    elif step.group:
+        parts.append(f"by {step.group}")
+    if step.place:
+        parts.append(f"at {step.place}")
+    if step.result:
+        parts.append(f"-> {step.result}")
+    elif is_delivery:
+        parts.append("-> no result yet")
+    if step.cost_ms is not None:
+        parts.append(f"in {step.cost_ms} ms")
+    if step.detail:
+        parts.append(f"({step.detail})")
+    return " ".join(parts)
 
 
-def _group_line(trace: GroupTrace) -> str:
+def _format_group(trace: GroupTrace) -> str:
     """Return a sentence that says whether a group consumed the message.
 
     If its deliveries were traced, it says how many there were and how they ended.
@@ -491,11 +516,11 @@ def delay() -> None:
 @admin_options
 def list_delayed(admin: Admin, as_json: bool, **options: Any) -> None:
     """List the delayed and timed messages that are not delivered yet, the next one first."""
-    records: list[dict[str, Any]] = [
-        {**_delayed_record(item), "level": item.level or None, "broker": address}
-        for address, items in admin.delayed(**options).items()
-        for item in items
-    ]
+    records = []
+    for address, delayed_messages in admin.delayed(**options).items():
+        for delayed in delayed_messages:
+            level = delayed.level or None  # None for a timed message
+            records.append({**_delayed_record(delayed), "level": level, "broker": address})
     records.sort(key=lambda record: record["due"])
     columns = "topic queue message_id keys tag level due:time stored:time bytes"
     print_records(records, as_json=as_json, columns=columns, empty="There are no delayed messages.")
@@ -511,31 +536,30 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
 
     Exit code 1 if no message was cancelled.
     """
-    delayed_by_broker = admin.delayed(topic, key=key)
-    delayed_messages = [
-        (address, item) for address, items in delayed_by_broker.items() for item in items
-    ]
-    if len(delayed_messages) > 1 and not yes:
+    messages_by_broker = admin.delayed(topic, key=key)
+    message_count = sum(map(len, messages_by_broker.values()))
+    if message_count > 1 and not yes:
         raise click.UsageError(
-            f"{len(delayed_messages)} delayed messages have the key {key}. Give a message id, or "
+            f"{message_count} delayed messages have the key {key}. Give a message id, or "
             "--yes to cancel them all."
         )
+
     cancelled_ids: list[str] = []
-    late_count = 0  # messages that the broker refused to cancel
     describe_on_interrupt(
         lambda: f"{len(cancelled_ids)} cancelled; `sluice delay list` shows the others."
     )
-    for address, item in delayed_messages:
-        try:
-            admin.cancel_delayed(address, item.handle)
-            cancelled_ids.append(item.unique_id)
-        except RequestError as error:
-            late_count += 1
-            click.echo(f"{item.unique_id}: {error}", err=True)
+    for address, delayed_messages in messages_by_broker.items():
+        for delayed in delayed_messages:
+            try:
+                admin.cancel_delayed(address, delayed.handle)
+                cancelled_ids.append(delayed.unique_id)
+            except RequestError as error:  # such as a message that was delivered in the meantime
+                click.echo(f"{delayed.unique_id}: {error}", err=True)
 
     if as_json or cancelled_ids:
-        result = {"key": key, "cancelled": cancelled_ids, "late": late_count}
-        print_result(result, f"Cancelled: {', '.join(cancelled_ids)}.", as_json=as_json)
+        late_count = message_count - len(cancelled_ids)
+        record = {"key": key, "cancelled": cancelled_ids, "late": late_count}
+        print_result(record, f"Cancelled: {', '.join(cancelled_ids)}.", as_json=as_json)
     if not cancelled_ids:
         raise click.ClickException(f"No message with key {key} was cancelled.")
 
@@ -553,15 +577,12 @@ def transaction() -> None:
 def list_transactions(admin: Admin, as_json: bool, **options: Any) -> None:
     """List the open transactions, the oldest first."""
     now_ms = admin.clock.now_ms()
-    records: list[dict[str, Any]] = [
-        {
-            **_transaction_record(item),
-            "age_s": round((now_ms - item.began_ms) / 1000, 1),
-            "broker": address,
-        }
-        for address, items in admin.transactions(**options).items()
-        for item in items
-    ]
+    records = []
+    for address, open_transactions in admin.transactions(**options).items():
+        for open_transaction in open_transactions:
+            age_s = round((now_ms - open_transaction.began_ms) / 1000, 1)
+            record = _transaction_record(open_transaction)
+            records.append({**record, "age_s": age_s, "broker": address})
     records.sort(key=lambda record: record["began_time_ms"])
     columns = "id age_s checks group topic keys next_check=next_check_time_ms:time asked"
     empty = "There are no open transactions."
@@ -582,7 +603,7 @@ def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: boo
     note_pending_change("sluice transaction list")
     address = admin.resolve_transaction(transaction_id, TransactionState[outcome.upper()])
     if as_json or address is not None:
-        result = {"id": transaction_id, "outcome": outcome, "broker": address}
-        print_result(result, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
+        record = {"id": transaction_id, "outcome": outcome, "broker": address}
+        print_result(record, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
     if address is None:
         raise click.ClickException(f"No broker has an open transaction {transaction_id}.")

@@ -3,47 +3,62 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from sluicemq.cli.output import Access
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 
+if TYPE_CHECKING:
+    from sluicemq.mqadmin.commands import Session
+
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [FLAGS]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [FLAGS]")
 @click.pass_context
-def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
+def mqadmin(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Run a command of RocketMQ's mqadmin, with the same flags and output, without Java.
 
     `sluice mqadmin` lists the commands. `sluice mqadmin help COMMAND` lists the flags of one.
     """
-    from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
-    from sluicemq.mqadmin.commands import Session, run  # noqa: PLC0415 - as above
+    from sluicemq.mqadmin.commands import run  # noqa: PLC0415 - not for `--help`
     from sluicemq.mqadmin.table import COMMANDS  # noqa: PLC0415 - as above
 
-    def write(text: str) -> None:
-        click.echo(text, nl=False)
+    context.exit(run(COMMANDS, arguments, _write, _write_error_line, _open_session))
 
-    @contextmanager
-    def open_session(name_servers: str | None) -> Iterator[Session]:
-        names = name_servers or os.environ.get("NAMESRV_ADDR", DEFAULT_NAME_SERVER)
-        access = Access(
-            names,
-            os.environ.get("SLUICE_ACCESS_KEY") or os.environ.get("ROCKETMQ_ACCESS_KEY"),
-            os.environ.get("SLUICE_SECRET_KEY") or os.environ.get("ROCKETMQ_SECRET_KEY"),
-        )
 
-        def make_producer() -> Producer:
-            return Producer(names, credentials=access.credentials)
+def _write(output: str) -> None:
+    """Write output of a command to stdout, without a line end."""
+    click.echo(output, nl=False)
 
-        with access.admin() as admin:
-            yield Session(admin, make_producer, write)
 
-    def write_error_line(line: str) -> None:
-        click.echo(line, err=True)
+def _write_error_line(line: str) -> None:
+    """Write a line to stderr."""
+    click.echo(line, err=True)
 
-    context.exit(run(COMMANDS, words, write, write_error_line, open_session))
+
+@contextmanager
+def _open_session(name_servers: str | None) -> "Iterator[Session]":
+    """Return a context manager whose value is a session with the cluster of these name servers.
+
+    None means those of the environment, which also has the access key and the secret key.
+    """
+    from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
+    from sluicemq.mqadmin.commands import Session  # noqa: PLC0415 - as above
+
+    addresses = name_servers or os.environ.get("NAMESRV_ADDR", DEFAULT_NAME_SERVER)
+    access = Access(
+        addresses,
+        os.environ.get("SLUICE_ACCESS_KEY") or os.environ.get("ROCKETMQ_ACCESS_KEY"),
+        os.environ.get("SLUICE_SECRET_KEY") or os.environ.get("ROCKETMQ_SECRET_KEY"),
+    )
+
+    def make_producer() -> Producer:
+        return Producer(addresses, credentials=access.credentials)
+
+    with access.admin() as admin:
+        yield Session(admin, make_producer, _write)

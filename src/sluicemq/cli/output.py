@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import click
 import orjson
@@ -33,6 +33,8 @@ from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+
     from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,16 +124,7 @@ class Access:
                 fix="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
             )
         home = os.environ.get("ROCKETMQ_HOME")
-        path = f"{home}/conf/tools.yml"
-        text = read_text(SYSTEM_FILES, path) if home else None
-        if text is None:
-            return None
-        from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - few have the file
-
-        warning = exposure_warning(SYSTEM_FILES, path)
-        if warning is not None:
-            click.echo(f"sluice: warning: {warning}", err=True)
-        return load_credentials(text, path)
+        return _read_credentials(f"{home}/conf/tools.yml") if home else None
 
     def admin(self) -> "Admin":
         """Return a new blocking administration client of the cluster, for a `with` statement.
@@ -141,6 +134,23 @@ class Access:
         from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for `--help`
 
         return Admin(self.name_servers, credentials=self.credentials)
+
+
+def _read_credentials(path: str) -> tuple[str, str] | None:
+    """Return (access key, secret key) of a file `tools.yml`; None if it does not exist.
+
+    If other users can read the file, a warning is printed. Raises ConfigurationError if the file is
+    invalid.
+    """
+    yaml_text = read_text(SYSTEM_FILES, path)
+    if yaml_text is None:
+        return None
+    from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - few have the file
+
+    warning = exposure_warning(SYSTEM_FILES, path)
+    if warning is not None:
+        click.echo(f"sluice: warning: {warning}", err=True)
+    return load_credentials(yaml_text, path)
 
 
 def client_options(function: F) -> F:
@@ -167,10 +177,8 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
 
     @functools.wraps(function)
     def command(*args: Any, tls: bool | None, tls_verify: str | None, **options: Any) -> Any:
-        tls_paths = {kind: options.pop(f"tls_{kind}") for kind in ("ca", "certificate", "key")}
-        tls_files = {kind: path for kind, path in tls_paths.items() if path}
-        names = ("name_servers", "access_key", "secret_key")
-        access = Access(**{name: options.pop(name) for name in names if name in options})
+        tls_files = _pop_tls_files(options)
+        access = _pop_access(options)
         with default_tls(resolve_tls(tls, tls_files, tls_verify)):
             try:
                 return function(*args, access=access, **options)
@@ -182,17 +190,37 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
     return combine_options(*client_options)(command)  # type: ignore[return-value]
 
 
-def _suggest_topic(error_text: str, access: Access, values: Iterable[object]) -> str:
+def _pop_tls_files(options: dict[str, Any]) -> dict[str, str]:
+    """Remove the options for TLS files, and return the paths that are given.
+
+    The keys of the result are "ca", "certificate" and "key".
+    """
+    tls_files = {}
+    for role in ("ca", "certificate", "key"):
+        if path := options.pop(f"tls_{role}"):
+            tls_files[role] = path
+    return tls_files
+
+
+def _pop_access(options: dict[str, Any]) -> Access:
+    """Remove the options that name the cluster and the account, and return them as an Access."""
+    access = Access(access_key=options.pop("access_key"), secret_key=options.pop("secret_key"))
+    if "name_servers" in options:  # not for a command with one server
+        access = replace(access, name_servers=options.pop("name_servers"))
+    return access
+
+
+def _suggest_topic(error_text: str, access: Access, arguments: Iterable[object]) -> str:
     """Return a question such as "Did you mean 'flights'?" for the topic that an error quotes.
 
-    `values` are the arguments of the command: the topic is the first of them whose repr is in
+    `arguments` are those of the command: the topic is the first of them whose repr is in
     `error_text`. Return "" if there is none, no existing topic is similar, or the cluster cannot
     be reached.
     """
     with suppress(SluiceError), access.admin() as admin:
-        for value in values:
-            if isinstance(value, str) and repr(value) in error_text:
-                return did_you_mean(value, admin.topics())
+        for argument in arguments:
+            if isinstance(argument, str) and repr(argument) in error_text:
+                return did_you_mean(argument, admin.topics())
     return ""
 
 
@@ -232,13 +260,16 @@ def resolve_tls(enabled: bool | None, files: dict[str, str], verify: str | None)
     replace the values of the environment. Raises ConfigurationError if the environment's settings
     are invalid.
     """
-    base = tls_from_environment()
-    if enabled is False or (enabled is None and base is None and not files.keys() - {"key"}):
+    environment_tls = tls_from_environment()
+    if enabled is None:
+        has_certificates = "ca" in files or "certificate" in files
+        enabled = environment_tls is not None or has_certificates
+    if not enabled:
         return None
     changes: dict[str, Any] = dict(files)
     if verify is not None:
         changes["verify"] = VERIFY_MODES[verify]
-    return replace(base or Tls(), **changes)
+    return replace(environment_tls or Tls(), **changes)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -250,51 +281,59 @@ def confirm(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def parse_time_ms(text: str, option: str = "", *, words: str = "") -> int:
-    """Return the time in a text in milliseconds since 1970.
+def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int:
+    """Return the time in milliseconds since 1970.
 
-    The text is such a number, or a date in ISO 8601, which is local time without a time zone. A
-    number larger than `TIME_MAX_MS` counts as that. `option` is the name of the option, and `words`
-    lists the words that it accepts besides a time, as in "earliest, latest": both are only for the
-    error. Raises OptionError if the text is neither, or if the number looks like a time in another
-    unit, such as seconds.
+    `time` is such a number, or a date in ISO 8601, which is local time without a time zone. A
+    number larger than `TIME_MAX_MS` counts as that. `option` is the name of the option, and
+    `other_values` lists what it accepts besides a time, as in "earliest, latest": both are only for
+    the error. Raises OptionError if `time` is neither, or if the number looks like a time in
+    another unit, such as seconds.
     """
-    if text.isascii() and text.isdigit():
-        number = min(int(text), TIME_MAX_MS)
-        if (found := other_unit(number)) is not None:
-            unit, time_ms = found
-            raise OptionError(
-                f"{option} {text} looks like {unit}, but must be in milliseconds.".lstrip(),
-                fix=f"Write {time_ms}.",
-            )
-        return number
+    if time.isascii() and time.isdigit():
+        return _check_milliseconds(int(time), f"{option} {time}".lstrip())
     try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
+        return round(datetime.fromisoformat(time).timestamp() * 1000)
     except ValueError:
+        other_values += ", " if other_values else ""
         raise OptionError(
-            f"{option} {text!r} is not a time.".lstrip(),
-            fix=f"Write {f'{words}, ' if words else ''}milliseconds since 1970, or a date such as "
-            "2013-01-01T00:00.",
+            f"{option} {time!r} is not a time.".lstrip(),
+            fix=f"Write {other_values}milliseconds since 1970, or a date such as 2013-01-01T00:00.",
         ) from None
 
 
-def parse_ago(text: str) -> int | None:
+def _check_milliseconds(time_ms: int, quoted: str) -> int:
+    """Return a time in milliseconds since 1970, but at most `TIME_MAX_MS`.
+
+    Raises OptionError if it looks like a time in another unit. The error begins with `quoted`.
+    """
+    time_ms = min(time_ms, TIME_MAX_MS)
+    guess = other_unit(time_ms)
+    if guess is not None:
+        unit, time_in_ms = guess
+        raise OptionError(
+            f"{quoted} looks like {unit}, but must be in milliseconds.", fix=f"Write {time_in_ms}."
+        )
+    return time_ms
+
+
+def parse_ago(duration: str) -> int | None:
     """Return the time that is a duration such as "30m", "6h" or "2d" ago, or None for other text.
 
     The time is in milliseconds since 1970.
     """
-    duration_ms = parse_duration_ms(text)
+    duration_ms = parse_duration_ms(duration)
     return None if duration_ms is None else SYSTEM_CLOCK.now_ms() - round(duration_ms)
 
 
 def parse_time_option(
-    _context: click.Context, option: click.Parameter, text: str | None
+    _context: click.Context, option: click.Parameter, time: str | None
 ) -> int | None:
     """Return the value of an option, parsed with `parse_time_ms`; None stays None.
 
     This is click's callback. Raises OptionError.
     """
-    return None if text is None else parse_time_ms(text, option.opts[0])
+    return None if time is None else parse_time_ms(time, option.opts[0])
 
 
 # -------------------------------------------------------------------------------- output
@@ -320,9 +359,9 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_escape_surrogates(key): _escape_surrogates(it) for key, it in value.items()}
+        return {_escape_surrogates(key): _escape_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escape_surrogates(it) for it in value]
+        return [_escape_surrogates(item) for item in value]
     return value
 
 
@@ -333,15 +372,17 @@ def _to_json_type(value: object) -> object:
     """
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value)
 
 
-def print_result(value: Mapping[str, object], text: str, *, as_json: bool) -> None:
-    """Print what a command has done: `value` as a line of JSON, or else the sentence `text`."""
+def print_result(record: Mapping[str, object], sentence: str, *, as_json: bool) -> None:
+    """Print what a command has done: `record` as a line of JSON, or else `sentence`."""
     if as_json:
-        print_json(value)
+        print_json(record)
     else:
-        click.echo(text)
+        click.echo(sentence)
 
 
 def record_builder(names: str) -> Callable[[object], dict[str, Any]]:
@@ -350,9 +391,11 @@ def record_builder(names: str) -> Callable[[object], dict[str, Any]]:
     `names` lists the keys, separated by blanks. A key may be followed by the path of its attribute:
     `"topic broker=queue.broker"` makes {"topic": item.topic, "broker": item.queue.broker}.
     """
-    pairs = (word.partition("=") for word in names.split())
-    getters = [(name, attrgetter(path or name)) for name, _, path in pairs]
-    return lambda item: {name: get(item) for name, get in getters}
+    getters = {}
+    for name in names.split():
+        key, _, attribute_path = name.partition("=")
+        getters[key] = attrgetter(attribute_path or key)
+    return lambda item: {key: get_attribute(item) for key, get_attribute in getters.items()}
 
 
 def print_records(
@@ -377,17 +420,29 @@ def print_records(
         for record in records:
             print_json(dict(record))
     elif records:
-        headings = []
-        cell_formats = []
-        for column in columns.split() or records[0]:
-            name, _, format_name = column.partition(":")
-            heading, _, field = name.rpartition("=")
-            headings.append(heading.replace("_", " ") or field)
-            cell_formats.append((field, _CELL_FORMATS[format_name]))
-        rows = [[show(record[field]) for field, show in cell_formats] for record in records]
-        print_table(title, headings, rows)
+        table_columns = [_parse_column(column) for column in columns.split() or records[0]]
+        rows = [
+            [column.format_value(record[column.field]) for column in table_columns]
+            for record in records
+        ]
+        print_table(title, [column.heading for column in table_columns], rows)
     elif empty:
         click.echo(empty, err=True)
+
+
+class _Column(NamedTuple):
+    """A column of a table of records: its heading, and the field whose formatted values it has."""
+
+    heading: str
+    field: str
+    format_value: Callable[[Any], object]
+
+
+def _parse_column(column: str) -> _Column:
+    """Return a column of `print_records`, written as `field`, `heading=field` or `field:format`."""
+    name, _, format_name = column.partition(":")
+    heading, _, field = name.rpartition("=")
+    return _Column(heading.replace("_", " ") or field, field, _CELL_FORMATS[format_name])
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -401,15 +456,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table  # noqa: PLC0415 - as above
 
     table = Table(title=title or None, title_justify="left")
-    text_rows = [[_cell_text(cell) for cell in row] for row in rows]
+    text_rows = [list(map(_format_cell, row)) for row in rows]
     for index, column in enumerate(columns):
-        is_numeric = bool(text_rows) and all(
-            row[index].replace(",", "").replace("-", "", 1).isdigit() or not row[index]
-            for row in text_rows
-        )
-        table.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
+        cells = [row[index] for row in text_rows]
+        table.add_column(column, justify=_choose_alignment(cells), overflow="fold")
     for row in text_rows:
         table.add_row(*map(escape, row))
+
+    # None means the width of the terminal.
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "0")) or 160
     console = Console(width=width, highlight=False)
     # Rich handles a closed pipe in its own way, so click prints the table.
@@ -418,7 +472,18 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     click.echo(rendered.get(), nl=False)
 
 
-def _cell_text(value: object) -> str:
+def _choose_alignment(cells: Sequence[str]) -> "JustifyMethod":
+    """Return "right" if all cells are numbers or empty, else "left"; "left" without cells."""
+    has_only_numbers = all(not cell or _is_number(cell) for cell in cells)
+    return "right" if cells and has_only_numbers else "left"
+
+
+def _is_number(cell_text: str) -> bool:
+    """Return whether a cell contains digits, with a minus sign or commas, and nothing else."""
+    return cell_text.replace(",", "").replace("-", "", 1).isdigit()
+
+
+def _format_cell(value: object) -> str:
     """Return the text of a table cell: None is "", a bool is yes or no, an int has commas.
 
     The items of a list are joined by commas.
@@ -473,9 +538,12 @@ def format_body(message: WithBody, bytes_max: int) -> str:
     """
     body = message.body_or_raw
     error = message.body_error
-    text = body[:bytes_max].decode("utf-8", "backslashreplace")
-    reason = "" if error is None else f"[undecodable: {error.reason}] "
-    return reason + text + ("…" if len(body) > bytes_max else "")
+    body_text = body[:bytes_max].decode("utf-8", "backslashreplace")
+    if len(body) > bytes_max:
+        body_text += "…"
+    if error is not None:
+        return f"[undecodable: {error.reason}] {body_text}"
+    return body_text
 
 
 def body_record(message: WithBody) -> dict[str, str]:
@@ -494,39 +562,63 @@ def body_record(message: WithBody) -> dict[str, str]:
 
 @contextmanager
 def byte_progress(
-    what: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
+    label: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Callable[[int, int], None]]:
     """Return a context manager whose value is a function that reports progress.
 
     The function is called with (bytes done, bytes in total). After `PROGRESS_AFTER_S` it shows a
-    bar named `what`, with rate and time left, on stderr. No bar is shown if `shown` is False or
+    bar named `label`, with rate and time left, on stderr. No bar is shown if `shown` is False or
     stderr is not a terminal. If Ctrl-C interrupts the command, the numbers of the last call are
     printed.
     """
-    is_shown = shown and sys.stderr.isatty()
-    start_s = clock.monotonic_s()
-    bar = None
-    task = None
-    reported = (0, 0)
-    describe_on_interrupt(lambda: f"{what}: {reported[0]:,} of {reported[1]:,} bytes.")
-
-    def advance(done: int, total: int) -> None:
-        nonlocal bar, task, reported
-        reported = done, total
-        if bar is None:
-            # Rich is imported only for work that takes long enough to need a bar.
-            if not is_shown or clock.monotonic_s() - start_s < PROGRESS_AFTER_S:
-                return
-            bar = make_progress_bar("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
-            task = bar.add_task(what, total=total)
-            bar.start()
-        bar.update(task, completed=done, total=total)
-
+    progress = _ByteProgress(label, clock, is_shown=shown and sys.stderr.isatty())
+    describe_on_interrupt(progress.describe)
     try:
-        yield advance
+        yield progress.report
     finally:
-        if bar is not None:
-            bar.stop()
+        progress.stop()
+
+
+class _ByteProgress:
+    """The progress of work on bytes, with a bar on stderr if the work takes long."""
+
+    def __init__(self, label: str, clock: Clock, *, is_shown: bool) -> None:
+        """Start to measure the time, after `PROGRESS_AFTER_S` of which the bar is shown."""
+        self._label = label
+        self._clock = clock
+        self._is_shown = is_shown
+        self._start_s = clock.monotonic_s()
+        self._bytes_done = 0
+        self._bytes_total = 0
+        self._bar: Any = None
+        self._task: Any = None  # the id by which Rich's bar knows the work
+
+    def describe(self) -> str:
+        """Return the numbers of the last report as a sentence."""
+        return f"{self._label}: {self._bytes_done:,} of {self._bytes_total:,} bytes."
+
+    def report(self, bytes_done: int, bytes_total: int) -> None:
+        """Keep the numbers, and update the bar; show it first if it is time."""
+        self._bytes_done = bytes_done
+        self._bytes_total = bytes_total
+        if self._bar is None:
+            is_too_early = self._clock.monotonic_s() - self._start_s < PROGRESS_AFTER_S
+            if not self._is_shown or is_too_early:
+                return
+            self._start_bar()
+        self._bar.update(self._task, completed=bytes_done, total=bytes_total)
+
+    def _start_bar(self) -> None:
+        """Show the bar. It imports Rich, so only for work that takes long enough to need a bar."""
+        columns = ("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
+        self._bar = make_progress_bar(*columns)
+        self._task = self._bar.add_task(self._label, total=self._bytes_total)
+        self._bar.start()
+
+    def stop(self) -> None:
+        """Remove the bar, if it is shown."""
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def make_progress_bar(*columns: str) -> Any:

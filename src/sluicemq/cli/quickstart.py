@@ -39,18 +39,16 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
     """
     if kind is None:
         click.echo(
-            f"sluice quickstart KIND DIRECTORY creates an example project. Kinds:\n{_kind_list()}"
+            "sluice quickstart KIND DIRECTORY creates an example project. Kinds:\n"
+            f"{_describe_kinds()}"
         )
         return
     if kind not in KINDS:
-        hint = did_you_mean(kind, KINDS) or f"Choose one of:\n{_kind_list()}"
+        hint = did_you_mean(kind, KINDS) or f"Choose one of:\n{_describe_kinds()}"
         raise click.BadParameter(f"{kind!r} is not a kind of project. {hint}")
+
     directory = directory or Path(kind)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(
-            f"{directory} exists and is not an empty folder. Nothing was written.",
-            fix="Name a new or an empty one.",
-        )
+    _require_empty(directory)
     try:
         file_names = write_project(kind, directory)
     except OSError as error:
@@ -60,6 +58,15 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
     click.echo(f"Created {', '.join(file_names)} in {directory}. Next:\n")
     for command in (f"cd {shlex.quote(str(directory))}", *readme_commands(kind)):
         click.echo(f"    {command}")
+
+
+def _require_empty(directory: Path) -> None:
+    """Raise ConfigurationError if a directory exists and contains something, or is a file."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(
+            f"{directory} exists and is not an empty folder. Nothing was written.",
+            fix="Name a new or an empty one.",
+        )
 
 
 def write_project(kind: str, directory: Path) -> list[str]:
@@ -77,12 +84,14 @@ def write_project(kind: str, directory: Path) -> list[str]:
         copy_function=shutil.copyfile,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
-    path = directory / "requirements.txt"
+    requirements_path = directory / "requirements.txt"
     requirements = re.sub(
-        r"(?m)^sluicemq\S*", lambda match: requirement_line(match[0]), path.read_text("utf-8")
+        r"(?m)^sluicemq\S*",
+        lambda match: requirement_line(match[0]),
+        requirements_path.read_text("utf-8"),
     )
-    path.write_text(requirements, "utf-8")
-    return sorted(entry.name for entry in directory.iterdir())
+    requirements_path.write_text(requirements, "utf-8")
+    return sorted(path.name for path in directory.iterdir())
 
 
 def readme_commands(kind: str) -> list[str]:
@@ -90,9 +99,9 @@ def readme_commands(kind: str) -> list[str]:
 
     They are the commands that the user runs next.
     """
-    found = _COMMANDS.search((TEMPLATES / kind / "README.md").read_text("utf-8"))
-    assert found is not None
-    return found[1].splitlines()
+    code_block = _COMMANDS.search((TEMPLATES / kind / "README.md").read_text("utf-8"))
+    assert code_block is not None
+    return code_block[1].splitlines()
 
 
 def requirement_line(name: str, origin: str | None = None) -> str:
@@ -114,11 +123,12 @@ def requirement_line(name: str, origin: str | None = None) -> str:
     url = direct_url["url"]
     if vcs := direct_url.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    folder = direct_url.get("subdirectory")
-    return f"{name} @ {url}" + (f"#subdirectory={folder}" if folder else "")
+    if folder := direct_url.get("subdirectory"):
+        url += f"#subdirectory={folder}"
+    return f"{name} @ {url}"
 
 
-def _kind_list() -> str:
+def _describe_kinds() -> str:
     """Return one line for each kind: its name and the title of its README."""
     width = max(map(len, KINDS))
     lines = []

@@ -15,13 +15,13 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 import orjson
@@ -41,6 +41,8 @@ from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from sluicemq.spark.errors import FileProblem
 
 T = TypeVar("T")
 TABLE: Final = "table"
@@ -122,51 +124,81 @@ def sql(
     `archive.TOPIC`.
     """
     target = check_output(form, output)
-    times = {"since_ms": parse_moment(since, "--since"), "until_ms": parse_moment(until, "--until")}
-    archive_paths = {}
-    for archive in archives:
-        name, separator, path = archive.partition("=")
-        archive_paths[name if separator else ""] = path if separator else archive
+    since_ms = parse_moment(since, "--since")
+    until_ms = parse_moment(until, "--until")
+    archive_paths = _parse_archives(archives)
     connection = {"nameServers": access.name_servers, **credential_options(access.credentials)}
-    connection |= {} if explain else {"reportPushdown": "false"}
+    if not explain:
+        connection["reportPushdown"] = "false"
 
-    def topics() -> list[str]:
-        with access.admin() as admin:  # imports the client, while the JVM starts
+    def list_topics() -> list[str]:
+        """Return the names of all topics. This imports the client, while the JVM starts."""
+        with access.admin() as admin:
             return admin.topics()
 
     with _start_session(master) as (session, submit), _shorten_spark_errors():
-        topics_future = submit(topics)
+        topics_future = submit(list_topics)
         from sluicemq.pipelines.tables import Tables  # noqa: PLC0415 - pyspark
 
         tables = Tables(
-            session.result(), connection, topics_future.result, archives=archive_paths, **times
+            session.result(),
+            connection,
+            topics_future.result,
+            archives=archive_paths,
+            since_ms=since_ms,
+            until_ms=until_ms,
         )
         frame = tables.query(query.rstrip().rstrip(";"))
         if explain:
-            from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
-
-            decided = pushdown(frame)
-            for evaluator, predicates in (("broker", decided.broker), ("Spark", decided.spark)):
-                click.echo(f"{evaluator + ':':8}{', '.join(predicates) or 'nothing'}")
+            _print_pushdown(frame)
         elif form == TABLE:
             _print_frame(frame, limit or TABLE_ROWS_MAX)
         else:
-            limited = frame if limit is None else frame.limit(limit)
-            count = _with_progress(limited, lambda: write_frame(limited, form, target))
-            if target is not None:
-                click.echo(f"{count:,} rows in {target}.", err=True)
+            _export_frame(frame if limit is None else frame.limit(limit), form, target)
+
+
+def _parse_archives(archives: Iterable[str]) -> dict[str, str]:
+    """Return the paths of archives by their names.
+
+    Each text is NAME=PATH, or a path, whose name is "".
+    """
+    path_by_name = {}
+    for archive in archives:
+        name, separator, path = archive.partition("=")
+        if separator:
+            path_by_name[name] = path
+        else:
+            path_by_name[""] = archive
+    return path_by_name
+
+
+def _print_pushdown(frame: "DataFrame") -> None:
+    """Print which predicates of a query the broker evaluates and which Spark. Do not run it."""
+    from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
+
+    predicates = pushdown(frame)
+    click.echo(f"broker: {', '.join(predicates.broker) or 'nothing'}")
+    click.echo(f"Spark:  {', '.join(predicates.spark) or 'nothing'}")
 
 
 def _print_frame(frame: "DataFrame", rows_max: int) -> None:
     """Print the first `rows_max` rows as a table, and say on stderr if there are more."""
+    # One row more than is shown, to know whether there are more.
     rows = _with_progress(frame, lambda: frame.limit(rows_max + 1).collect())
-    cells = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:rows_max]]
-    print_table("", frame.columns, cells)
+    cell_rows = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:rows_max]]
+    print_table("", frame.columns, cell_rows)
     if len(rows) > rows_max:
         click.echo(
             f"Only the first {rows_max:,} rows are shown. Use --limit or --format json for more.",
             err=True,
         )
+
+
+def _export_frame(frame: "DataFrame", form: str, target: str | None) -> None:
+    """Write all rows to `target`, and print their number to stderr; None means to stdout."""
+    row_count = _with_progress(frame, lambda: write_frame(frame, form, target))
+    if target is not None:
+        click.echo(f"{row_count:,} rows in {target}.", err=True)
 
 
 Submit = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
@@ -248,24 +280,24 @@ def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
     return {"accessKey": access_key, "secretKey": secret_key}
 
 
-def parse_moment(text: str | None, option: str) -> int | None:
+def parse_moment(moment: str | None, option: str) -> int | None:
     """Return a time in milliseconds since 1970; None stays None.
 
-    `text` is a duration before now such as "6h", milliseconds since 1970, or a date, which is UTC
+    `moment` is a duration before now such as "6h", milliseconds since 1970, or a date, which is UTC
     without a time zone. `option` is the name of the option, for the error. Raises OptionError for
     other texts.
     """
-    if text is None:
+    if moment is None:
         return None
-    if (time_ms := parse_ago(text)) is not None:
+    if (time_ms := parse_ago(moment)) is not None:
         return time_ms
     from sluicemq.spark.options import parse_timestamp  # noqa: PLC0415 - imported if needed
 
     try:
-        return parse_timestamp(text)
+        return parse_timestamp(moment)
     except ValueError as error:
         raise OptionError(
-            f"{option} {text!r} is not a time: {error}.",
+            f"{option} {moment!r} is not a time: {error}.",
             fix="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
 
@@ -281,27 +313,53 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
     bar = make_progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
     from sluicemq.spark.classic import get_spark_context  # noqa: PLC0415 - pyspark
 
-    context = get_spark_context(frame.sparkSession)
-    tracker = context.statusTracker()
+    spark_context = get_spark_context(frame.sparkSession)
+    counter = _TaskCounter(spark_context.statusTracker())
     with ThreadPoolExecutor(1) as pool, bar:
-        task = bar.add_task("planning", total=None)
-        running = pool.submit(work)
-        tasks_of_stages: dict[int, tuple[int, int]] = {}  # completed tasks, all tasks
+        bar_id = bar.add_task("planning", total=None)
+        result = pool.submit(work)
         try:
-            while wait_for([running], timeout=PROGRESS_PERIOD_S).not_done:
-                for stage in tracker.getActiveStageIds():
-                    info = tracker.getStageInfo(stage)
-                    if info is not None:
-                        tasks_of_stages[int(stage)] = (info.numCompletedTasks, info.numTasks)
-                done = sum(completed for completed, _ in tasks_of_stages.values())
-                total = sum(count for _, count in tasks_of_stages.values())
-                if total:
-                    bar.update(task, description="tasks", completed=done, total=total)
+            while wait_for([result], timeout=PROGRESS_PERIOD_S).not_done:
+                counter.update()
+                if counter.tasks:
+                    bar.update(
+                        bar_id,
+                        description="tasks",
+                        completed=counter.completed_tasks,
+                        total=counter.tasks,
+                    )
         except KeyboardInterrupt:
             # The pool waits for its thread, which ends when the jobs are cancelled.
-            context.cancelAllJobs()
+            spark_context.cancelAllJobs()
             raise
-        return running.result()
+        return result.result()
+
+
+class _TaskCounter:
+    """Counts the tasks of all stages of Spark that were active at one of its updates."""
+
+    def __init__(self, tracker: Any) -> None:
+        """Count no tasks yet. `tracker` is the StatusTracker of a SparkContext."""
+        self._tracker = tracker
+        self._stages: dict[int, tuple[int, int]] = {}  # id -> (completed tasks, all tasks)
+
+    def update(self) -> None:
+        """Ask Spark for the tasks of the active stages."""
+        for stage_id in self._tracker.getActiveStageIds():
+            stage_info = self._tracker.getStageInfo(stage_id)
+            if stage_info is not None:
+                task_counts = (stage_info.numCompletedTasks, stage_info.numTasks)
+                self._stages[int(stage_id)] = task_counts
+
+    @property
+    def completed_tasks(self) -> int:
+        """The number of completed tasks."""
+        return sum(completed for completed, _ in self._stages.values())
+
+    @property
+    def tasks(self) -> int:
+        """The number of all tasks."""
+        return sum(count for _, count in self._stages.values())
 
 
 # --------------------------------------------------------------------------------- rows
@@ -341,10 +399,12 @@ def to_json_value(value: Any) -> Any:
     if hasattr(value, "asDict"):
         value = value.asDict()
     if isinstance(value, dict):
-        return {str(to_json_value(key)): to_json_value(inner) for key, inner in value.items()}
+        return {str(to_json_value(key)): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_value(inner) for inner in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
+        return [to_json_value(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
 
 
 def _cell(value: Any, characters_max: int | None = None) -> Any:
@@ -370,28 +430,34 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
         assert target is not None
         frame.write.parquet(target)
         return int(frame.sparkSession.read.parquet(target).count())
-    try:
-        file = (
-            contextlib.nullcontext(sys.stdout)
-            if target is None
-            else Path(target).open("w", encoding="utf-8", newline="")  # noqa: SIM115 - `with` below
-        )
-    except OSError as error:
-        raise ConfigurationError(f"{target} cannot be written: {error.strerror}.") from None
-    count = 0
-    with file as lines:
-        writer = csv.writer(lines, lineterminator="\n")
+    row_count = 0
+    with _open_target(target) as file:
+        csv_writer = csv.writer(file, lineterminator="\n")
         if form == CSV:
-            writer.writerow(frame.columns)
+            csv_writer.writerow(frame.columns)
         for row in frame.toLocalIterator(prefetchPartitions=True):
             if form == CSV:
-                writer.writerow(map(_cell, row))
+                csv_writer.writerow(map(_cell, row))
             else:
                 record = dict(zip(frame.columns, map(to_json_value, row), strict=True))
-                lines.write(f"{orjson.dumps(record, default=str).decode()}\n")
-            count += 1
-        lines.flush()
-    return count
+                file.write(f"{orjson.dumps(record, default=str).decode()}\n")
+            row_count += 1
+        file.flush()
+    return row_count
+
+
+def _open_target(target: str | None) -> "contextlib.AbstractContextManager[TextIO]":
+    """Return a context manager whose value is the file at `target`, or stdout for None.
+
+    The file is closed at the end, stdout is not. Raises ConfigurationError if the file cannot be
+    written.
+    """
+    if target is None:
+        return contextlib.nullcontext(sys.stdout)
+    try:
+        return Path(target).open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written: {error.strerror}.") from None
 
 
 # ----------------------------------------------------------------------------- pipeline
@@ -438,12 +504,14 @@ def run_command(
     """
     from sluicemq.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
 
-    invalid = [setting for setting in settings if "=" not in setting]
-    if invalid:
-        raise click.UsageError(f"--conf must be KEY=VALUE, got {invalid[0]!r}.")
-    spark_settings = dict(setting.split("=", 1) for setting in settings)
+    spark_settings = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            raise click.UsageError(f"--conf must be KEY=VALUE, got {setting!r}.")
+        spark_settings[key] = value
     with _silence_spark():
-        code = run_file(
+        exit_code = run_file(
             file,
             master=master,
             settings=spark_settings,
@@ -451,7 +519,7 @@ def run_command(
             as_json=as_json,
             progress=progress,
         )
-    raise SystemExit(code)
+    raise SystemExit(exit_code)
 
 
 @pipeline.command("check")
@@ -468,22 +536,24 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
     pipeline, problems = check_pipeline(file)
     for problem in problems:
         if as_json:
-            print_json(
-                {
-                    "file": file,
-                    "line": problem.line,
-                    "key": problem.key,
-                    "what": problem.message,
-                    "cure": problem.fix,
-                    "severity": "error" if problem.is_error else "warning",
-                }
-            )
+            print_json({"file": file, **_problem_record(problem)})
         else:
             click.echo(problem.describe(file))
     if pipeline is None:
         context.exit(EXIT_FINDINGS)
     if not as_json:
         click.echo(f"{file}: the pipeline {pipeline.name!r} is valid.")
+
+
+def _problem_record(problem: "FileProblem") -> dict[str, Any]:
+    """Return a problem of a pipeline's file as `pipeline check --json` prints it."""
+    return {
+        "line": problem.line,
+        "key": problem.key,
+        "what": problem.message,
+        "cure": problem.fix,
+        "severity": "error" if problem.is_error else "warning",
+    }
 
 
 @pipeline.command("list")
@@ -496,15 +566,18 @@ def list_command(as_json: bool) -> None:
         for name in NAMES:
             click.echo(f"{name}: {find_ready_pipeline(name).description}")
         click.echo()
-    records = [
-        {
-            "pipeline": name,
-            "field": field.name,
-            "kind": " | ".join(field.choices) or field.kind,
-            "default": "required" if field.default is REQUIRED else field.default,
-            "what": field.description,
-        }
-        for name in NAMES
-        for field in find_ready_pipeline(name).fields
-    ]
+    records = []
+    for name in NAMES:
+        for field in find_ready_pipeline(name).fields:
+            choices = " | ".join(field.choices)
+            default = "required" if field.default is REQUIRED else field.default
+            records.append(
+                {
+                    "pipeline": name,
+                    "field": field.name,
+                    "kind": choices or field.kind,
+                    "default": default,
+                    "what": field.description,
+                }
+            )
     print_records(records, as_json=as_json)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sluicemq.store.tools.dump import Selection
     from sluicemq.store.tools.layout import StoreLayout
     from sluicemq.store.tools.repair import RepairReport
+    from sluicemq.store.tools.verify import VerifyReport
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
@@ -121,21 +122,10 @@ def _print_description(description: dict[str, Any]) -> None:
     log = description["log"]
     queues = description["queues"]
     index = description["index"]
-    checkpoint = description["checkpoint"] or {}
-    newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
-    if description["locked_by"]:
-        state = f"in use by process {description['locked_by']}"
-    elif description["interrupted"]:
-        state = "a broker is running, or was not stopped in order"
-    else:
-        state = "stopped"
-    problems = [
-        f"{document['file']}: {document['problem']}"
-        for document in description["documents"]
-        if "problem" in document
-    ]
+    documents = description["documents"]
+    unreadable_documents = [document for document in documents if "problem" in document]
     rows = {
-        "state": state,
+        "state": _describe_state(description),
         "log": f"{log['files']} files of {_format_bytes(log['file_bytes'])}, from {log['start']:,}",
         "topics": f"{queues['topics']:,} in {queues['queues']:,} queues",
         "messages": f"{queues['messages']:,}, in total {_format_bytes(queues['message_bytes'])}",
@@ -144,26 +134,46 @@ def _print_description(description: dict[str, Any]) -> None:
         "queue files": f"{queues['files']:,} of {_format_bytes(queues['file_bytes'])}",
         "queues with extension": queues["extensions"],
         "index": f"{index['files']} files, {index['entries']:,} keys",
+        **_list_checkpoint_rows(description["checkpoint"] or {}),
+        "documents": f"{len(documents)}, {len(unreadable_documents)} unreadable",
+    }
+    known_rows = [(name, cell) for name, cell in rows.items() if cell is not None]
+    print_table(description["root"], ["what", ""], known_rows)
+    for document in unreadable_documents:
+        click.echo(f"{document['file']}: {document['problem']}")
+
+
+def _describe_state(description: dict[str, Any]) -> str:
+    """Return whether a broker runs on the store, or was stopped in order."""
+    if description["locked_by"]:
+        return f"in use by process {description['locked_by']}"
+    if description["interrupted"]:
+        return "a broker is running, or was not stopped in order"
+    return "stopped"
+
+
+def _list_checkpoint_rows(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows about the checkpoint, the file that says up to where files are on disk.
+
+    The values are None if they are unknown. `checkpoint` is empty if there is no such file.
+    """
+    newest_mark = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
+    return {
         "checkpoint": None if checkpoint else "none",
         "checkpoint: log": format_time(checkpoint.get("log_time_ms", 0)) or None,
         "checkpoint: queues": format_time(checkpoint.get("queue_time_ms", 0)) or None,
-        "checkpoint: durable up to": newest and newest["log_offset"],
-        "documents": f"{len(description['documents'])}, {len(problems)} unreadable",
+        "checkpoint: durable up to": newest_mark and newest_mark["log_offset"],
     }
-    shown_rows = [(name, value) for name, value in rows.items() if value is not None]
-    print_table(description["root"], ["what", ""], shown_rows)
-    for problem in problems:
-        click.echo(problem)
 
 
-def _format_bytes(size: int) -> str:
+def _format_bytes(bytes_count: int) -> str:
     """Return a size with three digits and a decimal unit, such as "1.07 GB"."""
-    value = float(size)
+    size = float(bytes_count)
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
 
 
 @store.command("ls")
@@ -178,27 +188,35 @@ def ls(topic: str | None, summary: bool, as_json: bool, **paths: str) -> None:
     with open_store(**paths) as layout:
         records = [queue._asdict() for queue in list_queues(layout, topic)]
     if summary:
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for record in records:
-            topics.setdefault(record["topic"], []).append(record)
-        records = [
-            {
-                "topic": name,
-                "queues": len(queues),
-                "messages": sum(queue["messages"] for queue in queues),
-                "size_bytes": sum(queue["size_bytes"] for queue in queues),
-                "first_time_ms": min(
-                    filter(None, (queue["first_time_ms"] for queue in queues)), default=0
-                ),
-                "last_time_ms": max(queue["last_time_ms"] for queue in queues),
-            }
-            for name, queues in topics.items()
-        ]
-    names = records[0] if records else ()
-    columns = [name for name in names if not name.endswith("_time_ms")]
+        records = _summarize_topics(records)
+    fields = records[0] if records else ()
+    columns = [field for field in fields if not field.endswith("_time_ms")]
     columns += ["first_stored=first_time_ms:time", "last_stored=last_time_ms:time"]
     empty = f"No queues of {topic}." if topic else "No queues."
     print_records(records, as_json=as_json, columns=" ".join(columns), empty=empty)
+
+
+def _summarize_topics(queue_records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one record for each topic: the sums of its queues, and its first and last time."""
+    queues_by_topic: dict[str, list[dict[str, Any]]] = {}
+    for queue in queue_records:
+        queues_by_topic.setdefault(queue["topic"], []).append(queue)
+
+    topic_records = []
+    for topic, queues in queues_by_topic.items():
+        # The time of a queue without messages is 0.
+        first_times_ms = [queue["first_time_ms"] for queue in queues if queue["first_time_ms"]]
+        topic_records.append(
+            {
+                "topic": topic,
+                "queues": len(queues),
+                "messages": sum(queue["messages"] for queue in queues),
+                "size_bytes": sum(queue["size_bytes"] for queue in queues),
+                "first_time_ms": min(first_times_ms, default=0),
+                "last_time_ms": max(queue["last_time_ms"] for queue in queues),
+            }
+        )
+    return topic_records
 
 
 # ------------------------------------------------------------------------------------- dump
@@ -270,9 +288,9 @@ def dump(
             "checkpoint": lambda: dumps.dump_checkpoint(layout),
             "config": lambda: dumps.dump_documents(layout),
         }
-        values = chain.from_iterable(sources[part]() for part in parts or PARTS[:1])
-        for value in islice(values, limit):
-            print_json(value)
+        records = chain.from_iterable(sources[part]() for part in parts or PARTS[:1])
+        for record in islice(records, limit):
+            print_json(record)
 
 
 def make_selection(
@@ -302,32 +320,45 @@ def make_selection(
 
         criteria["matches"] = compile_complete(where).matches
     elif tags is not None:
-        from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
-
-        expression, names, codes = parse_tags(tags)
-        if expression != "*":
-            criteria["matches"] = lambda properties: properties.get("TAGS") in names
-            # Units whose tag code is another one are skipped without reading their records.
-            criteria["tag_codes"] = codes
-    return Selection(**{name: value for name, value in criteria.items() if value is not None})
+        criteria |= _parse_tag_criteria(tags)
+    given_criteria = {
+        field: criterion for field, criterion in criteria.items() if criterion is not None
+    }
+    return Selection(**given_criteria)
 
 
-def parse_range(text: str | None) -> tuple[int | None, int | None]:
+def _parse_tag_criteria(tags: str) -> dict[str, Any]:
+    """Return the fields of a Selection that select messages by tags; none for "*"."""
+    from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
+
+    expression, tag_names, tag_codes = parse_tags(tags)
+    if expression == "*":
+        return {}
+    return {
+        "matches": lambda properties: properties.get("TAGS") in tag_names,
+        # Units whose tag code is another one are skipped without reading their records.
+        "tag_codes": tag_codes,
+    }
+
+
+def parse_range(offsets: str | None) -> tuple[int | None, int | None]:
     """Return the first and last offset, both included, of a range `A:B`, `A:`, `:B` or `A`.
 
-    None means no limit; if `text` is None, both are None. Raises OptionError for other texts.
+    None means no limit; if `offsets` is None, both are None. Raises OptionError for other texts.
     """
-    if text is None:
+    if offsets is None:
         return None, None
-    low, colon, high = text.partition(":")
-    if not all(part.isdecimal() or not part for part in (low, high)) or not (low or high):
+    low, colon, high = offsets.partition(":")
+    is_range = bool(low or high) and all(not limit or limit.isdecimal() for limit in (low, high))
+    if not is_range:
         raise OptionError(
-            f"--offsets {text!r} is not a range.", fix="Write 10:20, 10: or :20, or one offset."
+            f"--offsets {offsets!r} is not a range.", fix="Write 10:20, 10: or :20, or one offset."
         )
-    first = int(low) if low else None
+    first_offset = int(low) if low else None
     if not colon:
-        return first, first
-    return first, int(high) if high else None
+        return first_offset, first_offset
+    last_offset = int(high) if high else None
+    return first_offset, last_offset
 
 
 # ------------------------------------------------------------------------------------- verify
@@ -356,12 +387,13 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
             open_store(**paths) as layout,
             byte_progress("verifying", shown=not quiet) as progress,
         ):
-            result = verify(layout, progress, 1 << 60 if show_all else 100)
-        findings = result.findings
+            listed_max = 1 << 60 if show_all else 100
+            verification = verify(layout, progress, listed_max)
+        findings = verification.findings
         _add_start_error(findings, **paths)
     except SluiceError as error:
         raise InputError(str(error)) from None
-    totals = {name: findings.total(name) for name in ("error", "warning", "note")}
+
     for finding in findings.listed:
         if quiet and finding.severity == "note":
             continue
@@ -370,30 +402,42 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
         else:
             click.echo(f"{finding.severity}: {finding.place}: {finding.text} [{finding.kind}]")
     if as_json:
-        print_json(
-            {
-                "severity": "summary",
-                "clean": findings.is_clean,
-                **totals,
-                "hidden": findings.unlisted_by_kind,
-                "records": result.records,
-                "units": result.units,
-                "index_entries": result.entries,
-                "log_start": result.log_start,
-                "log_end": result.log_end,
-            }
-        )
+        print_json(_verification_record(verification))
     else:
-        for kind, count in findings.unlisted_by_kind.items():
-            click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
-        counts = f"{totals['error']:,} errors, {totals['warning']:,} warnings"
-        click.echo(
-            f"{result.records:,} records, {result.units:,} units, {result.entries:,} index "
-            f"entries; log from {result.log_start:,} to {result.log_end:,}: "
-            f"{'no errors' if findings.is_clean else counts}."
-        )
+        _print_verification(verification)
     if not findings.is_clean:
         raise SystemExit(EXIT_FINDINGS)
+
+
+def _verification_record(verification: "VerifyReport") -> dict[str, Any]:
+    """Return the last line of `store verify --json`, which sums up what was verified and found."""
+    findings = verification.findings
+    return {
+        "severity": "summary",
+        "clean": findings.is_clean,
+        **{severity: findings.total(severity) for severity in ("error", "warning", "note")},
+        "hidden": findings.unlisted_by_kind,
+        "records": verification.records,
+        "units": verification.units,
+        "index_entries": verification.entries,
+        "log_start": verification.log_start,
+        "log_end": verification.log_end,
+    }
+
+
+def _print_verification(verification: "VerifyReport") -> None:
+    """Print how many findings were not listed, and sum up what was verified and found."""
+    findings = verification.findings
+    for finding_kind, count in findings.unlisted_by_kind.items():
+        click.echo(f"... and {count:,} more of [{finding_kind}]; --all shows them")
+    verdict = "no errors"
+    if not findings.is_clean:
+        verdict = f"{findings.total('error'):,} errors, {findings.total('warning'):,} warnings"
+    click.echo(
+        f"{verification.records:,} records, {verification.units:,} units, "
+        f"{verification.entries:,} index entries; "
+        f"log from {verification.log_start:,} to {verification.log_end:,}: {verdict}."
+    )
 
 
 def _add_start_error(
@@ -409,19 +453,19 @@ def _add_start_error(
     from sluicemq.store.tools.checks import ERROR, NOTE  # noqa: PLC0415 - NumPy: 80 ms
 
     if lock_owner(f"{directory}/lock"):
-        text = "a broker runs on this store, so a start was not tried"
-        findings.add(NOTE, "start", directory, text)
+        reason = "a broker runs on this store, so a start was not tried"
+        findings.add(NOTE, "start", directory, reason)
         return
-    if "," in commit_log_path:
+    is_log_divided = "," in commit_log_path
+    if is_log_divided:
         return
     config = StoreConfig(
         directory, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
     start_error = asyncio.run(find_start_error(config))
     if start_error is not None:
-        findings.add(
-            ERROR, "start", directory, f"a broker cannot start on this store: {start_error}"
-        )
+        reason = f"a broker cannot start on this store: {start_error}"
+        findings.add(ERROR, "start", directory, reason)
 
 
 # ------------------------------------------------------------------------------------- repair
@@ -440,14 +484,14 @@ def backup_command(directory: str, backup: str, as_json: bool, **paths: Any) -> 
     from sluicemq.store.tools.backup import back_up  # noqa: PLC0415 - NumPy: 80 ms
 
     with _translate_disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
-        result = back_up(directory, backup, progress=progress, **paths)
+        summary = back_up(directory, backup, progress=progress, **paths)
     if as_json:
-        print_json({**result._asdict(), "shared_bytes": result.shared_bytes})
+        print_json({**summary._asdict(), "shared_bytes": summary.shared_bytes})
         return
     click.echo(
-        f"{backup} contains the log from {result.start:,} to {result.end:,}, of {result.moments:,} "
-        f"moments: {_format_bytes(result.new_bytes)} are new, "
-        f"{_format_bytes(result.copied_bytes)} were copied."
+        f"{backup} contains the log from {summary.start:,} to {summary.end:,}, of "
+        f"{summary.moments:,} moments: {_format_bytes(summary.new_bytes)} are new, "
+        f"{_format_bytes(summary.copied_bytes)} were copied."
     )
 
 
@@ -474,20 +518,18 @@ def restore_command(backup: str, directory: str, as_json: bool, **options: Any) 
     from sluicemq.store.tools.backup import restore  # noqa: PLC0415 - NumPy: 80 ms
 
     with _translate_disk_errors(), byte_progress("copying the log", shown=not as_json) as progress:
-        result = restore(backup, directory, progress=progress, **options)
+        summary = restore(backup, directory, progress=progress, **options)
     if as_json:
-        print_json({**result._asdict(), "moment": result.moment._asdict()})
+        print_json({**summary._asdict(), "moment": summary.moment._asdict()})
         return
-    click.echo(
-        f"{directory} contains the log from {result.start:,} to {result.end:,}: "
-        f"{result.messages:,} messages. Its documents are of "
-        f"{format_time(result.moment.time_ms)} (log end {result.moment.end:,})."
-        + (
-            f" {result.timed_messages:,} timed messages are not delivered yet."
-            if result.timed_messages
-            else ""
-        )
+    sentences = (
+        f"{directory} contains the log from {summary.start:,} to {summary.end:,}: "
+        f"{summary.messages:,} messages. Its documents are of "
+        f"{format_time(summary.moment.time_ms)} (log end {summary.moment.end:,})."
     )
+    if summary.timed_messages:
+        sentences += f" {summary.timed_messages:,} timed messages are not delivered yet."
+    click.echo(sentences)
 
 
 @contextmanager
@@ -564,40 +606,49 @@ def _print_repair(report: "RepairReport") -> None:
         click.echo(f"The store is undamaged: {report.records:,} records up to {report.log_end:,}.")
         _print_tail(report)
         return
-    for text in report.bad_files[:SHOWN_MAX]:
-        click.echo(text)
+    for problem in report.bad_files[:SHOWN_MAX]:
+        click.echo(problem)
     if report.damaged:
-        print_table(
-            "Damaged",
-            ("file", "from", "to", "bytes", "messages", "what"),
-            [
-                (gap.file, gap.start, gap.end, gap.end - gap.start, gap.messages_lost, gap.reason)
-                for gap in report.damaged[:SHOWN_MAX]
-            ],
-        )
+        _print_damage(report)
     if report.lost:
-        print_table(
-            "Lost",
-            ("topic", "queue", "first offset", "last offset", "messages"),
-            [
-                (loss.topic, loss.queue_id, loss.first, loss.last, loss.messages)
-                for loss in report.lost[:SHOWN_MAX]
-            ],
-        )
-    if max(len(report.damaged), len(report.lost), len(report.bad_files)) > SHOWN_MAX:
+        _print_losses(report)
+    longest = max(len(report.damaged), len(report.lost), len(report.bad_files))
+    if longest > SHOWN_MAX:
         click.echo(f"Only the first {SHOWN_MAX} of each are shown. --json prints all.")
     _print_summary(report)
 
 
+def _print_damage(report: "RepairReport") -> None:
+    """Print a table of the first damaged parts of the log."""
+    rows = [
+        (gap.file, gap.start, gap.end, gap.end - gap.start, gap.messages_lost, gap.reason)
+        for gap in report.damaged[:SHOWN_MAX]
+    ]
+    print_table("Damaged", ("file", "from", "to", "bytes", "messages", "what"), rows)
+
+
+def _print_losses(report: "RepairReport") -> None:
+    """Print a table of the first lost messages: ranges of offsets of a queue."""
+    rows = [
+        (loss.topic, loss.queue_id, loss.first, loss.last, loss.messages)
+        for loss in report.lost[:SHOWN_MAX]
+    ]
+    print_table("Lost", ("topic", "queue", "first offset", "last offset", "messages"), rows)
+
+
 def _print_summary(report: "RepairReport") -> None:
     """Print the counts of a repair, and whether the files were changed."""
-    units = f"{report.wrong_units:,} queue entries do not agree with the log"
-    if misplaced := report.mended:
-        units += f", {misplaced:,} records have a wrong queue offset, which can be repaired"
+    queue_damage = f"{report.wrong_units:,} queue entries do not agree with the log"
+    misplaced_count = report.mended
+    if misplaced_count:
+        queue_damage += (
+            f", {misplaced_count:,} records have a wrong queue offset, which can be repaired"
+        )
     if report.missing_queues:
-        units += f", {report.missing_queues:,} queues are missing"
+        queue_damage += f", {report.missing_queues:,} queues are missing"
     click.echo(
-        f"{report.records:,} records are complete, {report.messages_lost:,} are lost; {units}."
+        f"{report.records:,} records are complete, {report.messages_lost:,} are lost; "
+        f"{queue_damage}."
     )
     _print_tail(report)
     if not report.is_written:

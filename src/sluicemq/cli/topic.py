@@ -20,6 +20,7 @@ from sluicemq.model.system_names import is_group_topic, is_system_topic
 from sluicemq.model.topic import (
     MESSAGE_TYPE,
     MESSAGE_TYPES,
+    TopicRoute,
     permission_name,
 )
 
@@ -38,41 +39,44 @@ def topic() -> None:
 @admin_options
 def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
     """List the topics of the cluster with their queues and permission."""
-    info = admin.cluster_info()
+    cluster_info = admin.cluster_info()
     # RocketMQ creates a system topic with the name of each broker and of each cluster.
-    server_names = {*info.brokers, *info.clusters}
+    server_names = {*cluster_info.brokers, *cluster_info.clusters}
     records = []
     for name in admin.topics():
         is_internal = is_group_topic(name) or is_system_topic(name, server_names)
         if is_internal and not show_all:
             continue
 
-        # A topic without a route is listed with zeros.
-        route = admin.find_route(name)
-        broker_queues = route.queues if route else ()  # one item for each broker
-        records.append(
-            {
-                "topic": name,
-                "brokers": len(broker_queues),
-                "read_queues": sum(queues.read_queues for queues in broker_queues),
-                "write_queues": sum(queues.write_queues for queues in broker_queues),
-                "permission": permission_name(broker_queues[0].perm) if broker_queues else "",
-            }
-        )
+        records.append({"topic": name, **_count_queues(admin.find_route(name))})
     print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")
 
 
+def _count_queues(route: TopicRoute | None) -> dict[str, Any]:
+    """Return the brokers, queues and permission of a topic, for `topic list`.
+
+    A topic without a route (None) has zeros, and the permission "".
+    """
+    broker_queues = route.queues if route else ()  # one item for each broker
+    return {
+        "brokers": len(broker_queues),
+        "read_queues": sum(queues.read_queues for queues in broker_queues),
+        "write_queues": sum(queues.write_queues for queues in broker_queues),
+        "permission": permission_name(broker_queues[0].perm) if broker_queues else "",
+    }
+
+
 def _parse_attributes(
-    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+    _context: click.Context, _option: click.Parameter, arguments: tuple[str, ...]
 ) -> dict[str, str | None]:
     """Return the attributes that KEY=VALUE and -KEY set; this is click's callback.
 
-    -KEY removes an attribute, so its value is None. Raises click.BadParameter for other texts, and
-    for a key that occurs twice.
+    -KEY removes an attribute, so its value is None. Raises click.BadParameter for other arguments,
+    and for a key that occurs twice.
     """
     attributes: dict[str, str | None] = {}
-    for text in texts:
-        key, separator, value = text.partition("=")
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
         is_removal = key.startswith("-") and not separator
         if is_removal:
             key = key.removeprefix("-")
@@ -202,7 +206,22 @@ def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **opt
 def show(admin: Admin, name: str, as_json: bool) -> None:
     """Show the queues of topic NAME with offsets, and its type, attributes and groups."""
     groups = admin.groups_of_topic(name)
-    brokers: list[dict[str, Any]] = [
+    brokers = _fetch_attributes(admin, name)
+    queues = _fetch_queues(admin, name)
+    if as_json:
+        print_json({"topic": name, "brokers": brokers, "groups": groups, "queues": queues})
+        return
+
+    columns = "broker queue_id offset_min offset_max messages last_message:time"
+    print_records(queues, columns=columns, title=name, empty="No queues.")
+    _print_attributes(brokers)
+    message_count = sum(queue["messages"] for queue in queues)
+    click.echo(f"{message_count:,} messages. Groups: {', '.join(groups) or 'none'}.")
+
+
+def _fetch_attributes(admin: Admin, name: str) -> list[dict[str, Any]]:
+    """Return the type and the attributes of a topic on each broker, for `topic show`."""
+    return [
         {
             "broker": broker,
             "type": config.attributes.get(MESSAGE_TYPE, "").lower(),
@@ -210,7 +229,11 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
         }
         for broker, config in admin.topic_configs(name).items()
     ]
-    records: list[dict[str, Any]] = [
+
+
+def _fetch_queues(admin: Admin, name: str) -> list[dict[str, Any]]:
+    """Return the queues of a topic with their offsets, for `topic show`."""
+    return [
         {
             "broker": queue.broker,
             "queue_id": queue.queue_id,
@@ -221,14 +244,6 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
         }
         for queue, stats in admin.topic_offsets(name).items()
     ]
-    if as_json:
-        print_json({"topic": name, "brokers": brokers, "groups": groups, "queues": records})
-        return
-    columns = "broker queue_id offset_min offset_max messages last_message:time"
-    print_records(records, columns=columns, title=name, empty="No queues.")
-    _print_attributes(brokers)
-    message_count = sum(record["messages"] for record in records)
-    click.echo(f"{message_count:,} messages. Groups: {', '.join(groups) or 'none'}.")
 
 
 def _print_attributes(brokers: list[dict[str, Any]]) -> None:
@@ -239,12 +254,10 @@ def _print_attributes(brokers: list[dict[str, Any]]) -> None:
     """
     brokers_by_description: dict[str, list[str]] = {}
     for record in brokers:
-        attributes = [
-            f"{key}={value}"
-            for key, value in sorted(record["attributes"].items())
-            if key != MESSAGE_TYPE  # the type is printed first
-        ]
-        description = "; ".join([f"Type {record['type'] or 'not set'}", *attributes])
+        description = f"Type {record['type'] or 'not set'}"
+        for key, value in sorted(record["attributes"].items()):
+            if key != MESSAGE_TYPE:  # the type comes first
+                description += f"; {key}={value}"
         brokers_by_description.setdefault(description, []).append(record["broker"])
 
     are_all_equal = len(brokers_by_description) == 1

@@ -31,6 +31,7 @@ from sluicemq.cli.output import (
     print_json,
     record_builder,
 )
+from sluicemq.client.aio.pull import LitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
@@ -124,32 +125,34 @@ def produce(
     --json, print one JSON line for each message.
     """
     options["properties"] = parse_property_options(pairs)
-    chunks = _iterate_chunks(body, path, count)  # lists of bodies
+    chunks = _iterate_chunks(body, path, count)
     stored_count = 0
 
     def describe_progress() -> str:
         return f"{stored_count:,} messages stored in {topic}."
 
-    def record_result(result: SendResult) -> None:
+    def count_and_print(send_result: SendResult) -> None:
+        """Count a stored message, and print the first ones."""
         nonlocal stored_count
         if as_json or stored_count < PRINTED_MAX:
-            _print_send_result(result, as_json)
+            _print_send_result(send_result, as_json)
         stored_count += 1
 
-    async def run() -> None:
+    async def send_all() -> None:
+        """Send the bodies of all chunks, one chunk at a time."""
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            while chunk := _next_chunk(chunks):
+            while bodies := _next_chunk(chunks):
                 # The first message is sent alone and opens the connection. Later ones are written
                 # to it in the order in which their sends are created.
-                parts = [chunk] if stored_count else [chunk[:1], chunk[1:]]
-                for bodies in parts:
-                    sends = [mq.send(topic, data, **options) for data in bodies]
-                    await _gather_all(sends, record_result)
+                batches = [bodies] if stored_count else [bodies[:1], bodies[1:]]
+                for batch in batches:
+                    sends = [mq.send(topic, message_body, **options) for message_body in batch]
+                    await _gather_all(sends, count_and_print)
 
     describe_on_interrupt(describe_progress)
     try:
         with contextlib.closing(chunks):  # closes the file if a send fails
-            asyncio.run(run())
+            asyncio.run(send_all())
     except SluiceError:
         if stored_count and not as_json:
             click.echo(describe_progress())
@@ -158,13 +161,14 @@ def produce(
         click.echo(describe_progress())
 
 
-def _print_send_result(result: SendResult, as_json: bool) -> None:
+def _print_send_result(send_result: SendResult, as_json: bool) -> None:
     """Print the result of one send, as a line of JSON or of text."""
     if as_json:
-        print_json(_sent_record(result))
+        print_json(_sent_record(send_result))
         return
-    location = f"{result.queue.broker}/{result.queue.queue_id} offset {result.queue_offset:,}"
-    click.echo(f"{result.message_id}  {location}  {result.status.name}")
+    queue = send_result.queue
+    location = f"{queue.broker}/{queue.queue_id} offset {send_result.queue_offset:,}"
+    click.echo(f"{send_result.message_id}  {location}  {send_result.status.name}")
 
 
 async def _gather_all(sends: list[Coroutine[Any, Any, T]], on_result: Callable[[T], None]) -> None:
@@ -207,7 +211,7 @@ def _iterate_chunks(
 
 def _repeat_body(body: str, count: int) -> Generator[list[bytes], None, None]:
     """Yield `count` copies of `body`, with each {} replaced by the number of the copy, from 0."""
-    bodies = (body.replace("{}", str(number)).encode() for number in range(count))
+    bodies = (body.replace("{}", str(copy_number)).encode() for copy_number in range(count))
     while chunk := list(itertools.islice(bodies, IN_FLIGHT_MAX)):
         yield chunk
 
@@ -237,10 +241,10 @@ def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, 
     """
     unfinished_line = b""
     with open_stream() as stream:
-        data_until_end = iter(partial(stream.read1, READ_BYTES), b"")
-        # The last line may have no line end, so one is appended to the data.
-        for data in itertools.chain(data_until_end, (b"\n",)):
-            *finished_lines, unfinished_line = (unfinished_line + data).split(b"\n")
+        blocks = iter(partial(stream.read1, READ_BYTES), b"")
+        # The last line may have no line end, so one is appended to the content.
+        for block in itertools.chain(blocks, (b"\n",)):
+            *finished_lines, unfinished_line = (unfinished_line + block).split(b"\n")
             stripped_lines = [line.rstrip(b"\r") for line in finished_lines]
             lines = [line for line in stripped_lines if line]
             for start in range(0, len(lines), IN_FLIGHT_MAX):
@@ -324,7 +328,8 @@ def consume(
     start_at = parse_start(start)
     printed_count = 0
 
-    async def run() -> None:
+    async def print_messages() -> None:
+        """Print messages until there are `count_max`, or none arrives for `timeout_s`."""
         nonlocal printed_count
         fetch: Callable[..., Awaitable[list[ReceivedMessage]]]
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
@@ -332,14 +337,14 @@ def consume(
                 stream = mq.subscribe(topic, group=group, start=start_at, tags=tags, where=where)
                 fetch = stream.receive_many
             else:
-                # An invalid filter is reported even if the topic does not exist.
-                make_subscription(topic, tags=tags, where=where)
-                reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
-                await reader.assign(await mq.queues(topic), tags=tags, where=where)
+                reader = await _open_reader(mq, topic, start_at, tags=tags, where=where)
                 fetch = reader.poll
+
             while count_max is None or printed_count < count_max:
-                remaining = RECEIVED_MAX if count_max is None else count_max - printed_count
-                messages = await fetch(count_max=min(RECEIVED_MAX, remaining), timeout_s=timeout_s)
+                fetched_max = RECEIVED_MAX
+                if count_max is not None:
+                    fetched_max = min(RECEIVED_MAX, count_max - printed_count)
+                messages = await fetch(count_max=fetched_max, timeout_s=timeout_s)
                 if not messages:
                     break
                 for message in messages:
@@ -348,9 +353,22 @@ def consume(
                     await message.ack()
                 sys.stdout.flush()
 
-    asyncio.run(run_until_interrupted(run()))
+    asyncio.run(run_until_interrupted(print_messages()))
     if not as_json:
         click.echo(f"{printed_count:,} messages.", err=True)
+
+
+async def _open_reader(
+    mq: Sluice, topic: str, start_at: Start, *, tags: str | None, where: str | None
+) -> LitePullConsumer:
+    """Return a consumer that reads all queues of a topic from `start_at`, and commits nothing.
+
+    Raises FilterSyntaxError if the filter `where` is invalid, even if the topic does not exist.
+    """
+    make_subscription(topic, tags=tags, where=where)
+    reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
+    await reader.assign(await mq.queues(topic), tags=tags, where=where)
+    return reader
 
 
 async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
@@ -362,23 +380,25 @@ async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(signal_number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
 
 
-def parse_start(text: str) -> Start:
+def parse_start(start: str) -> Start:
     """Return the start that the option `--from` names: first, last, or a time.
 
     A time is what `parse_time_ms` accepts. Raises OptionError for other texts.
     """
+    if start in _STARTS:
+        return _STARTS[start]
     try:
-        return _STARTS[text] if text in _STARTS else parse_time_ms(text)
+        return parse_time_ms(start)
     except OptionError:
         raise OptionError(
-            f"--from {text!r} is neither first, last, nor a time.",
+            f"--from {start!r} is neither first, last, nor a time.",
             fix="Write first, last, milliseconds since 1970, or a date such as 2013-01-01T00:00.",
         ) from None
 

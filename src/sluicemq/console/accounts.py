@@ -58,10 +58,11 @@ class Accounts:
     """The accounts in the file at `path`. If the file does not exist, there are none."""
 
     def __init__(self, path: str, files: Files = SYSTEM_FILES) -> None:
+        """Read the file at `path` when the accounts are needed. `files` gives access to it."""
         self.path = path
         self._files = files
-        self._read_ms = -1
-        self._known: dict[str, Account] = {}
+        self._read_ms = -1  # the modification time of the file when it was read
+        self._accounts: dict[str, Account] = {}
 
     def load(self) -> dict[str, Account]:
         """Return the accounts by name; {} if the file does not exist.
@@ -74,13 +75,7 @@ class Accounts:
         modified_ms = self._files.modified_ms(self.path)
         if modified_ms != self._read_ms:
             try:
-                values: dict[str, dict[str, Any]] = orjson.loads(
-                    read_text(self._files, self.path) or "{}"
-                )
-                self._known = {
-                    name: Account(name, Role.parse(one["role"]), one["salt"], one["hash"])
-                    for name, one in values.items()
-                }
+                self._accounts = self._read_file()
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(
                     f"{self.path} is not a valid file of accounts: {error!r}.",
@@ -88,7 +83,19 @@ class Accounts:
                     " add`.",
                 ) from error
             self._read_ms = modified_ms
-        return self._known
+        return self._accounts
+
+    def _read_file(self) -> dict[str, Account]:
+        """Return the accounts in the file by name. The format is that of `_write`.
+
+        Raises ValueError, KeyError, TypeError or AttributeError if the file has another format.
+        """
+        entries: dict[str, dict[str, Any]] = orjson.loads(read_text(self._files, self.path) or "{}")
+        accounts = {}
+        for name, entry in entries.items():
+            role = Role.parse(entry["role"])
+            accounts[name] = Account(name, role, entry["salt"], entry["hash"])
+        return accounts
 
     def add(self, name: str, secret: str, role: Role) -> None:
         """Add an account to the file, or replace the account with this name.
@@ -113,25 +120,25 @@ class Accounts:
 
     def remove(self, name: str) -> None:
         """Remove an account. Raises ConfigurationError if it does not exist."""
-        known = dict(self.load())
-        if known.pop(name, None) is None:
+        remaining_accounts = dict(self.load())
+        if remaining_accounts.pop(name, None) is None:
             raise ConfigurationError(
                 f"There is no account {name!r}.",
-                fix=f"The accounts are: {', '.join(known) or 'none'}.",
+                fix=f"The accounts are: {', '.join(remaining_accounts) or 'none'}.",
             )
-        self._write(known)
+        self._write(remaining_accounts)
 
     def _write(self, accounts: dict[str, Account]) -> None:
         """Replace the file by these accounts; the next `load` reads it again.
 
         The file is JSON: name -> {"role": "read", "salt": hexadecimal, "hash": hexadecimal}.
         """
-        values = {
-            one.name: {"role": one.role.name.lower(), "salt": one.salt, "hash": one.hash}
-            for one in accounts.values()
-        }
-        text = orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
-        overwrite_text(self._files, self.path, text)
+        entries = {}
+        for account in accounts.values():
+            role_name = account.role.name.lower()
+            entries[account.name] = {"role": role_name, "salt": account.salt, "hash": account.hash}
+        layout = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        overwrite_text(self._files, self.path, orjson.dumps(entries, option=layout).decode())
         self._read_ms = -1
 
     def authenticate(self, name: str, secret: str) -> Account | None:
@@ -141,8 +148,10 @@ class Accounts:
         not reveal which names exist.
         """
         account = self.load().get(name)
-        actual_hash = _hash(secret, account.salt if account else _DUMMY_SALT)
-        is_correct = hmac.compare_digest(actual_hash, account.hash if account else "")
+        if account is None:
+            _hash(secret, _DUMMY_SALT)  # takes as long as for an account
+            return None
+        is_correct = hmac.compare_digest(_hash(secret, account.salt), account.hash)
         return account if is_correct else None
 
 

@@ -103,8 +103,9 @@ class Console:
     ) -> None:
         """Create a console whose clients are created by `connect`.
 
-        If `is_read_only` is True, pages that change something are refused for all roles.
-        `pipelines` and `proxies` are those of `Context`.
+        Users sign in with one of `accounts`. Changes are written to `audit`; None means the log of
+        the process. If `is_read_only` is True, pages that change something are refused for all
+        roles. `pipelines` and `proxies` are those of `Context`. `clock` measures all times.
         """
         self.accounts = accounts
         self.is_read_only = is_read_only
@@ -117,7 +118,7 @@ class Console:
         self.connect = connect
         self.pipelines = pipelines
         self.proxies = proxies
-        self._clients: dict[Credentials | None, Sluice] = {}
+        self._clients: dict[Credentials | None, Sluice] = {}  # None: those of the console
         self._templates = create_templates()
 
     def client(self, credentials: Credentials | None) -> Sluice:
@@ -151,19 +152,19 @@ class Console:
             await tasks.close()
             await self.close()
 
-    def build_app(self, pages: tuple[Page, ...], entries: Sequence[Route]) -> Starlette:
+    def build_app(self, pages: tuple[Page, ...], public_routes: Sequence[Route]) -> Starlette:
         """Return the ASGI application that serves the pages, and the files below /static.
 
-        `pages` is also the table from which the navigation is built. `entries` are the routes that
-        need no session, such as those for signing in.
+        `pages` is also the table from which the navigation is built. `public_routes` need no
+        session, such as those for signing in.
         """
         self.pages = pages
-        static = Mount("/static", StaticFiles(directory=HERE / "static"))
-        routes = [
+        static_files = Mount("/static", StaticFiles(directory=HERE / "static"))
+        page_routes = [
             Route(page.path, build_endpoint(self, page), methods=[page.method]) for page in pages
         ]
         return Starlette(
-            routes=[static, *entries, *routes],
+            routes=[static_files, *public_routes, *page_routes],
             middleware=[Middleware(SecurityHeaders)],
             exception_handlers={
                 HTTPException: self.handle_not_found,
@@ -202,32 +203,40 @@ class Console:
         language = read_preference(request, "language") or choose_language(
             request.headers.get("accept-language", "")
         )
-        is_live = is_live_part(request)
         session: Session | None = values.setdefault("session", None)
-        text = self._templates.get_template(template).render(
-            layout="live.html" if is_live else "layout.html",
+        html = self._templates.get_template(template).render(
+            layout="live.html" if is_live_part(request) else "layout.html",
             t=translator(language),
             language=language,
             languages=LANGUAGES,
             theme=read_preference(request, "theme") or THEMES[0],
             themes=THEMES,
-            pages=[
-                page for page in self.pages if page.entry and session and session.role >= page.role
-            ],
+            pages=self._list_navigation(session),
             here=page_path(request),
             notice=notice_key(request.query_params.get("done", "")),
             query=dict(request.query_params),
             with_query=lambda **changes: with_query(request, changes),
             version=__version__,
             is_read_only=self.is_read_only,
-            may={
-                role.name.lower(): not self.is_read_only
-                and role <= (session.role if session else 0)
-                for role in Role
-            },
+            may=self._list_permissions(session),
             **values,
         )
-        return HTMLResponse(text, status, {"cache-control": "no-store"})
+        return HTMLResponse(html, status, {"cache-control": "no-store"})
+
+    def _list_navigation(self, session: Session | None) -> list[Page]:
+        """Return the pages in the navigation that the user may see; none without a session."""
+        if session is None:
+            return []
+        return [page for page in self.pages if page.entry and session.role >= page.role]
+
+    def _list_permissions(self, session: Session | None) -> dict[str, bool]:
+        """Return for each role, by its name, whether the user may make the changes that it allows.
+
+        They are all False without a session, and if the console is read-only.
+        """
+        if session is None or self.is_read_only:
+            return {role.name.lower(): False for role in Role}
+        return {role.name.lower(): role <= session.role for role in Role}
 
     def render_refusal(
         self, request: Request, status: int, sentence: str, session: Session | None = None
@@ -242,7 +251,7 @@ class Console:
 
         The HTTP status is that of the error's class or its nearest base class in `_STATUS`.
         """
-        status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
+        status = next(_STATUS[base] for base in type(error).__mro__ if base in _STATUS)
         fact = error.fact
         return self.render(request, "error.html", status, fact=fact, fix=error.fix, session=session)
 
@@ -271,33 +280,24 @@ def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
     """
 
     async def endpoint(request: Request) -> Response:
-        if preference := save_preferences(request):
-            return preference
+        """Return the response to a request for the page."""
+        if preference_redirect := save_preferences(request):
+            return preference_redirect
         session = console.find_session(request)
         if session is None:
             return redirect_to_sign_in(request)
-        if session.role < page.role or (page.audit_event and console.is_read_only):
+        is_change = bool(page.audit_event)
+        if session.role < page.role or (is_change and console.is_read_only):
             reason = "error.read_only" if console.is_read_only else "error.role"
             return console.render_refusal(request, 403, reason, session)
         form: dict[str, str] = {}
-        if page.audit_event:
-            read = await read_form(request)
-            if read is None or not has_form_token(request, session, read):
+        if is_change:
+            submitted_form = await read_form(request)
+            if submitted_form is None or not has_form_token(request, session, submitted_form):
                 return console.render_refusal(request, 403, "error.form", session)
-            form = read
-        context = Context(
-            mq=console.client(session.credentials),
-            session=session,
-            cache=console.cache,
-            history=console.history,
-            clock=console.clock,
-            path={name: str(text) for name, text in request.path_params.items()},
-            query=dict(request.query_params),
-            form=form,
-            is_live=is_live_part(request),
-            pipelines=console.pipelines,
-            proxies=console.proxies,
-        )
+            form = submitted_form
+
+        context = _make_context(console, request, session, form)
         try:
             answer = await run_handler(console, page, context, request)
         except SluiceError as error:
@@ -311,6 +311,25 @@ def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
     return endpoint
 
 
+def _make_context(
+    console: Console, request: Request, session: Session, form: dict[str, str]
+) -> Context:
+    """Return what the handler of a page needs: the request of a user, and the console's state."""
+    return Context(
+        mq=console.client(session.credentials),
+        session=session,
+        cache=console.cache,
+        history=console.history,
+        clock=console.clock,
+        path={name: str(segment) for name, segment in request.path_params.items()},
+        query=dict(request.query_params),
+        form=form,
+        is_live=is_live_part(request),
+        pipelines=console.pipelines,
+        proxies=console.proxies,
+    )
+
+
 async def run_handler(console: Console, page: Page, context: Context, request: Request) -> Answer:
     """Call the handler of a page, and return its answer. Raises what the handler raises.
 
@@ -319,22 +338,22 @@ async def run_handler(console: Console, page: Page, context: Context, request: R
     """
     if not page.audit_event:
         return await page.handler(context)
-    logged = {
+    audit_fields = {
         "account": context.session.account,
         "role": context.session.role.name.lower(),
         "address": client_address(request),
         "path": request.url.path,
     }
-    console.audit.write(page.audit_event, context.form, state="begun", **logged)
+    console.audit.write(page.audit_event, context.form, state="begun", **audit_fields)
     try:
         answer = await page.handler(context)
     except BaseException as error:
         console.audit.write(
-            page.audit_event, context.form, state="failed", why=str(error), **logged
+            page.audit_event, context.form, state="failed", why=str(error), **audit_fields
         )
         raise
     console.audit.write(
-        page.audit_event, context.form, state="done", **logged, **answer.audit_values
+        page.audit_event, context.form, state="done", **audit_fields, **answer.audit_values
     )
     console.cache.clear()
     return answer
@@ -362,8 +381,8 @@ def has_form_token(request: Request, session: Session, form: Mapping[str, str]) 
 
     It must contain the session's form token, and the request must not come from another site.
     """
-    given = form.get("form_token", "").encode()
-    return is_same_site(request) and hmac.compare_digest(given, session.form_token.encode())
+    given_token = form.get("form_token", "").encode()
+    return is_same_site(request) and hmac.compare_digest(given_token, session.form_token.encode())
 
 
 async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str] | None:
@@ -372,7 +391,7 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
     if natural(length, bytes_max) is None:
         return None
     async with request.form(max_files=0, max_fields=200) as form:
-        return {name: value for name, value in form.items() if isinstance(value, str)}
+        return {name: text for name, text in form.items() if isinstance(text, str)}
 
 
 def redirect_to_sign_in(request: Request) -> Response:
@@ -438,14 +457,16 @@ def save_preferences(request: Request) -> Response | None:
     The redirect leads to the same page without these two query values. Return None if the request
     is not a GET, or has no valid preference.
     """
-    wanted = {name: request.query_params.get(name) for name in CHOICES}
-    valid = {name: value for name, value in wanted.items() if value in CHOICES[name]}
-    if request.method != "GET" or not valid:
+    preferences: dict[str, str] = {}
+    for name, choices in CHOICES.items():
+        choice = request.query_params.get(name)
+        if choice is not None and choice in choices:
+            preferences[name] = choice
+    if request.method != "GET" or not preferences:
         return None
     response = RedirectResponse(with_query(request, dict.fromkeys(CHOICES)), 303)
-    for name, value in valid.items():
-        assert value is not None
-        set_cookie(request, response, f"sluice_console_{name}", value, YEAR_S)
+    for name, choice in preferences.items():
+        set_cookie(request, response, f"sluice_console_{name}", choice, YEAR_S)
     return response
 
 
@@ -455,8 +476,9 @@ def with_query(request: Request, changes: Mapping[str, object]) -> str:
     The value None or "" removes a name from the query.
     """
     query = dict(request.query_params) | dict(changes)
-    text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    return f"{page_path(request)}{'?' if text else ''}{text}"
+    kept_fields = {name: value for name, value in query.items() if value not in (None, "")}
+    path = page_path(request)
+    return f"{path}?{urlencode(kept_fields)}" if kept_fields else path
 
 
 # ---- headers and templates
@@ -469,16 +491,21 @@ class SecurityHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, and add the headers to its response."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        added_headers = [(name.encode(), text.encode()) for name, text in HEADERS.items()]
+        if scope.get("path", "").startswith("/static/"):
+            added_headers.append((b"cache-control", b"public, max-age=86400"))
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope.get("path", "")
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                if path.startswith("/static/"):
-                    added.append((b"cache-control", b"public, max-age=86400"))
-                message["headers"] = [*message.get("headers", ()), *added]
+                message["headers"] = [*message.get("headers", ()), *added_headers]
             await send(message)
 
-        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_with_headers)
 
 
 def create_templates() -> jinja2.Environment:

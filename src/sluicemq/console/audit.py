@@ -22,18 +22,24 @@ class AuditLog:
     """Appends lines to the file at `path`, or to the logger if `path` is empty."""
 
     def __init__(self, clock: Clock, path: str = "", files: Files = SYSTEM_FILES) -> None:
+        """Open the file at `path`, which is created if it does not exist; "" means the logger."""
         self._clock = clock
         self._file = files.open(path, create=True, access=OWNER_ONLY) if path else None
 
     def write(self, event: str, form: Mapping[str, str], **values: Any) -> None:
         """Append a line with the time, the event, the values, and the form without its secrets."""
-        line = {"time_ms": self._clock.now_ms(), "event": event, **values}
-        line |= {"form": {name: text for name, text in form.items() if name not in _HIDDEN}}
-        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        shown_form = {name: text for name, text in form.items() if name not in _HIDDEN}
+        record = {
+            "time_ms": self._clock.now_ms(),
+            "event": event,
+            **values,
+            "form": shown_form,
+        }
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
         if self._file is None:
-            _log.info("%s", data.decode().rstrip())
+            _log.info("%s", line.decode().rstrip())
             return
-        self._file.pwrite(data, self._file.size())
+        self._file.pwrite(line, self._file.size())
 
     def close(self) -> None:
         """Close the file."""

@@ -15,6 +15,10 @@ DEPTH_MAX: Final = 16
 """The deepest nesting of JSON and Protocol Buffers that is shown as such."""
 FIELD_MAX: Final = (1 << 29) - 1
 """The largest field number of Protocol Buffers."""
+_VARINT: Final = 0
+_LENGTH_DELIMITED: Final = 2
+_FIXED_SIZES: Final = {1: 8, 5: 4}
+"""The wire types of Protocol Buffers: these constants, and fixed sizes in bytes by wire type."""
 _HEX_ROW_BYTES: Final = 16
 _FIELD_BYTES_SHOWN: Final = 64
 
@@ -26,16 +30,21 @@ def find_forms(body: bytes) -> dict[str, Callable[[], str]]:
     "hex" always fits. The most likely form comes first. Of a body larger than `SHOWN_BYTES_MAX`
     only the beginning is shown, as text or hexadecimal.
     """
-    shown = body[:SHOWN_BYTES_MAX]
-    is_cut = len(shown) < len(body)
+    shown_bytes = body[:SHOWN_BYTES_MAX]
+    is_cut = len(shown_bytes) < len(body)
+    json_value = None if is_cut else parse_json(body)
+    body_text = decode_text(shown_bytes, is_cut=is_cut)
+    protobuf_lines = None if is_cut else format_protobuf(body)
+
     forms: dict[str, Callable[[], str]] = {}
-    if not is_cut and (value := parse_json(body)) is not None:
-        forms["json"] = lambda: format_json(value)[:SHOWN_BYTES_MAX]
-    if (text := decode_text(shown, is_cut=is_cut)) is not None:
-        forms["text"] = lambda: text
-    if not is_cut and (lines := format_protobuf(body)) is not None:
-        forms["protobuf"] = lambda: "\n".join(lines)[:SHOWN_BYTES_MAX]
-    return forms | {"hex": lambda: format_hex(shown[: SHOWN_BYTES_MAX // 4])}
+    if json_value is not None:
+        forms["json"] = lambda: format_json(json_value)[:SHOWN_BYTES_MAX]
+    if body_text is not None:
+        forms["text"] = lambda: body_text
+    if protobuf_lines is not None:
+        forms["protobuf"] = lambda: "\n".join(protobuf_lines)[:SHOWN_BYTES_MAX]
+    forms["hex"] = lambda: format_hex(shown_bytes[: SHOWN_BYTES_MAX // 4])
+    return forms
 
 
 def parse_json(body: bytes) -> Any:
@@ -47,23 +56,25 @@ def parse_json(body: bytes) -> Any:
     if body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
-        value = orjson.loads(body)
+        json_value = orjson.loads(body)
     except ValueError:
         return None
-    return value if is_nested_within(value, DEPTH_MAX) else None
+    return json_value if is_nested_within(json_value, DEPTH_MAX) else None
 
 
-def is_nested_within(value: Any, depth: int) -> bool:
+def is_nested_within(json_value: Any, depth: int) -> bool:
     """Return whether a JSON value has at most `depth` levels of objects and lists."""
-    if not isinstance(value, dict | list):
+    if not isinstance(json_value, dict | list):
         return True
-    items = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(is_nested_within(item, depth - 1) for item in items)
+    if depth <= 0:
+        return False
+    members = json_value.values() if isinstance(json_value, dict) else json_value
+    return all(is_nested_within(member, depth - 1) for member in members)
 
 
-def format_json(value: Any) -> str:
+def format_json(json_value: Any) -> str:
     """Return a JSON value with an indentation of two spaces for each level."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(json_value, option=orjson.OPT_INDENT_2).decode()
 
 
 def decode_text(body: bytes, *, is_cut: bool = False) -> str | None:
@@ -72,13 +83,14 @@ def decode_text(body: bytes, *, is_cut: bool = False) -> str | None:
     If `is_cut` is True, an incomplete character at the end is left out.
     """
     try:
-        text = body.decode()
+        body_text = body.decode()
     except UnicodeDecodeError as error:
-        if not is_cut or error.start < len(body) - 4:
+        is_at_end = error.start >= len(body) - 4  # a character has at most four bytes
+        if not is_cut or not is_at_end:
             return None
-        text = body[: error.start].decode()
-    is_readable = all(one.isprintable() or one in "\t\r\n" for one in text)
-    return text if is_readable else None
+        body_text = body[: error.start].decode()
+    is_readable = all(character.isprintable() or character in "\t\r\n" for character in body_text)
+    return body_text if is_readable else None
 
 
 def format_hex(body: bytes) -> str:
@@ -86,8 +98,9 @@ def format_hex(body: bytes) -> str:
     lines = []
     for position in range(0, len(body), _HEX_ROW_BYTES):
         row = body[position : position + _HEX_ROW_BYTES]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{position:08x}  {row.hex(' '):<{_HEX_ROW_BYTES * 3}} {text}")
+        hex_digits = row.hex(" ")
+        characters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{position:08x}  {hex_digits:<{_HEX_ROW_BYTES * 3}} {characters}")
     return "\n".join(lines)
 
 
@@ -110,20 +123,22 @@ def _format_fields(body: bytes, depth: int) -> Iterator[str]:
     position = 0
     indent = "  " * depth
     while position < len(body):
+        # The tag of a field contains its number, and in the lowest three bits its wire type.
         tag, position = _read_varint(body, position)
         field = tag >> 3
         wire_type = tag & 7
         if not 0 < field <= FIELD_MAX:
             raise ValueError("invalid field number")
-        if wire_type == 0:
-            value, position = _read_varint(body, position)
-            yield f"{indent}{field}: {value}"
-        elif wire_type in (1, 5):
-            # Fixed 64 or 32 bits in little-endian order. The type (integer, float) is unknown.
-            size = 8 if wire_type == 1 else 4
-            yield f"{indent}{field}: 0x{_read_bytes(body, position, size)[::-1].hex()}"
+        if wire_type == _VARINT:
+            number, position = _read_varint(body, position)
+            yield f"{indent}{field}: {number}"
+        elif wire_type in _FIXED_SIZES:
+            # Little-endian order. The type (integer, float) is unknown.
+            size = _FIXED_SIZES[wire_type]
+            big_endian = _read_bytes(body, position, size)[::-1]
+            yield f"{indent}{field}: 0x{big_endian.hex()}"
             position += size
-        elif wire_type == 2:
+        elif wire_type == _LENGTH_DELIMITED:
             size, position = _read_varint(body, position)
             yield from _format_bytes(field, _read_bytes(body, position, size), depth)
             position += size
@@ -131,20 +146,22 @@ def _format_fields(body: bytes, depth: int) -> Iterator[str]:
             raise ValueError("unknown wire type")
 
 
-def _format_bytes(field: int, value: bytes, depth: int) -> Iterator[str]:
+def _format_bytes(field: int, content: bytes, depth: int) -> Iterator[str]:
     """Yield the lines of a length-delimited field: a text, a message, or bytes."""
     indent = "  " * depth
-    if (text := decode_text(value)) is not None:
-        yield f"{indent}{field}: {orjson.dumps(text).decode()}"
+    content_text = decode_text(content)
+    if content_text is not None:
+        yield f"{indent}{field}: {orjson.dumps(content_text).decode()}"
         return
     try:
-        inner = list(_format_fields(value, depth + 1))
+        lines_of_message = list(_format_fields(content, depth + 1))
     except ValueError:
-        shown = value[:_FIELD_BYTES_SHOWN].hex(" ")
-        yield f"{indent}{field}: {shown}{' …' if len(value) > _FIELD_BYTES_SHOWN else ''}"
+        hex_digits = content[:_FIELD_BYTES_SHOWN].hex(" ")
+        ellipsis = " …" if len(content) > _FIELD_BYTES_SHOWN else ""
+        yield f"{indent}{field}: {hex_digits}{ellipsis}"
         return
     yield f"{indent}{field} {{"
-    yield from inner
+    yield from lines_of_message
     yield f"{indent}}}"
 
 
@@ -160,11 +177,12 @@ def _read_varint(body: bytes, position: int) -> tuple[int, int]:
 
     Raises ValueError if the body ends within the varint, or the varint has more than ten bytes.
     """
-    value = 0
-    for shift in range(0, 64, 7):
+    number = 0
+    for shift in range(0, 64, 7):  # each byte has seven bits, the lowest first
         byte = _read_bytes(body, position, 1)[0]
         position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
+        number |= (byte & 0x7F) << shift
+        is_last_byte = byte < 0x80
+        if is_last_byte:
+            return number, position
     raise ValueError("a varint of more than ten bytes")

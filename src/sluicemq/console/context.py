@@ -6,10 +6,11 @@ signed-in user.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from sluicemq.clock import Clock
 from sluicemq.console.accounts import Role
@@ -35,8 +36,9 @@ class Cache:
     """
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without results. `clock` measures their ages."""
         self._clock = clock
-        self._known: dict[Hashable, tuple[float, Any]] = {}
+        self._results: dict[Hashable, tuple[float, Any]] = {}  # time of the request, result
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
     async def get(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
@@ -47,15 +49,16 @@ class Cache:
         are not cached.
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
-            entry = self._known.get(key)
-            if entry is None or self._clock.monotonic_s() - entry[0] > LISTING_S:
-                self._known[key] = entry = self._clock.monotonic_s(), await request()
-            value: T = entry[1]
-            return value
+            requested_s, result = self._results.get(key, (-math.inf, None))
+            if self._clock.monotonic_s() - requested_s > LISTING_S:
+                requested_s = self._clock.monotonic_s()
+                result = await request()
+                self._results[key] = (requested_s, result)
+            return cast("T", result)
 
     def clear(self) -> None:
         """Forget all results, after a change."""
-        self._known.clear()
+        self._results.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,19 @@ class Context:
 
         Raises ConfigurationError for any other text.
         """
-        text = self.form.get(name) or self.query.get(name) or ""
+        field_text = self._field_text(name)
+        if not field_text:
+            return default
         try:
-            return int(text) if text else default
+            return int(field_text)
         except ValueError:
             raise ConfigurationError(
-                f"{name} must be a number, got {text!r}.", fix="Enter a number."
+                f"{name} must be a number, got {field_text!r}.", fix="Enter a number."
             ) from None
+
+    def _field_text(self, name: str) -> str:
+        """Return the field `name` of the form, else of the query; "" if neither has one."""
+        return self.form.get(name) or self.query.get(name) or ""
 
     def parse_time(self, name: str, default_ms: int) -> int:
         """Return the time in the field `name` in milliseconds since 1970, or `default_ms` if empty.
@@ -120,16 +129,18 @@ class Context:
         The text is in ISO 8601, as browsers write it (2026-11-23T20:04), and in UTC unless it has a
         time zone. Raises ConfigurationError for any other text.
         """
-        text = self.form.get(name) or self.query.get(name) or ""
+        field_text = self._field_text(name)
+        if not field_text:
+            return default_ms
         try:
-            found = datetime.fromisoformat(text) if text else None
+            time = datetime.fromisoformat(field_text)
         except ValueError:
             raise ConfigurationError(
-                f"{name} must be a time, got {text!r}.", fix="Write it as 2026-11-23T20:04."
+                f"{name} must be a time, got {field_text!r}.", fix="Write it as 2026-11-23T20:04."
             ) from None
-        if found is None:
-            return default_ms
-        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        return round(time.timestamp() * 1000)
 
     def paginate(self, rows: list[T]) -> Paged[T]:
         """Return the page of `rows` whose number is in the query field `page`, by default 1.
@@ -138,9 +149,11 @@ class Context:
         last page is returned. Without rows, there is one empty page. Raises ConfigurationError if
         the field is not a number.
         """
-        pages = max(1, -(-len(rows) // PAGE_ROWS))
-        number = min(max(1, self.parse_number("page", 1)), pages)
-        return Paged(rows[(number - 1) * PAGE_ROWS :][:PAGE_ROWS], number, pages, len(rows))
+        page_count = max(1, math.ceil(len(rows) / PAGE_ROWS))
+        page_number = min(max(1, self.parse_number("page", 1)), page_count)
+        first_row = (page_number - 1) * PAGE_ROWS
+        rows_of_page = rows[first_row : first_row + PAGE_ROWS]
+        return Paged(rows_of_page, page_number, page_count, len(rows))
 
 
 @dataclass(frozen=True, slots=True)

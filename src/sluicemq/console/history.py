@@ -37,13 +37,13 @@ MATCHING = "matching"
 Values = Mapping[str, float]
 
 
-def parse_rate(text: str) -> float:
+def parse_rate(rates: str) -> float:
     """Return the first of three rates in a text (over 10 s, 1 min, 10 min; spec/admin.md §3).
 
     Return 0.0 if the text has none.
     """
     try:
-        return float(text.split(maxsplit=1)[0])
+        return float(rates.split(maxsplit=1)[0])
     except (ValueError, IndexError):
         return 0.0
 
@@ -58,21 +58,57 @@ def summarize_lag(queues: "list[QueueLag] | None") -> dict[str, Any]:
     """
     if queues is None:
         return dict.fromkeys((LAG, MATCHING, "eta_ms", "at_risk", "lost"))
-    counts = [one.matching if one.lag else 0 for one in queues]
-    spans_ms = [one.eta_ms for one in queues if one.lag and one.matching != 0]
+    matching: int | None = 0
+    eta_ms: int | None = 0
+    for queue in queues:
+        if not queue.lag:
+            continue
+        matching = _add_known(matching, queue.matching)
+        if queue.matching != 0:
+            eta_ms = _max_known(eta_ms, queue.eta_ms)
     return {
-        LAG: sum(one.lag for one in queues),
-        MATCHING: None if None in counts else sum(count or 0 for count in counts),
-        "eta_ms": None if None in spans_ms else max((span or 0 for span in spans_ms), default=0),
-        "at_risk": sum(one.messages_at_risk for one in queues),
-        "lost": sum(one.lost for one in queues),
+        LAG: sum(queue.lag for queue in queues),
+        MATCHING: matching,
+        "eta_ms": eta_ms,
+        "at_risk": sum(queue.messages_at_risk for queue in queues),
+        "lost": sum(queue.lost for queue in queues),
     }
+
+
+def _add_known(total: int | None, count: int | None) -> int | None:
+    """Return the sum of two numbers; None if one of them is unknown (None)."""
+    return None if total is None or count is None else total + count
+
+
+def _max_known(longest_ms: int | None, span_ms: int | None) -> int | None:
+    """Return the longer of two durations; None if one of them is unknown (None)."""
+    return None if longest_ms is None or span_ms is None else max(longest_ms, span_ms)
+
+
+def summarize_runtimes(runtimes: "list[dict[str, str]]") -> dict[str, float]:
+    """Return the rates of all brokers together, and the usage of the fullest disk in percent.
+
+    `runtimes` are the counters of the brokers. DISK is left out if no broker reports it.
+    """
+    point = {
+        RATE_IN: sum(parse_rate(runtime.get("putTps", "")) for runtime in runtimes),
+        RATE_OUT: sum(parse_rate(runtime.get("getTransferredTps", "")) for runtime in runtimes),
+    }
+    disk_ratios = [
+        parse_rate(runtime["commitLogDiskRatio"])
+        for runtime in runtimes
+        if "commitLogDiskRatio" in runtime
+    ]
+    if disk_ratios:
+        point[DISK] = max(disk_ratios) * 100
+    return point
 
 
 class TimeSeries:
     """The newest points of one subject: a time in seconds since 1970, and values by name."""
 
     def __init__(self) -> None:
+        """Begin without points."""
         self._points: deque[tuple[float, Values]] = deque(maxlen=POINTS_MAX)
 
     def add(self, time_s: float, values: Values) -> None:
@@ -98,12 +134,13 @@ class History:
     """The series of the console: `cluster`, and one in `groups` for each watched group."""
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without points, and without watched groups."""
         self._clock = clock
         self.cluster = TimeSeries()
         self.groups: dict[str, TimeSeries] = {}
         self.counted_groups: list[str] = []
         """The groups whose lags are added up for the cluster."""
-        self._listed_s: float | None = None
+        self._listed_s: float | None = None  # when the list of groups was read
 
     @property
     def now_s(self) -> float:
@@ -119,11 +156,12 @@ class History:
         """
         series = self.groups.pop(group, None) or TimeSeries()
         while len(self.groups) >= GROUPS_MAX:
-            del self.groups[next(iter(self.groups))]
+            least_recently_watched = next(iter(self.groups))
+            del self.groups[least_recently_watched]
         self.groups[group] = series
-        known = summarize_lag(queues)
-        point = {name: known[name] for name in (LAG, MATCHING)}
-        series.add(self.now_s, {name: one for name, one in point.items() if one is not None})
+        summary = summarize_lag(queues)
+        point = {name: summary[name] for name in (LAG, MATCHING) if summary[name] is not None}
+        series.add(self.now_s, point)
         return series
 
     async def sample(self, admin: "Admin") -> None:
@@ -137,28 +175,24 @@ class History:
             masters = await admin.masters()
         except SluiceError:
             return
-        runtimes = await fetch_parts(
+        runtime_parts = await fetch_parts(
             {name: admin.runtime(address) for name, address in masters.items()}
         )
-        known = [one.value for one in runtimes.values() if one.value is not None]
-        if known:
-            point = {
-                RATE_IN: sum(parse_rate(one.get("putTps", "")) for one in known),
-                RATE_OUT: sum(parse_rate(one.get("getTransferredTps", "")) for one in known),
-            }
-            disks = [
-                parse_rate(one["commitLogDiskRatio"])
-                for one in known
-                if "commitLogDiskRatio" in one
-            ]
-            point |= {DISK: max(disks) * 100} if disks else {}
+        runtimes = [
+            fetched.value for fetched in runtime_parts.values() if fetched.value is not None
+        ]
+        if runtimes:
+            point = summarize_runtimes(runtimes)
             lag = await self.compute_total_lag(admin)
-            point |= {} if lag is None else {LAG: float(lag)}
+            if lag is not None:
+                point[LAG] = float(lag)
             self.cluster.add(self.now_s, point)
-        found = await fetch_parts({group: admin.lag(group) for group in self.groups})
-        for group, one in found.items():
-            if one.value is not None and group in self.groups:
-                self.watch(group, one.value)
+
+        lags = await fetch_parts({group: admin.lag(group) for group in self.groups})
+        for group, fetched in lags.items():
+            # A group may have been dropped from `groups` in the meantime.
+            if fetched.value is not None and group in self.groups:
+                self.watch(group, fetched.value)
 
     async def compute_total_lag(self, admin: "Admin") -> int | None:
         """Return the sum of the lags of all groups, or None if one of the lags is unknown.
@@ -167,21 +201,35 @@ class History:
         groups count, and the result is None if no group is watched. The list of groups is stored in
         `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
         """
-        if self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S:
-            names = (await fetch_part(admin.groups())).value
-            if names is None:
-                return None
-            self.counted_groups = [name for name in names if group_kind(name) == "normal"]
-            self._listed_s = self.now_s
-        if len(self.counted_groups) > GROUPS_MAX:
-            self.counted_groups = [name for name in self.groups if name in self.counted_groups]
-            if not self.counted_groups:
-                return None
-        progress = await fetch_parts({name: admin.progress(name) for name in self.counted_groups})
-        queues_by_group = [one.value for one in progress.values()]
-        if None in queues_by_group:
+        if not await self._update_counted_groups(admin):
             return None
-        return sum(max(0, queue.lag) for queues in queues_by_group for queue in queues or ())
+        progress_parts = await fetch_parts(
+            {name: admin.progress(name) for name in self.counted_groups}
+        )
+        total_lag = 0
+        for progress in progress_parts.values():
+            if progress.value is None:
+                return None
+            total_lag += sum(max(0, queue.lag) for queue in progress.value)
+        return total_lag
+
+    async def _update_counted_groups(self, admin: "Admin") -> bool:
+        """Read the list of groups again if it is too old, and choose the groups that count.
+
+        Return False if the list cannot be read, or if there are too many groups and none of them is
+        watched.
+        """
+        is_list_outdated = self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S
+        if is_list_outdated:
+            listing = await fetch_part(admin.groups())
+            if listing.value is None:
+                return False
+            self.counted_groups = [name for name in listing.value if group_kind(name) == "normal"]
+            self._listed_s = self.now_s
+        if len(self.counted_groups) <= GROUPS_MAX:
+            return True
+        self.counted_groups = [name for name in self.groups if name in self.counted_groups]
+        return bool(self.counted_groups)
 
     async def run(self, admin: "Admin") -> None:
         """Take a sample every `STEP_S` seconds, until the task is cancelled."""

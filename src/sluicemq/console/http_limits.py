@@ -40,6 +40,7 @@ class BoundedProtocol(H11Protocol):
     """The time of the check that found `_last_state` first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close the connection if there are too many, else schedule the first check."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
@@ -48,6 +49,7 @@ class BoundedProtocol(H11Protocol):
         self._check_timer = self.loop.call_later(HEAD_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the next check. asyncio calls this when the connection has closed."""
         if self._check_timer is not None:
             self._check_timer.cancel()
         super().connection_lost(exc)
@@ -57,14 +59,15 @@ class BoundedProtocol(H11Protocol):
 
         The time is counted from the check that found the present state first.
         """
-        cycle = self.cycle
-        is_between = cycle is None or cycle.response_complete
-        if (cycle, is_between) != self._last_state:
-            self._last_state = (cycle, is_between)
+        cycle = self.cycle  # uvicorn's object for the current request and its response
+        is_between_requests = cycle is None or cycle.response_complete
+        if (cycle, is_between_requests) != self._last_state:
+            self._last_state = (cycle, is_between_requests)
             self._last_state_s = self.loop.time()
-        has_body_left = not is_between and cycle.more_body
-        limit_s = HEAD_S if is_between else BODY_S
-        if (is_between or has_body_left) and self.loop.time() - self._last_state_s >= limit_s:
+
+        limit_s = HEAD_S if is_between_requests else BODY_S
+        waits_for_client = is_between_requests or cycle.more_body
+        if waits_for_client and self.loop.time() - self._last_state_s >= limit_s:
             self.transport.abort()
             return
         self._check_timer = self.loop.call_later(HEAD_S, self._check)
@@ -87,15 +90,14 @@ class BoundedBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        left = self._bytes_max
+        bytes_left = self._bytes_max
         has_responded = False
 
         async def receive_bounded() -> Message:
-            nonlocal left
+            nonlocal bytes_left
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            bytes_left -= len(message.get("body", b""))
+            if bytes_left < 0:
                 raise TooLargeError
             return message
 
@@ -105,13 +107,14 @@ class BoundedBody:
             await send(message)
 
         try:
-            if natural(length, self._bytes_max) is None:
+            declared_length = dict(scope["headers"]).get(b"content-length", b"0")
+            if natural(declared_length, self._bytes_max) is None:
                 raise TooLargeError  # noqa: TRY301 - handled like a body without a length
             await self._app(scope, receive_bounded, send_and_note)
         except TooLargeError:
             if not has_responded:
-                text = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
-                await PlainTextResponse(text, 413)(scope, receive, send)
+                refusal = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
+                await PlainTextResponse(refusal, 413)(scope, receive, send)
 
 
 class TooLargeError(Exception):

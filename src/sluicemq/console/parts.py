@@ -40,5 +40,5 @@ async def fetch_parts(requests: Mapping[Hashable, Awaitable[T]]) -> dict[Any, Pa
         async with semaphore:
             return await fetch_part(request)
 
-    found = await asyncio.gather(*(fetch(request) for request in requests.values()))
-    return dict(zip(requests, found, strict=True))
+    parts = await asyncio.gather(*(fetch(request) for request in requests.values()))
+    return dict(zip(requests, parts, strict=True))

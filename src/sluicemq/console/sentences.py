@@ -16,20 +16,22 @@ LANGUAGES: Final = {"en": "English", "zh": "中文"}
 @cache
 def sentences() -> dict[str, dict[str, str]]:
     """Return all texts: key, such as "nav.topics" -> language -> text."""
-    text = Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
-    return {
-        f"{section}.{key}": dict(zip(LANGUAGES, texts, strict=True))
-        for section, rows in tomllib.loads(text).items()
-        for key, texts in rows.items()
-    }
+    toml_text = Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
+    text_by_key = {}
+    for section, rows in tomllib.loads(toml_text).items():
+        for key, translations in rows.items():
+            text_by_key[f"{section}.{key}"] = dict(zip(LANGUAGES, translations, strict=True))
+    return text_by_key
 
 
 def choose_language(accepted: str) -> str:
     """Return the first language of an Accept-Language header that is available, else English."""
-    for one in accepted.lower().split(","):
-        name = one.partition(";")[0].strip().partition("-")[0]
-        if name in LANGUAGES:
-            return name
+    for entry in accepted.lower().split(","):
+        # An entry is such as "zh-CN;q=0.9": language, country, weight.
+        locale = entry.partition(";")[0].strip()
+        language = locale.partition("-")[0]
+        if language in LANGUAGES:
+            return language
     return next(iter(LANGUAGES))
 
 
@@ -46,7 +48,7 @@ def translator(language: str) -> Callable[..., str]:
     """
 
     def translate(key: str, **values: Any) -> str:
-        text = sentences()[key][language]
-        return text.format(**values) if values else text
+        sentence = sentences()[key][language]
+        return sentence.format(**values) if values else sentence
 
     return translate

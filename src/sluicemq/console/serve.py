@@ -34,7 +34,7 @@ async def run_server(console: Console, host: str, port: int) -> AsyncIterator[st
     """
     require_accounts(console.accounts, host, "The console")
     app = console.build_app(PAGES, sign_in.routes(console))
-    listening = open_socket(host, port)
+    listening_socket = open_socket(host, port)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -47,23 +47,25 @@ async def run_server(console: Console, host: str, port: int) -> AsyncIterator[st
         **uvicorn_options(),
     )
     server = uvicorn.Server(config)
-    listening.listen()  # from now on, early connections wait until the server accepts them
+    # From now on, early connections wait until the server accepts them.
+    listening_socket.listen()
+    bound_port = listening_socket.getsockname()[1]
     tasks = Tasks()
     # `serve` would take over the signals of the process.
-    task = tasks.spawn(server._serve([listening]), "console")
+    server_task = tasks.spawn(server._serve([listening_socket]), "console")
     try:
-        yield browser_address(console, host, listening.getsockname()[1])
+        yield browser_address(console, host, bound_port)
     finally:
         server.should_exit = True
-        await asyncio.wait({task})
+        await asyncio.wait({server_task})
 
 
 def browser_address(console: Console, host: str, port: int) -> str:
     """Return the address to open in a browser, with a new link if there are no accounts."""
-    base = f"http://{format_address(host, port)}/"
+    site = f"http://{format_address(host, port)}"
     if host in LOOPBACKS and not console.accounts.load():
-        return f"{base[:-1]}{sign_in.LINK}?token={console.sessions.create_link()}"
-    return base
+        return f"{site}{sign_in.LINK}?token={console.sessions.create_link()}"
+    return f"{site}/"
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -72,15 +74,15 @@ def open_socket(host: str, port: int) -> socket.socket:
     Port 0 takes a free port.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, socket_type, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        bound_socket = socket.socket(family, socket_type, protocol)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind(address)
     except OSError as error:
         raise ConfigurationError(
             f"The console cannot listen at {host}:{port}: {error.strerror or error}.",
             fix="Choose another port with --port, or 0 for a free one.",
         ) from error
-    return made
+    return bound_socket

@@ -53,6 +53,7 @@ class Session:
 
 
 def _hash(token: str) -> str:
+    """Return the SHA-256 hash of a token, under which it is stored, as hexadecimal digits."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -60,9 +61,10 @@ class Sessions:
     """The sessions of one console. They are kept in memory and end with the process."""
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without sessions and without a link. `clock` measures their ages."""
         self._clock = clock
-        self._sessions: dict[str, Session] = {}
-        self._link = ""
+        self._sessions: dict[str, Session] = {}  # by the hash of the token, the oldest first
+        self._link = ""  # the hash of the link's token, or "" without a link
 
     def start(self, session: Session) -> str:
         """Store a copy of `session` with a new form token and the present time; return its token.
@@ -128,6 +130,7 @@ class Throttle:
     """Counts wrong secrets by name and address, and makes further attempts wait."""
 
     def __init__(self, clock: Clock) -> None:
+        """Begin without failures. `clock` measures the waits."""
         self._clock = clock
         # (name, address) -> (number of failures, end of the wait on the monotonic clock). The name
         # "" means all names at the address. The order of the items is that of the last failures.
@@ -151,21 +154,25 @@ class Throttle:
         `WAIT_MAX_S`. Of more than `REMEMBERED_MAX` names and addresses, the oldest are dropped.
         """
         now_s = self._clock.monotonic_s()
-        for key, failures_without_wait in (
-            ((name, address), FAILURES_FREE),
-            (("", address), FAILURES_FREE * ADDRESS_FACTOR),
-        ):
-            # The entry is removed and added again, so that the dict stays in the order of failures.
-            earlier_failures, _ = self._failures.pop(key, (0, 0.0))
-            failures = earlier_failures + 1
-            wait_s = 0.0
-            if failures >= failures_without_wait:
-                doublings = min(failures - failures_without_wait, 20)  # keeps the power finite
-                wait_s = min(2.0**doublings, WAIT_MAX_S)
-            while len(self._failures) >= REMEMBERED_MAX:
-                oldest_key = next(iter(self._failures))
-                del self._failures[oldest_key]
-            self._failures[key] = failures, now_s + wait_s
+        self._count_failure((name, address), FAILURES_FREE, now_s)
+        self._count_failure(("", address), FAILURES_FREE * ADDRESS_FACTOR, now_s)
+
+    def _count_failure(self, key: tuple[str, str], failures_free: int, now_s: float) -> None:
+        """Count a failure of a key of `_failures`. From `failures_free` failures on, it must wait.
+
+        Of more than `REMEMBERED_MAX` keys, the oldest are dropped.
+        """
+        # The entry is removed and added again, so that the dict stays in the order of failures.
+        earlier_failures, _ = self._failures.pop(key, (0, 0.0))
+        failures = earlier_failures + 1
+        wait_s = 0.0
+        if failures >= failures_free:
+            doublings = min(failures - failures_free, 20)  # keeps the power finite
+            wait_s = min(2.0**doublings, WAIT_MAX_S)
+        while len(self._failures) >= REMEMBERED_MAX:
+            oldest_key = next(iter(self._failures))
+            del self._failures[oldest_key]
+        self._failures[key] = failures, now_s + wait_s
 
     def add_success(self, name: str, address: str) -> None:
         """Forget the failures of the name, and undo the last `add_failure` for the address."""

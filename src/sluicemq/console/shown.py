@@ -20,11 +20,11 @@ _SIZE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE: Final = "–"
 
 
-def format_number(value: float | None) -> str:
+def format_number(number: float | None) -> str:
     """Return a number with commas, and one decimal place if it is a float."""
-    if value is None:
+    if number is None:
         return NONE
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    return f"{number:,.1f}" if isinstance(number, float) else f"{number:,}"
 
 
 def format_size(count_bytes: float | None) -> str:

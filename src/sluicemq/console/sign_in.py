@@ -45,9 +45,11 @@ OWNER: Final = "owner"
 def routes(console: Console) -> list[Route]:
     """Return the routes of requests that need no session."""
 
-    def bind(method: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
+    def bind(handler: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
+        """Return an endpoint that calls `handler` with the console."""
+
         async def endpoint(request: Request) -> Response:
-            response: Response = await method(console, request)
+            response: Response = await handler(console, request)
             return response
 
         return endpoint
@@ -91,9 +93,11 @@ async def sign_in(console: Console, request: Request) -> Response:
     # attempts at the same time.
     console.throttle.add_failure(name, address)
 
-    check_secret = check_access_key if is_access_key else check_account
     try:
-        session = await check_secret(console, name, secret)
+        if is_access_key:
+            session = await check_access_key(console, name, secret)
+        else:
+            session = await check_account(console, name, secret)
     except SluiceError as error:
         console.audit.write("sign-in", {}, state="failed", why=str(error), **audit_fields)
         return console.render_error(request, error, None)
@@ -206,7 +210,10 @@ def _start_session(console: Console, request: Request, session: Session, path: s
     return response
 
 
-def local_path(text: str) -> str:
-    """Return `text` if it is a path of this console, else "/"."""
-    is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
-    return text if is_local and text.isprintable() else "/"
+def local_path(path: str) -> str:
+    """Return `path` if it is a path of this console, else "/".
+
+    Two slashes or a backslash can begin the address of another site.
+    """
+    is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path
+    return path if is_local and path.isprintable() else "/"

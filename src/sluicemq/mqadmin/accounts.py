@@ -12,49 +12,61 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.headers import UpdateAccountRequest
 
 _VERSION_ROW: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
+_VERSION_HEADING: Final = _VERSION_ROW.format(
+    "#Cluster Name",
+    "#Broker Name",
+    "#Broker Addr",
+    "#AclFilePath",
+    "#AclConfigVersionNum",
+    "#AclLastUpdateTime",
+)
 
 
-def _all_target_addresses(session: Session, values: FlagValues) -> list[str]:
+def _find_target_addresses(session: Session, values: FlagValues) -> list[str]:
     """Return the address in flag `brokerAddr`, or those of all brokers of a cluster.
 
     The slaves of the cluster are included.
     """
     if "brokerAddr" in values:
         return [values["brokerAddr"]]
-    brokers = session.broker_addresses(values["clusterName"])
-    return [address for master, slaves in brokers for address in (master, *slaves) if address]
+    return session.all_addresses(values["clusterName"])
 
 
 def update_account(session: Session, values: FlagValues) -> None:
     """Run updateAclConfig: create an account, or change the given fields of one."""
+    is_admin = values.get_bool("admin") if "admin" in values else None  # None: stays as it is
     account = UpdateAccountRequest(
         access_key=values["accessKey"],
         secret_key=values["secretKey"],
         white_address=values.get("whiteRemoteAddress"),
-        admin=values.get_bool("admin") if "admin" in values else None,
+        admin=is_admin,
         topic_default=values.get("defaultTopicPerm"),
         group_default=values.get("defaultGroupPerm"),
         topic_permissions=values.get("topicPerms"),
         group_permissions=values.get("groupPerms"),
     )
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.update_account(address, account)
         session.print_line(f"create or update plain access config to {address} success.")
-    fields: dict[str, object] = {
-        name: f"'{java.format_value(values.get(name))}'"
-        for name in ACCOUNT_FIELDS
-        if name != "secretKey"
-    }
-    fields |= {"admin": values.get_bool("admin"), "topicPerms": None, "groupPerms": None}
-    fields |= {
-        name: values[name].split(",") for name in ("topicPerms", "groupPerms") if name in values
-    }
-    session.write(java.format_object("PlainAccessConfig", fields, "{}"))
+    session.write(java.format_object("PlainAccessConfig", _make_account_fields(values), "{}"))
+
+
+def _make_account_fields(values: FlagValues) -> dict[str, object]:
+    """Return the fields of an account as RocketMQ's tool prints them, without the secret key."""
+    fields: dict[str, object] = {}
+    for name in ACCOUNT_FIELDS:
+        if name == "admin":
+            fields[name] = values.get_bool(name)
+        elif name in ("topicPerms", "groupPerms"):
+            fields[name] = values[name].split(",") if name in values else None
+        elif name != "secretKey":
+            fields[name] = f"'{java.format_value(values.get(name))}'"
+    return fields
 
 
 def delete_account(session: Session, values: FlagValues) -> None:
     """Run deleteAclConfig: delete an account."""
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.delete_account(address, values["accessKey"])
         session.print_line(f"delete plain access config account from {address} success.")
     session.write(f"account's accessKey is:{values['accessKey']}")
@@ -62,7 +74,7 @@ def delete_account(session: Session, values: FlagValues) -> None:
 
 def set_white_addresses(session: Session, values: FlagValues) -> None:
     """Run updateGlobalWhiteAddr: set the addresses that need no signature."""
-    for address in _all_target_addresses(session, values):
+    for address in _find_target_addresses(session, values):
         session.admin.set_white_addresses(
             address, values["globalWhiteRemoteAddresses"], values.get("aclFileFullPath")
         )
@@ -73,14 +85,13 @@ def show_accounts(session: Session, values: FlagValues) -> None:
     """Run getAclConfig: print all accounts, with masked secret keys."""
     for address in session.target_addresses(values):
         rules = session.admin.accounts(address)
-        white = java.format_value(rules.get("globalWhiteAddrs", []))
-        session.print_line(f"\n{'globalWhiteRemoteAddresses':<20}: {white}\n\naccounts:")
+        white_list = java.format_value(rules.get("globalWhiteAddrs", []))
+        session.print_line(f"\n{'globalWhiteRemoteAddresses':<20}: {white_list}\n\naccounts:")
         for account in rules.get("plainAccessConfigs", ()):
             for name in ACCOUNT_FIELDS:
-                value = account.get(name)
-                session.print_line(
-                    f"  {name:<18}: {'' if value is None else java.format_value(value)}"
-                )
+                field = account.get(name)
+                field_text = "" if field is None else java.format_value(field)
+                session.print_line(f"  {name:<18}: {field_text}")
             session.print_line()
 
 
@@ -88,16 +99,7 @@ def show_account_versions(session: Session, values: FlagValues) -> None:
     """Run clusterAclConfigVersion: print the version of each broker's access rules."""
     has_address = "brokerAddr" in values
     if not has_address:
-        session.print_line(
-            _VERSION_ROW.format(
-                "#Cluster Name",
-                "#Broker Name",
-                "#Broker Addr",
-                "#AclFilePath",
-                "#AclConfigVersionNum",
-                "#AclLastUpdateTime",
-            )
-        )
+        session.print_line(_VERSION_HEADING)
     for address in session.target_addresses(values):
         versions = session.admin.account_versions(address)
         for path, version in fastjson.loads(versions.all_versions).items():
@@ -111,6 +113,9 @@ def show_account_versions(session: Session, values: FlagValues) -> None:
                     java.format_time_seconds(version["timestamp"]),
                 )
             )
-    owner = "broker's" if has_address else "cluster's"
-    end = f" Address:{values['brokerAddr']} " if has_address else ""
-    session.print_line(f"get {owner} plain access config version success.{end}")
+    if has_address:
+        session.print_line(
+            f"get broker's plain access config version success. Address:{values['brokerAddr']} "
+        )
+    else:
+        session.print_line("get cluster's plain access config version success.")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.errors import SluiceError
 from sluicemq.model.system_names import is_group_topic
@@ -14,8 +14,60 @@ _RATES_ROW: Final = (
     "{:<22}  {:<22}  {:<4}  {:<22} {:<16}  {:>16}  {:>30}  {:<22}  {:{a}11}  {:<12}  {:<8}  "
     "{:{a}10}"
 )
+_RATES_HEADING: Final = _RATES_ROW.format(
+    "#Cluster Name",
+    "#Broker Name",
+    "#BID",
+    "#Addr",
+    "#Version",
+    "#InTPS(LOAD)",
+    "#OutTPS(LOAD)",
+    "#Timer(Progress)",
+    "#PCWait(ms)",
+    "#Hour",
+    "#SPACE",
+    "#ACTIVATED",
+    a="<",
+)
 _TOTALS_ROW: Final = "{:<16}  {:<32} {:>14} {:>14} {:>14} {:>14}"
+_TOTALS_HEADING: Final = _TOTALS_ROW.format(
+    "#Cluster Name",
+    "#Broker Name",
+    "#InTotalYest",
+    "#OutTotalYest",
+    "#InTotalToday",
+    "#OutTotalToday",
+)
 _STATISTICS_ROW: Final = "{:<64}  {:<64} {:>12} {:>11} {:>11} {:>14} {:>14}"
+_STATISTICS_HEADING: Final = _STATISTICS_ROW.format(
+    "#Topic",
+    "#Consumer Group",
+    "#Accumulation",
+    "#InTPS",
+    "#OutTPS",
+    "#InMsg24Hour",
+    "#OutMsg24Hour",
+)
+_SLAVE_ROW: Final = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}"
+_SLAVE_HEADING: Final = _SLAVE_ROW.format(
+    "#SlaveAddr",
+    "#SlaveAckOffset",
+    "#Diff",
+    "#TransferSpeed(KB/s)",
+    "#Status",
+    "#TransferFromWhere",
+)
+_CONSUME_STATS_ROW: Final = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}"
+_CONSUME_STATS_HEADING: Final = _CONSUME_STATS_ROW.format(
+    "#Topic",
+    "#Group",
+    "#Broker Name",
+    "#QID",
+    "#Broker Offset",
+    "#Consumer Offset",
+    "#Diff",
+    "#LastTime",
+)
 
 
 def list_brokers(session: Session, values: FlagValues) -> None:
@@ -25,132 +77,126 @@ def list_brokers(session: Session, values: FlagValues) -> None:
     yesterday and today. With `-i`, print again every given number of seconds, without end.
     """
     while True:
-        info = session.admin.cluster_info()
-        wanted = values.get("clusterName")
-        clusters = [wanted] if wanted is not None else tables.sort_keys_as_java(info.clusters)
-        if "moreStats" in values:
-            session.print_line(
-                _TOTALS_ROW.format(
-                    "#Cluster Name",
-                    "#Broker Name",
-                    "#InTotalYest",
-                    "#OutTotalYest",
-                    "#InTotalToday",
-                    "#OutTotalToday",
-                )
-            )
-        else:
-            session.print_line(
-                _RATES_ROW.format(
-                    "#Cluster Name",
-                    "#Broker Name",
-                    "#BID",
-                    "#Addr",
-                    "#Version",
-                    "#InTPS(LOAD)",
-                    "#OutTPS(LOAD)",
-                    "#Timer(Progress)",
-                    "#PCWait(ms)",
-                    "#Hour",
-                    "#SPACE",
-                    "#ACTIVATED",
-                    a="<",
-                )
-            )
-        for cluster in clusters:
-            for name in sorted(info.clusters.get(cluster, ())):
-                for number, address in sorted(info.brokers[name].addresses.items()):
-                    try:
-                        counts = session.admin.runtime(address)
-                    except SluiceError:
-                        counts = {}
-                    format_line = _totals_line if "moreStats" in values else _rates_line
-                    session.print_line(
-                        format_line(session, cluster, name, (number, address), counts)
-                    )
+        _print_brokers(session, values)
         if "interval" not in values:
             return
         session.admin.sleep(values.get_int("interval"))
 
 
-def _totals_line(
-    _session: Session,
-    cluster: str,
-    name: str,
-    _id_and_address: tuple[int, str],
-    counts: dict[str, str],
-) -> str:
+def _print_brokers(session: Session, values: FlagValues) -> None:
+    """Print the lines of clusterList, once."""
+    cluster_info = session.admin.cluster_info()
+    only_cluster = values.get("clusterName")
+    if only_cluster is not None:
+        clusters = [only_cluster]
+    else:
+        clusters = tables.sort_keys_as_java(cluster_info.clusters)
+
+    show_totals = "moreStats" in values
+    session.print_line(_TOTALS_HEADING if show_totals else _RATES_HEADING)
+    for cluster in clusters:
+        for name in sorted(cluster_info.clusters.get(cluster, ())):
+            for broker_id, address in sorted(cluster_info.brokers[name].addresses.items()):
+                try:
+                    counters = session.admin.runtime(address)
+                except SluiceError:
+                    counters = {}
+                if show_totals:
+                    line = _format_totals_line(cluster, name, counters)
+                else:
+                    line = _format_rates_line(
+                        session, cluster, name, (broker_id, address), counters
+                    )
+                session.print_line(line)
+
+
+def _format_totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:
     """Return the line of a broker with its numbers of received and delivered messages.
 
-    `counts` are the counters of the broker, empty if it did not answer.
+    `counters` are those of the broker, empty if it did not answer.
     """
 
-    def between(kind: str, later: str, earlier: str) -> int:
-        return int(counts.get(kind + later, 0)) - int(counts.get(kind + earlier, 0))
+    def count_between(earlier: str, later: str) -> int:
+        """Return the difference of two counters; a missing one is 0."""
+        return int(counters.get(later, 0)) - int(counters.get(earlier, 0))
 
-    kinds = ("msgPutTotal", "msgGetTotal")
-    yesterday = [between(kind, "TodayMorning", "YesterdayMorning") for kind in kinds]
-    today = [between(kind, "TodayNow", "TodayMorning") for kind in kinds]
-    return _TOTALS_ROW.format(cluster, name, *yesterday, *today)
+    return _TOTALS_ROW.format(
+        cluster,
+        name,
+        count_between("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning"),
+        count_between("msgGetTotalYesterdayMorning", "msgGetTotalTodayMorning"),
+        count_between("msgPutTotalTodayMorning", "msgPutTotalTodayNow"),
+        count_between("msgGetTotalTodayMorning", "msgGetTotalTodayNow"),
+    )
 
 
-def _rates_line(
+def _format_rates_line(
     session: Session,
     cluster: str,
     name: str,
     id_and_address: tuple[int, str],
-    counts: dict[str, str],
+    counters: dict[str, str],
 ) -> str:
     """Return the line of a broker with its rates, its oldest message and its disk.
 
-    `counts` are the counters of the broker, empty if it did not answer.
+    `counters` are those of the broker, empty if it did not answer.
     """
 
-    def load(queue: str, default: str = "") -> str:
-        size = counts.get(f"{queue}ThreadPoolQueueSize", default)
-        return f"{size},{counts.get(f'{queue}ThreadPoolQueueHeadWaitTimeMills', default)}ms"
+    def load_text(queue: str, default: str = "") -> str:
+        """Return the length of a queue of requests, and the wait of its oldest one."""
+        size = counters.get(f"{queue}ThreadPoolQueueSize", default)
+        wait_ms = counters.get(f"{queue}ThreadPoolQueueHeadWaitTimeMills", default)
+        return f"{size},{wait_ms}ms"
 
-    def rate(key: str) -> float:
-        return float((counts.get(key) or "0").split()[0])
-
-    earliest = counts.get("earliestMessageTimeStamp")
-    hours = (session.admin.clock.now_ms() - int(earliest)) / 3_600_000 if earliest else 0.0
-    timer = "{}-{}({:.1f}w, {:.1f}, {:.1f})".format(
-        counts.get("timerReadBehind", 0),
-        counts.get("timerOffsetBehind", 0),
-        int(counts.get("timerCongestNum", 0)) / 10_000,
-        rate("timerEnqueueTps"),
-        rate("timerDequeueTps"),
-    )
+    put_rate = _parse_first_rate(counters, "putTps")
+    get_rate = _parse_first_rate(counters, "getTransferredTps")
+    age_hours = 0.0  # of the oldest message
+    if earliest_ms := counters.get("earliestMessageTimeStamp"):
+        age_hours = (session.admin.clock.now_ms() - int(earliest_ms)) / 3_600_000
     return _RATES_ROW.format(
         cluster,
         name,
         *id_and_address,
-        counts.get("brokerVersionDesc", ""),
-        f"{rate('putTps'):9.2f}({load('send')})",
-        f"{rate('getTransferredTps'):9.2f}({load('pull')}|{load('ack', 'N')})",
-        timer,
-        counts.get("pageCacheLockTimeMills", ""),
-        f"{hours:2.2f}",
-        f"{rate('commitLogDiskRatio'):.4f}",
-        counts.get("brokerActive", "false"),
+        counters.get("brokerVersionDesc", ""),
+        f"{put_rate:9.2f}({load_text('send')})",
+        f"{get_rate:9.2f}({load_text('pull')}|{load_text('ack', 'N')})",
+        _format_timer_cell(counters),
+        counters.get("pageCacheLockTimeMills", ""),
+        f"{age_hours:2.2f}",
+        f"{_parse_first_rate(counters, 'commitLogDiskRatio'):.4f}",
+        counters.get("brokerActive", "false"),
         a=">",
+    )
+
+
+def _parse_first_rate(counters: dict[str, str], key: str) -> float:
+    """Return the first number of a counter, which may have several; 0 without the counter."""
+    return float((counters.get(key) or "0").split()[0])
+
+
+def _format_timer_cell(counters: dict[str, str]) -> str:
+    """Return the progress of timed messages, as RocketMQ's tool prints it."""
+    return "{}-{}({:.1f}w, {:.1f}, {:.1f})".format(
+        counters.get("timerReadBehind", 0),
+        counters.get("timerOffsetBehind", 0),
+        int(counters.get("timerCongestNum", 0)) / 10_000,
+        _parse_first_rate(counters, "timerEnqueueTps"),
+        _parse_first_rate(counters, "timerDequeueTps"),
     )
 
 
 def show_broker_status(session: Session, values: FlagValues) -> None:
     """Run brokerStatus: print all counters of a broker, or of each broker of a cluster."""
     if (address := values.get("brokerAddr")) is not None:
-        for key, value in sorted(session.admin.runtime(address).items()):
-            session.print_line(f"{key:<32}: {value}")
+        for name, counter in sorted(session.admin.runtime(address).items()):
+            session.print_line(f"{name:<32}: {counter}")
         return
-    for master, slaves in session.broker_addresses(values["clusterName"]):
-        for address in filter(None, (master, *slaves)):
-            for key, value in sorted(session.admin.runtime(address).items()):
-                session.print_line(f"{address:<24} {key:<32}: {value}")
+    for address in session.all_addresses(values["clusterName"]):
+        for name, counter in sorted(session.admin.runtime(address).items()):
+            session.print_line(f"{address:<24} {name:<32}: {counter}")
 
 
-def _headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
+def _list_headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
     """Yield (heading, address) of the broker in `brokerAddr`, or of each broker of a cluster.
 
     An address is "" if a master is not registered.
@@ -166,13 +212,12 @@ def _headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tu
 
 def show_broker_settings(session: Session, values: FlagValues) -> None:
     """Run getBrokerConfig: print the settings of a broker, or of each broker of a cluster."""
-    for heading, address in _headings_and_addresses(session, values):
+    for heading, address in _list_headings_and_addresses(session, values):
         session.print_line(heading)
         if address:
-            for key, value in tables.sort_map_as_java(
-                session.admin.broker_settings(address)
-            ).items():
-                session.print_line(f"{key:<50}=  {value}")
+            settings = tables.sort_map_as_java(session.admin.broker_settings(address))
+            for key, setting in settings.items():
+                session.print_line(f"{key:<50}=  {setting}")
             session.print_line()
 
 
@@ -182,10 +227,7 @@ def update_broker_settings(session: Session, values: FlagValues) -> None:
     With `-a`, the slaves of the cluster are changed, too.
     """
     if "updateAllBroker" in values and "clusterName" in values:
-        brokers = session.broker_addresses(values["clusterName"])
-        addresses = [
-            address for master, slaves in brokers for address in (master, *slaves) if address
-        ]
+        addresses = session.all_addresses(values["clusterName"])
     else:
         addresses = session.target_addresses(values)
     for address in addresses:
@@ -197,20 +239,19 @@ def show_name_server_settings(session: Session, _values: FlagValues) -> None:
     """Run getNamesrvConfig: print the settings of each name server."""
     for server in session.admin.name_servers:
         session.print_line(f"============{server}============")
-        for key, value in tables.sort_map_as_java(
-            session.admin.name_server_settings(server)
-        ).items():
-            session.print_line(f"{key:<50}=  {value}")
+        settings = tables.sort_map_as_java(session.admin.name_server_settings(server))
+        for key, setting in settings.items():
+            session.print_line(f"{key:<50}=  {setting}")
 
 
 def update_name_server_settings(session: Session, values: FlagValues) -> None:
     """Run updateNamesrvConfig: change one setting of all name servers."""
     key = values["key"]
-    value = values["value"]
+    setting = values["value"]
     for server in session.admin.name_servers:
-        session.admin.change_name_server_settings(server, {key: value})
+        session.admin.change_name_server_settings(server, {key: setting})
     servers = java.format_value(session.admin.name_servers) if "namesrvAddr" in values else ""
-    session.print_line(f"update name server config success!{servers}\n{key} : {value}")
+    session.print_line(f"update name server config success!{servers}\n{key} : {setting}")
 
 
 def put_kv_config(session: Session, values: FlagValues) -> None:
@@ -230,12 +271,12 @@ def _set_write_permission(session: Session, values: FlagValues, *, allowed: bool
     broker = values["brokerName"]
     verb = "add" if allowed else "wipe"
     for server in session.admin.name_servers:
-        text = f"{verb} write perm of broker[{broker}] in name server[{server}]"
+        action = f"{verb} write perm of broker[{broker}] in name server[{server}]"
         try:
-            count = session.admin.set_write_permission(server, broker, allowed=allowed)
-            session.print_line(f"{text} OK, {count}")
+            topic_count = session.admin.set_write_permission(server, broker, allowed=allowed)
+            session.print_line(f"{action} OK, {topic_count}")
         except SluiceError as error:
-            session.print_line(f"{text} Failed")
+            session.print_line(f"{action} Failed")
             session.print_line(str(error))
 
 
@@ -243,20 +284,22 @@ wipe_write_permission: Final[CommandFunction] = partial(_set_write_permission, a
 add_write_permission: Final[CommandFunction] = partial(_set_write_permission, allowed=True)
 
 
-def clean_up_command(what: str) -> CommandFunction:
-    """Return the function of a command that calls `Admin.clean_up` with `what`.
+def clean_up_command(kind: str) -> CommandFunction:
+    """Return the function of a command that calls `Admin.clean_up` with `kind`.
 
     It is called for the broker in flag `brokerAddr`, or for the masters of one or all clusters.
     """
 
     def run(session: Session, values: FlagValues) -> None:
+        """Clean up, and print whether there was a broker."""
         if "brokerAddr" in values:
             addresses = [values["brokerAddr"]]
         else:
             addresses = list(session.admin.masters(values.get("cluster")).values())
         for address in addresses:
-            session.admin.clean_up(address, what)
-        session.write("success" if addresses else "false")
+            session.admin.clean_up(address, kind)
+        outcome = "success" if addresses else "false"
+        session.write(outcome)
 
     return run
 
@@ -277,38 +320,38 @@ def show_replication(session: Session, values: FlagValues) -> None:
 def _print_replication(session: Session, address: str) -> None:
     """Print the replication status of the broker at an address."""
     status = session.admin.replication_status(address)
-    if not status["master"]:
-        client = status["haClientRuntimeInfo"]
-        session.print_line(f"\n#MasterAddr\t{java.format_value(client['masterAddr'])}")
-        session.print_line(f"#CommitLogMaxOffset\t{client['maxOffset']}")
-        session.print_line(f"#TransferSpeed(KB/s)\t{client['transferredByteInSecond'] / 1024:.2f}")
-        session.print_line(f"#LastReadTime\t{java.format_time(client['lastReadTimestamp'])}")
-        session.print_line(f"#LastWriteTime\t{java.format_time(client['lastWriteTimestamp'])}")
-        session.print_line(f"#MasterFlushOffset\t{client['masterFlushOffset']}")
-        return
+    if status["master"]:
+        _print_slaves(session, address, status)
+    else:
+        _print_master_of_slave(session, status["haClientRuntimeInfo"])
+
+
+def _print_master_of_slave(session: Session, connection: dict[str, Any]) -> None:
+    """Print the connection of a slave to its master, by the keys of RocketMQ's answer."""
+    session.print_line(f"\n#MasterAddr\t{java.format_value(connection['masterAddr'])}")
+    session.print_line(f"#CommitLogMaxOffset\t{connection['maxOffset']}")
+    session.print_line(f"#TransferSpeed(KB/s)\t{connection['transferredByteInSecond'] / 1024:.2f}")
+    session.print_line(f"#LastReadTime\t{java.format_time(connection['lastReadTimestamp'])}")
+    session.print_line(f"#LastWriteTime\t{java.format_time(connection['lastWriteTimestamp'])}")
+    session.print_line(f"#MasterFlushOffset\t{connection['masterFlushOffset']}")
+
+
+def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> None:
+    """Print the replication status of the master at an address, and a table of its slaves."""
     slaves = status["haConnectionInfo"]
     session.print_line(f"\n#MasterAddr\t{address}")
     session.print_line(f"#MasterCommitLogMaxOffset\t{status['masterCommitLogMaxOffset']}")
     session.print_line(f"#SlaveNum\t{len(slaves)}\n#InSyncSlaveNum\t{status['inSyncSlaveNums']}")
-    row = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}".format
-    session.print_line(
-        row(
-            "#SlaveAddr",
-            "#SlaveAckOffset",
-            "#Diff",
-            "#TransferSpeed(KB/s)",
-            "#Status",
-            "#TransferFromWhere",
-        )
-    )
+    session.print_line(_SLAVE_HEADING)
     for slave in slaves:
+        status_text = "OK" if slave["inSync"] else "Fall Behind"
         session.print_line(
-            row(
+            _SLAVE_ROW.format(
                 slave["addr"],
                 slave["slaveAckOffset"],
                 slave["diff"],
                 f"{slave['transferredByteInSecond'] / 1024:.2f}",
-                "OK" if slave["inSync"] else "Fall Behind",
+                status_text,
                 slave["transferFromWhere"],
             )
         )
@@ -328,25 +371,15 @@ def show_statistics(session: Session, values: FlagValues) -> None:
 
     Retry and dead-letter topics are left out. With `-a`, only active topics and groups are shown.
     """
-    session.print_line(
-        _STATISTICS_ROW.format(
-            "#Topic",
-            "#Consumer Group",
-            "#Accumulation",
-            "#InTPS",
-            "#OutTPS",
-            "#InMsg24Hour",
-            "#OutMsg24Hour",
-        )
-    )
+    session.print_line(_STATISTICS_HEADING)
     for topic in tables.sort_keys_as_java(session.admin.topics()):
         if is_group_topic(topic) or values.get("topic", topic) != topic:
             continue
-        for line in _statistics_lines(session, topic, only_active="activeTopic" in values):
+        for line in _format_statistics(session, topic, only_active="activeTopic" in values):
             session.print_line(line)
 
 
-def _statistics_lines(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
+def _format_statistics(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
     """Yield a line for each group of a topic, or one line for a topic without groups.
 
     With `only_active`, a line is left out if no message was sent or delivered on this day.
@@ -355,22 +388,24 @@ def _statistics_lines(session: Session, topic: str, *, only_active: bool) -> Ite
         groups = session.admin.groups_of_topic(topic)
     except SluiceError:
         return  # RocketMQ's tool also ignores a topic that was deleted in the meantime
-    put_rate, puts = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
-    if not groups and (puts or not only_active):
-        yield _STATISTICS_ROW.format(topic[:64], "", 0, f"{put_rate:.2f}", "", puts, "NO_CONSUMER")
+    put_rate, put_count = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
+    put_cell = f"{put_rate:.2f}"
+    if not groups and (put_count or not only_active):
+        yield _STATISTICS_ROW.format(topic[:64], "", 0, put_cell, "", put_count, "NO_CONSUMER")
     for group in tables.sort_keys_as_java(groups):
-        get_rate, gets = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
+        get_rate, get_count = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
         progress = session.admin.progress(group, topic)
         lag = sum(queue.offset_max - queue.committed for queue in progress)
-        if not only_active or puts or gets:
+        is_active = put_count or get_count
+        if is_active or not only_active:
             yield _STATISTICS_ROW.format(
                 topic[:64],
                 group[:64],
                 max(lag, 0),
-                f"{put_rate:.2f}",
+                put_cell,
                 f"{get_rate:.2f}",
-                puts,
-                gets,
+                put_count,
+                get_count,
             )
 
 
@@ -379,38 +414,26 @@ def show_broker_consume_stats(session: Session, values: FlagValues) -> None:
 
     A queue is shown if its lag is at least `-l`, and a message of it was consumed before.
     """
-    level = values.get_int("level")
+    lag_min = values.get_int("level")
     progress = session.admin.consume_stats_at(
         values["brokerAddr"], is_ordered=values.get_bool("order")
     )
-    row = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}".format
-    session.print_line(
-        row(
-            "#Topic",
-            "#Group",
-            "#Broker Name",
-            "#QID",
-            "#Broker Offset",
-            "#Consumer Offset",
-            "#Diff",
-            "#LastTime",
-        )
-    )
-    total = 0
+    session.print_line(_CONSUME_STATS_HEADING)
+    total_lag = 0
     for group, queue, offsets in progress:
-        diff = offsets.broker_offset - offsets.consumer_offset
-        total += diff
-        if diff >= level and offsets.last_time_ms > 0:
+        lag = offsets.broker_offset - offsets.consumer_offset
+        total_lag += lag
+        if lag >= lag_min and offsets.last_time_ms > 0:
             session.print_line(
-                row(
+                _CONSUME_STATS_ROW.format(
                     queue.topic[:64],
                     group,
                     queue.broker[:32],
                     queue.queue_id,
                     offsets.broker_offset,
                     offsets.consumer_offset,
-                    diff,
+                    lag,
                     java.format_time_seconds(offsets.last_time_ms),
                 )
             )
-    session.print_line(f"\nDiff Total: {total}")
+    session.print_line(f"\nDiff Total: {total_lag}")

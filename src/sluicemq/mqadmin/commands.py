@@ -49,8 +49,9 @@ class WrongFlagsError(Exception):
     returns `exit_code`.
     """
 
-    def __init__(self, text: str, exit_code: int = 1) -> None:
-        super().__init__(text)
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        """Create the error. `message` is printed before the usage, unless it is empty."""
+        super().__init__(message)
         self.exit_code = exit_code
 
 
@@ -76,25 +77,29 @@ class Flag:
         return f"{name} <arg>" if self.takes_value else name
 
 
-def parse_flag_declarations(text: str) -> tuple[Flag, ...]:
+def parse_flag_declarations(declarations: str) -> tuple[Flag, ...]:
     """Return the flags that a string declares, in its order. The module describes the format."""
     flags: list[Flag] = []
-    for number, part in enumerate(re.findall(r"\([^)]*\)|[^ ]+", text), start=1):
-        choice = number if part.startswith("(") else 0
-        for declaration in part.strip("()").split("|"):
-            match = _DECLARATION.fullmatch(declaration)
-            assert match is not None, declaration
-            flags.append(
-                Flag(
-                    match["short"],
-                    match["long"],
-                    takes_value=match["value"] == "=",
-                    is_required=match["mark"] == "!",
-                    choice=choice,
-                    is_unsupported=match["mark"] == "~",
-                )
-            )
+    # An item is one declaration, or a choice: several of them in parentheses.
+    items = re.findall(r"\([^)]*\)|[^ ]+", declarations)
+    for item_number, item in enumerate(items, start=1):
+        choice = item_number if item.startswith("(") else 0
+        flags += [_parse_flag(declaration, choice) for declaration in item.strip("()").split("|")]
     return tuple(flags)
+
+
+def _parse_flag(declaration: str, choice: int) -> Flag:
+    """Return the flag that a string such as `b:brokerAddr=!` declares, with this choice."""
+    match = _DECLARATION.fullmatch(declaration)
+    assert match is not None, declaration
+    return Flag(
+        match["short"],
+        match["long"],
+        takes_value=match["value"] == "=",
+        is_required=match["mark"] == "!",
+        choice=choice,
+        is_unsupported=match["mark"] == "~",
+    )
 
 
 class FlagValues(dict[str, str]):
@@ -105,14 +110,14 @@ class FlagValues(dict[str, str]):
 
         Raises ConfigurationError if the value is not an integer.
         """
-        text = self.get(name)
-        if text is None:
+        value = self.get(name)
+        if value is None:
             return default
         try:
-            return int(text)
+            return int(value)
         except ValueError:
             raise ConfigurationError(
-                f"{name} must be an integer, got {text!r}.", fix="Pass an integer."
+                f"{name} must be an integer, got {value!r}.", fix="Pass an integer."
             ) from None
 
     def get_bool(self, name: str, default: bool = False) -> bool:
@@ -130,11 +135,12 @@ class Session:
     def __init__(
         self, admin: Admin, make_producer: Callable[[], Producer], write: Callable[[str], object]
     ) -> None:
+        """Use an admin client of the cluster, which the caller closes."""
         self.admin = admin
         self.make_producer = make_producer
         self.write = write
 
-    def save_file(self, directory: str, name: str, data: bytes) -> str:
+    def save_file(self, directory: str, name: str, content: bytes) -> str:
         """Write a file that only its owner can read, and return its path.
 
         A missing directory is created. `name` may come from a message or a client: leading dots and
@@ -148,7 +154,7 @@ class Session:
             make_private_directory(directory, below=TEMPORARY_DIRECTORY)
         else:
             SYSTEM_FILES.make_directory(directory, durable=False)
-        create_private_file(path, data)
+        create_private_file(path, content)
         return path
 
     def print_line(self, line: str = "") -> None:
@@ -168,11 +174,20 @@ class Session:
         The address of the master is "" if no master is registered. An unknown cluster has no
         brokers.
         """
-        info = self.admin.cluster_info()
-        for name in info.clusters.get(cluster, ()):
-            addresses = info.brokers[name].addresses
-            slaves = [address for number, address in addresses.items() if number != MASTER_ID]
-            yield addresses.get(MASTER_ID, ""), slaves
+        cluster_info = self.admin.cluster_info()
+        for name in cluster_info.clusters.get(cluster, ()):
+            address_by_id = cluster_info.brokers[name].addresses
+            slaves = [
+                address for broker_id, address in address_by_id.items() if broker_id != MASTER_ID
+            ]
+            yield address_by_id.get(MASTER_ID, ""), slaves
+
+    def all_addresses(self, cluster: str) -> list[str]:
+        """Return the addresses of a cluster's masters and slaves; none for an unknown cluster."""
+        addresses: list[str] = []
+        for master, slaves in self.broker_addresses(cluster):
+            addresses += filter(None, (master, *slaves))
+        return addresses
 
     def target_addresses(self, values: FlagValues) -> list[str]:
         """Return the address in flag `brokerAddr`, or the masters of cluster `clusterName`.
@@ -225,44 +240,67 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
     Raises WrongFlagsError for an unknown flag, a flag without its value or a missing required flag,
     and with exit code 0 for `--help`.
     """
-    flags = command.all_flags
-    by_name = {f"-{flag.short}": flag for flag in flags if flag.short}
-    by_name |= {f"{dashes}{flag.long}": flag for flag in flags for dashes in ("-", "--")}
+    flag_by_name = _name_flags(command.all_flags)
     values = FlagValues()
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, separator, value = argument.partition("=")
-        flag = by_name.get(name)
-        is_dashed = argument.startswith("-") and argument[1:2] != "-"
-        if flag is None and is_dashed and argument[:2] in by_name:
-            # The form -bX, which only flags with a value have.
-            flag = by_name[argument[:2]]
-            separator = "="
-            value = argument[2:]
-            if not flag.takes_value:
-                flag = None
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        flag, value = _split_argument(argument, flag_by_name)
         if flag is None:
             is_number = re.fullmatch(r"-[\d.]*", argument)
             if argument.startswith("-") and not is_number:
                 raise WrongFlagsError(f"Unrecognized option: {argument}")
-            continue
-        if flag.takes_value and not separator:
-            if not rest or rest[0].partition("=")[0] in by_name:
+            continue  # RocketMQ's tool ignores arguments that belong to no flag
+        if flag.takes_value and value is None:
+            # The value is the next argument, unless that is a flag.
+            if not remaining or remaining[0].partition("=")[0] in flag_by_name:
                 raise WrongFlagsError(f"Missing argument for option: {flag.short or flag.long}")
-            value = rest.pop(0)
-        values[flag.long] = value.strip()
+            value = remaining.pop(0)
+        values[flag.long] = (value or "").strip()
+
     if "help" in values:
         raise WrongFlagsError("", exit_code=0)
     _check_required(command, values)
     return values
 
 
+def _split_argument(
+    argument: str, flag_by_name: Mapping[str, Flag]
+) -> tuple[Flag | None, str | None]:
+    """Return the flag that an argument names, and the value in the argument.
+
+    The flag is None if the argument names none, and the value is None if the argument has none.
+    """
+    name, separator, value = argument.partition("=")
+    flag = flag_by_name.get(name)
+    if flag is not None:
+        return flag, value if separator else None
+
+    # The form -bX, which only flags with a value have.
+    has_one_dash = argument.startswith("-") and not argument.startswith("--")
+    short_flag = flag_by_name.get(argument[:2])
+    if has_one_dash and short_flag is not None and short_flag.takes_value:
+        return short_flag, argument[2:]
+    return None, None
+
+
+def _name_flags(flags: Sequence[Flag]) -> dict[str, Flag]:
+    """Return the flags by the names that a command line may use: -b, -brokerAddr, --brokerAddr."""
+    flag_by_name = {f"-{flag.short}": flag for flag in flags if flag.short}
+    for flag in flags:
+        flag_by_name[f"-{flag.long}"] = flag
+        flag_by_name[f"--{flag.long}"] = flag
+    return flag_by_name
+
+
 def _check_required(command: Command, values: Mapping[str, str]) -> None:
     """Raise WrongFlagsError if a required flag, or each flag of a choice, is missing."""
     missing = [flag.short for flag in command.flags if flag.is_required and flag.long not in values]
-    for choice in sorted({flag.choice for flag in command.flags} - {0}):
-        alternatives = [flag for flag in command.flags if flag.choice == choice]
+    flags_by_choice: dict[int, list[Flag]] = {}
+    for flag in command.flags:
+        if flag.choice:
+            flags_by_choice.setdefault(flag.choice, []).append(flag)
+    for _, alternatives in sorted(flags_by_choice.items()):
         if not any(flag.long in values for flag in alternatives):
             names = ", ".join(f"-{flag.short} {flag.long}" for flag in alternatives)
             missing.append(f"[{names}]")
@@ -273,27 +311,36 @@ def _check_required(command: Command, values: Mapping[str, str]) -> None:
 
 def usage_lines(command: Command) -> Iterator[str]:
     """Yield the lines that `mqadmin help COMMAND` prints."""
-    parts: list[str] = []
-    shown_choices: set[int] = set()
-    for flag in command.all_flags:
-        if not flag.choice:
-            parts.append(flag.usage_text if flag.is_required else f"[{flag.usage_text}]")
-        elif flag.choice not in shown_choices:
-            shown_choices.add(flag.choice)
-            alternatives = (one for one in command.all_flags if one.choice == flag.choice)
-            parts.append(" | ".join(one.usage_text for one in alternatives))
-
     line = f"usage: mqadmin {command.name}"
-    for part in parts:
-        if len(line) + len(part) >= USAGE_WIDTH:
+    for item in _format_usage_items(command):
+        if len(line) + len(item) >= USAGE_WIDTH:
             yield line
             line = "      "
-        line += f" {part}"
+        line += f" {item}"
     yield line
 
     for flag in command.all_flags:
         names = f"-{flag.short},--{flag.long}" if flag.short else f"   --{flag.long}"
-        yield f" {names}{' <arg>' if flag.takes_value else ''}"
+        argument = " <arg>" if flag.takes_value else ""
+        yield f" {names}{argument}"
+
+
+def _format_usage_items(command: Command) -> Iterator[str]:
+    """Yield the flags of a command as its usage line shows them: `-t <arg>`, `[-l]`, `-b | -c`.
+
+    The flags of a choice are one item, at the place of the first of them.
+    """
+    shown_choices: set[int] = set()
+    for flag in command.all_flags:
+        if not flag.choice:
+            yield flag.usage_text if flag.is_required else f"[{flag.usage_text}]"
+        elif flag.choice not in shown_choices:
+            shown_choices.add(flag.choice)
+            yield " | ".join(
+                alternative.usage_text
+                for alternative in command.all_flags
+                if alternative.choice == flag.choice
+            )
 
 
 def overview_lines(commands: Iterable[Command]) -> Iterator[str]:
@@ -307,8 +354,11 @@ def overview_lines(commands: Iterable[Command]) -> Iterator[str]:
 
 def find_command(commands: Iterable[Command], name: str) -> Command | None:
     """Return the command with this name or alias in any case, or None."""
-    wanted = name.lower()
-    return next((c for c in commands if wanted in map(str.lower, (c.name, *c.aliases))), None)
+    lower_name = name.lower()
+    for command in commands:
+        if lower_name in map(str.lower, (command.name, *command.aliases)):
+            return command
+    return None
 
 
 def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
@@ -317,29 +367,34 @@ def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
     Scripts search these lines for CODE and DESC. The last line is the fix that the error names.
     """
     yield f"org.apache.rocketmq.tools.command.SubCommandException: {command.name} command failed"
-    if isinstance(error, RequestError):
-        kind = "MQBrokerException" if error.address else "MQClientException"
-        broker = f" BROKER: {error.address}" if error.address else ""
-        prefix = f"Caused by: org.apache.rocketmq.client.exception.{kind}"
-        yield f"{prefix}: CODE: {error.code}  DESC: {error.remark}{broker}"
-    else:
+    if not isinstance(error, RequestError):
         yield f"Caused by: {error.fact}"
+    else:
+        class_name = "MQClientException"
+        broker = ""
+        if error.address:
+            class_name = "MQBrokerException"
+            broker = f" BROKER: {error.address}"
+        yield (
+            f"Caused by: org.apache.rocketmq.client.exception.{class_name}: "
+            f"CODE: {error.code}  DESC: {error.remark}{broker}"
+        )
     if error.fix:
         yield f"sluice: {error.fix}"
 
 
-def _unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
+def _find_unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
     """Return the error line for a given flag that SluiceMQ does not support, or ""."""
     for flag in command.flags:
         if flag.is_unsupported and flag.long in values:
-            reason = _refusal(session, flag, values)
+            reason = _explain_refusal(session, flag, values)
             if reason:
                 name = f"{command.name} {flag.usage_text}"
                 return f"{name} is not supported: {reason}. Remove the flag."
     return ""
 
 
-def _refusal(session: Session, flag: Flag, values: FlagValues) -> str:
+def _explain_refusal(session: Session, flag: Flag, values: FlagValues) -> str:
     """Return why an unsupported flag cannot be used, or "" if its value changes nothing."""
     if flag.long != "cluster":
         return "it has no effect in SluiceMQ"
@@ -347,6 +402,11 @@ def _refusal(session: Session, flag: Flag, values: FlagValues) -> str:
     if clusters == [values["cluster"]]:
         return ""
     return f"the command covers all clusters ({', '.join(clusters)}), and lite topics do not exist"
+
+
+def _join_lines(lines: Iterable[str]) -> str:
+    """Return the lines as one text, with a line break after each."""
+    return "".join(f"{line}\n" for line in lines)
 
 
 def run(
@@ -363,18 +423,16 @@ def run(
     `write_error_line` the lines for the standard error, without line breaks.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        write("".join(f"{line}\n" for line in overview_lines(commands)))
+        write(_join_lines(overview_lines(commands)))
         return 0
-
     is_help = arguments[0] == "help" and len(arguments) == 2
-    command = find_command(commands, arguments[1] if is_help else arguments[0])
+    command_name = arguments[1] if is_help else arguments[0]
+    command = find_command(commands, command_name)
     if command is None:
-        write(f"The sub command {arguments[-1] if is_help else arguments[0]} not exist.\n")
+        write(f"The sub command {command_name} not exist.\n")
         return 0
-
-    help_text = "".join(f"{line}\n" for line in usage_lines(command))
     if is_help:
-        write(help_text)
+        write(_join_lines(usage_lines(command)))
         return 0
 
     try:
@@ -383,12 +441,13 @@ def run(
             write_error_line(f"{command.name} is not supported. {command.refusal}")
             return 1
         with open_session(values.get("namesrvAddr")) as session:
-            if error_line := _unsupported_flag_error(session, command, values):
+            if error_line := _find_unsupported_flag_error(session, command, values):
                 write_error_line(error_line)
                 return 1
             command.run(session, values)
     except WrongFlagsError as error:
-        write(f"{error}\n" * bool(str(error)) + help_text)
+        reason = f"{error}\n" if str(error) else ""
+        write(reason + _join_lines(usage_lines(command)))
         return error.exit_code
     except SluiceError as error:
         for line in failure_lines(command, error):

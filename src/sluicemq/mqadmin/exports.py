@@ -17,6 +17,10 @@ from sluicemq.wire import tables
 EXPORT_DIRECTORY: Final = f"{TEMPORARY_DIRECTORY}/rocketmq/export"
 """Where files are written without flag `filePath`."""
 
+TOPICS: Final = "topic"
+GROUPS: Final = "subscriptionGroup"
+"""The flags of exportMetadata that select a table, which are also the names of its files."""
+
 EXPORTED_SETTINGS: Final = [
     "brokerClusterName",
     "brokerId",
@@ -37,29 +41,31 @@ EXPORTED_SETTINGS: Final = [
 ]
 
 
-def _save_json(session: Session, values: FlagValues, name: str, value: object) -> None:
-    """Write `value` as JSON into the file `name`.json, and print its path."""
-    path = session.save_file(
-        values.get("filePath", EXPORT_DIRECTORY), f"{name}.json", java.format_json(value).encode()
-    )
+def _save_json(session: Session, values: FlagValues, name: str, content: object) -> None:
+    """Write `content` as JSON into the file `name`.json, and print its path."""
+    directory = values.get("filePath", EXPORT_DIRECTORY)
+    path = session.save_file(directory, f"{name}.json", java.format_json(content).encode())
     session.write(f"export {path} success")
 
 
-def _user_topics(session: Session, values: FlagValues, address: str) -> dict[str, dict[str, Any]]:
+def _fetch_user_topics(
+    session: Session, values: FlagValues, address: str
+) -> dict[str, dict[str, Any]]:
     """Return name -> configuration of a broker's topics that are no system topics.
 
     Retry and dead-letter topics are included with flag `specialTopic`.
     """
-    system = set(session.admin.system_topics(address))
+    system_topics = set(session.admin.system_topics(address))
     with_group_topics = "specialTopic" in values
-    return {
-        name: tables.topic_object(config)
-        for name, config in session.admin.topic_table(address).topics.items()
-        if name not in system and (with_group_topics or not is_group_topic(name))
-    }
+    user_topics = {}
+    for name, config in session.admin.topic_table(address).topics.items():
+        is_left_out = is_group_topic(name) and not with_group_topics
+        if name not in system_topics and not is_left_out:
+            user_topics[name] = tables.topic_object(config)
+    return user_topics
 
 
-def _user_groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
+def _fetch_user_groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
     """Return name -> configuration of a broker's groups that are no system groups."""
     return {
         name: tables.group_object(config)
@@ -75,36 +81,51 @@ def export_metadata(session: Session, values: FlagValues) -> None:
     cluster, both are written, unless one of the flags selects one; over its masters, the numbers of
     queues are added up. Raises WrongFlagsError without a broker and a cluster.
     """
-    kinds = [kind for kind in ("topic", "subscriptionGroup") if kind in values]
+    selected_table = ""  # both tables
+    if TOPICS in values:
+        selected_table = TOPICS
+    elif GROUPS in values:
+        selected_table = GROUPS
+
     if (address := values.get("brokerAddr")) is not None:
-        for kind in kinds[:1]:
-            is_topic = kind == "topic"
-            configs = (
-                _user_topics(session, values, address)
-                if is_topic
-                else _user_groups(session, address)
-            )
-            name = "topicConfigTable" if is_topic else "subscriptionGroupTable"
-            table = session.admin.topic_table if is_topic else session.admin.group_table
-            version = tables.data_version_object(table(address).data_version)
-            _save_json(session, values, kind, {"dataVersion": version, name: configs})
+        if selected_table:
+            _export_table_of_broker(session, values, address, selected_table)
         return
     if "clusterName" not in values:
         raise WrongFlagsError("", exit_code=0)
+
     topics: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, Any]] = {}
     for address in session.master_addresses(values["clusterName"]):
-        _add_configs(
-            topics, _user_topics(session, values, address), ("readQueueNums", "writeQueueNums")
-        )
-        _add_configs(groups, _user_groups(session, address), ("retryQueueNums",))
-    result: dict[str, object] = {"exportTime": session.admin.clock.now_ms()}
-    if "subscriptionGroup" not in kinds[:1]:
-        result["topicConfigTable"] = topics
-    if "topic" not in kinds[:1]:
-        result["subscriptionGroupTable"] = groups
-    _save_json(session, values, kinds[0] if kinds else "metadata", result)
+        topics_of_broker = _fetch_user_topics(session, values, address)
+        _add_configs(topics, topics_of_broker, ("readQueueNums", "writeQueueNums"))
+        _add_configs(groups, _fetch_user_groups(session, address), ("retryQueueNums",))
+    metadata: dict[str, object] = {"exportTime": session.admin.clock.now_ms()}
+    if selected_table != GROUPS:
+        metadata["topicConfigTable"] = topics
+    if selected_table != TOPICS:
+        metadata["subscriptionGroupTable"] = groups
+    _save_json(session, values, selected_table or "metadata", metadata)
     session.print_line()
+
+
+def _export_table_of_broker(
+    session: Session, values: FlagValues, address: str, selected_table: str
+) -> None:
+    """Write the topics or the groups of a broker with the table's version into a JSON file.
+
+    `selected_table` is `TOPICS` or `GROUPS`.
+    """
+    if selected_table == TOPICS:
+        key = "topicConfigTable"
+        configs = _fetch_user_topics(session, values, address)
+        data_version = session.admin.topic_table(address).data_version
+    else:
+        key = "subscriptionGroupTable"
+        configs = _fetch_user_groups(session, address)
+        data_version = session.admin.group_table(address).data_version
+    content = {"dataVersion": tables.data_version_object(data_version), key: configs}
+    _save_json(session, values, selected_table, content)
 
 
 def _add_configs(
@@ -118,8 +139,9 @@ def _add_configs(
     values replace older ones.
     """
     for name, config in configs.items():
-        for key in summed_keys if name in totals else ():
-            config[key] += totals[name][key]
+        if name in totals:
+            for key in summed_keys:
+                config[key] += totals[name][key]
         totals[name] = config
 
 
@@ -128,9 +150,9 @@ def export_settings(session: Session, values: FlagValues) -> None:
     brokers = {}
     slave_count = 0
     for master, slaves in session.broker_addresses(values["clusterName"]):
-        current = session.admin.broker_settings(master)
-        brokers[current["brokerName"]] = {
-            key: current[key] for key in EXPORTED_SETTINGS if key in current
+        settings = session.admin.broker_settings(master)
+        brokers[settings["brokerName"]] = {
+            key: settings[key] for key in EXPORTED_SETTINGS if key in settings
         }
         slave_count += len(slaves)
     scale = {
@@ -143,30 +165,42 @@ def export_settings(session: Session, values: FlagValues) -> None:
 
 def export_metrics(session: Session, values: FlagValues) -> None:
     """Run exportMetrics: write the load of each master of a cluster into a JSON file."""
-    report = {}
-    rates = dict.fromkeys(("NormalIn", "NormalOut", "TransIn", "ScheduleIn"), 0.0)
-    numbers = dict.fromkeys(rates, 0)
+    report_by_broker = {}
+    total_rates = dict.fromkeys(("NormalIn", "NormalOut", "TransIn", "ScheduleIn"), 0.0)
+    total_counts = dict.fromkeys(total_rates, 0)  # messages of one day
     for name, address in session.admin.masters(values["clusterName"]).items():
-        groups = _user_groups(session, address)
-        broker_rates, broker_numbers, quota = _load_of_broker(session, address)
-        for key in rates:
-            rates[key] += broker_rates[key]
-            numbers[key] += broker_numbers[key]
-        quota["topicSize"] = len(_user_topics(session, values, address))
+        groups = _fetch_user_groups(session, address)
+        rates, counts, quota = _measure_load(session, address)
+        quota["topicSize"] = len(_fetch_user_topics(session, values, address))
         quota["groupSize"] = len(groups)
-        version = {
-            "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
-            "clientInfo": sorted(set(_client_versions(session, groups))),
+        version = _fetch_versions(session, address, groups)
+        report_by_broker[name] = {
+            "runtimeVersion": version,
+            "runtimeQuota": quota,
+            "runtimeEnv": {},
         }
-        report[name] = {"runtimeVersion": version, "runtimeQuota": quota, "runtimeEnv": {}}
+        for key in total_rates:
+            total_rates[key] += rates[key]
+            total_counts[key] += counts[key]
     totals = {
-        "totalOneDayNum": {_one_day_key(key): value for key, value in numbers.items()},
-        "totalTps": {f"total{key}Tps": value for key, value in rates.items()},
+        "totalOneDayNum": {_make_one_day_key(key): count for key, count in total_counts.items()},
+        "totalTps": {f"total{key}Tps": rate for key, rate in total_rates.items()},
     }
-    _save_json(session, values, "metrics", {"totalData": totals, "evaluateReport": report})
+    content = {"totalData": totals, "evaluateReport": report_by_broker}
+    _save_json(session, values, "metrics", content)
 
 
-def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Iterator[str]:
+def _fetch_versions(
+    session: Session, address: str, groups: dict[str, dict[str, Any]]
+) -> dict[str, object]:
+    """Return the version of a broker, and the versions of the clients in its groups."""
+    return {
+        "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
+        "clientInfo": sorted(set(_fetch_client_versions(session, groups))),
+    }
+
+
+def _fetch_client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Yield language and version, such as `JAVA%V5_3_3`, of each member of the groups."""
     for group in groups:
         try:
@@ -179,46 +213,49 @@ def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Ite
         )
 
 
-def _load_of_broker(
+def _measure_load(
     session: Session, address: str
 ) -> tuple[dict[str, float], dict[str, int], dict[str, object]]:
-    """Return (rates per second, numbers of one day, report) of the broker at an address.
+    """Return (rates per second, numbers of messages of one day, report) of a broker.
 
     The keys of the first two are NormalIn, NormalOut, TransIn and ScheduleIn. The report contains
     the same numbers and those of the disk, by the names of RocketMQ's file.
     """
-    counts = session.admin.runtime(address)
-    prepared, delayed = (
-        session.admin.statistic_at(address, "TOPIC_PUT_NUMS", topic)
-        for topic in (HALF_TOPIC, SCHEDULE_TOPIC)
-    )
+    counters = session.admin.runtime(address)
+    put_statistic = "TOPIC_PUT_NUMS"
+    prepared_rate, prepared_count = session.admin.statistic_at(address, put_statistic, HALF_TOPIC)
+    delayed_rate, delayed_count = session.admin.statistic_at(address, put_statistic, SCHEDULE_TOPIC)
 
-    def yesterday(kind: str) -> int:
-        return int(counts[f"{kind}TotalTodayMorning"]) - int(counts[f"{kind}TotalYesterdayMorning"])
+    def count_yesterday(counter: str) -> int:
+        """Return how much a counter increased from yesterday morning to this morning."""
+        end = int(counters[f"{counter}TodayMorning"])
+        return end - int(counters[f"{counter}YesterdayMorning"])
 
     rates = {
-        "NormalIn": float(counts["putTps"].split()[0]),
-        "NormalOut": float(counts["getTransferredTps"].split()[0]),
-        "TransIn": prepared[0],
-        "ScheduleIn": delayed[0],
+        "NormalIn": float(counters["putTps"].split()[0]),
+        "NormalOut": float(counters["getTransferredTps"].split()[0]),
+        "TransIn": prepared_rate,
+        "ScheduleIn": delayed_rate,
     }
-    numbers = {
-        "NormalIn": yesterday("msgPut"),
-        "NormalOut": yesterday("msgGet"),
-        "TransIn": prepared[1],
-        "ScheduleIn": delayed[1],
+    counts = {
+        "NormalIn": count_yesterday("msgPutTotal"),
+        "NormalOut": count_yesterday("msgGetTotal"),
+        "TransIn": prepared_count,
+        "ScheduleIn": delayed_count,
     }
-    ratios = ("commitLogDiskRatio", "consumeQueueDiskRatio")
     quota: dict[str, object] = {
-        "diskRatio": {key: counts.get(key) for key in ratios},
-        "tps": {f"{key[0].lower()}{key[1:]}Tps": value for key, value in rates.items()},
-        "oneDayNum": {_one_day_key(key): value for key, value in numbers.items()},
-        "messageAverageSize": counts.get("putMessageAverageSize"),
+        "diskRatio": {
+            "commitLogDiskRatio": counters.get("commitLogDiskRatio"),
+            "consumeQueueDiskRatio": counters.get("consumeQueueDiskRatio"),
+        },
+        "tps": {f"{key[0].lower()}{key[1:]}Tps": rate for key, rate in rates.items()},
+        "oneDayNum": {_make_one_day_key(key): count for key, count in counts.items()},
+        "messageAverageSize": counters.get("putMessageAverageSize"),
     }
-    return rates, numbers, quota
+    return rates, counts, quota
 
 
-def _one_day_key(key: str) -> str:
+def _make_one_day_key(key: str) -> str:
     """Return the key of a number of one day: `normalOneDayInNum` for `NormalIn`."""
     direction = "Out" if key.endswith("Out") else "In"
     return f"{key[0].lower()}{key[1:].removesuffix(direction)}OneDay{direction}Num"
@@ -229,16 +266,16 @@ def roll_back_pops(session: Session, values: FlagValues) -> None:
 
     It concerns the broker in flag `brokerAddr`, or all brokers of a cluster.
     """
+    brokers: list[tuple[str, str]] = []  # name, address
     if (address := values.get("brokerAddr")) is not None:
         name = session.admin.broker_settings(address)["brokerName"]
-        brokers = [(name, address)]
+        brokers.append((name, address))
     else:
-        info = session.admin.cluster_info()
-        brokers = [
-            (name, address)
-            for name in info.clusters.get(values.get("clusterName", ""), ())
-            for address in info.brokers[name].addresses.values()
-        ]
+        cluster_info = session.admin.cluster_info()
+        for name in cluster_info.clusters.get(values.get("clusterName", ""), ()):
+            addresses = cluster_info.brokers[name].addresses.values()
+            brokers += [(name, address) for address in addresses]
+
     # RocketMQ's tool also takes `-d false`, not `-d true`, for a dry run.
     is_dry_run = values.get("dryRun", "").lower() == "false"
     for name, address in brokers:

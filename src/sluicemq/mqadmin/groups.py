@@ -9,7 +9,7 @@ from sluicemq.model.system_names import is_retry_topic
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig, MessageQueue
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import FlagValues, Session
-from sluicemq.mqadmin.topics import parse_attributes, read_json_list
+from sluicemq.mqadmin.topics import parse_attributes, read_json_list, sign_attributes
 from sluicemq.wire import bodies, fastjson, tables
 from sluicemq.wire.codes import ResponseCode
 
@@ -28,7 +28,7 @@ _SETTLED_MS: Final = 120_000
 def update_group(session: Session, values: FlagValues) -> None:
     """Run updateSubGroup: create or change a group on a broker, or on all masters of a cluster."""
     changes = parse_attributes(values.get("attributes", ""))
-    policy = values.get("groupRetryPolicy")
+    policy_json = values.get("groupRetryPolicy")
     config = GroupConfig(
         name=values["groupName"],
         consume_enable=values.get_bool("consumeEnable", True),
@@ -40,8 +40,8 @@ def update_group(session: Session, values: FlagValues) -> None:
         broker_id=values.get_int("brokerId"),
         broker_id_when_slow=values.get_int("whichBrokerWhenConsumeSlowly", 1),
         notify_changes_enable=values.get_bool("notifyConsumerIdsChanged", True),
-        attributes={f"-{k}" if v is None else f"+{k}": v or "" for k, v in changes.items()},
-        retry_policy=None if policy is None else fastjson.loads(policy),
+        attributes=sign_attributes(changes),
+        retry_policy=None if policy_json is None else fastjson.loads(policy_json),
     )
     for address in session.target_addresses(values):
         session.admin.put_groups(address, [config])
@@ -53,13 +53,15 @@ def update_group(session: Session, values: FlagValues) -> None:
 
 def update_group_list(session: Session, values: FlagValues) -> None:
     """Run updateSubGroupList: create or change the groups of a JSON file."""
-    items = read_json_list(session, values)
-    configs = [tables.group_from(item, "group") for item in items or ()]
-    of_cluster = "" if "brokerAddr" in values else "subscription "
-    for address in session.target_addresses(values) if configs else ():
+    group_objects = read_json_list(session, values)
+    if not group_objects:
+        return
+    configs = [tables.group_from(group_object, "group") for group_object in group_objects]
+    group_kind = "group" if "brokerAddr" in values else "subscription group"
+    for address in session.target_addresses(values):
         session.admin.put_groups(address, configs)
         session.print_line(
-            f"submit batch of {of_cluster}group config to {address} success, please check the "
+            f"submit batch of {group_kind} config to {address} success, please check the "
             "result later."
         )
 
@@ -96,25 +98,26 @@ def delete_group(session: Session, values: FlagValues) -> None:
 
 def show_group_settings(session: Session, values: FlagValues) -> None:
     """Run getConsumerConfig: print the settings of a group at each broker that has it."""
-    for name, data in session.admin.cluster_info().brokers.items():
-        address = next(iter(data.addresses.values()))
+    for name, broker in session.admin.cluster_info().brokers.items():
+        address = next(iter(broker.addresses.values()))
         config = session.admin.group_table(address).groups.get(values["groupName"])
         if config is None:
             continue
         bar = "=" * 29
-        session.print_line(f"{bar}{data.cluster}:{name}{bar}")
-        for key, value in java.group_config_fields(config).items():
-            session.print_line(f"{key:<40}=  {'' if value is None else java.format_value(value)}")
+        session.print_line(f"{bar}{broker.cluster}:{name}{bar}")
+        for key, setting in java.group_config_fields(config).items():
+            setting_text = "" if setting is None else java.format_value(setting)
+            session.print_line(f"{key:<40}=  {setting_text}")
 
 
 def show_members(session: Session, values: FlagValues) -> None:
     """Run consumerConnection: print the members and subscriptions of a group."""
     group_info = session.admin.group_connections(values["consumerGroup"], values.get("brokerAddr"))
-    row = "{:<36} {:<22} {:<10} {}".format
-    session.print_line(row("#ClientId", "#ClientAddr", "#Language", "#Version"))
+    format_row = "{:<36} {:<22} {:<10} {}".format
+    session.print_line(format_row("#ClientId", "#ClientAddr", "#Language", "#Version"))
     for member in group_info.connections:
         session.print_line(
-            row(
+            format_row(
                 member.client_id,
                 member.address,
                 member.language,
@@ -157,16 +160,21 @@ def show_broker_producers(session: Session, values: FlagValues) -> None:
 
 def show_consumer_progress(session: Session, values: FlagValues) -> None:
     """Run consumerProgress: print a line for each group, or for each queue of one group."""
-    if "groupName" not in values:
+    if "groupName" in values:
+        _print_group_progress(session, values)
+    else:
         _print_all_groups(session)
-        return
+
+
+def _print_group_progress(session: Session, values: FlagValues) -> None:
+    """Print a line for each queue of the group in flag `groupName`, then the sums.
+
+    With flag `showClientIP`, a line has the address of the member that reads the queue.
+    """
     group = values["groupName"]
     stats = _fetch_consume_stats(session, group, values.get("topicName"))
     show_client = values.get_bool("showClientIP")
-    readers = _reader_addresses(session, group) if show_client else {}
-
-    def client_cell(text: str) -> str:
-        return f"{text:<20} " if show_client else ""
+    reader_by_queue = _fetch_reader_addresses(session, group) if show_client else {}
 
     session.print_line(
         _PROGRESS_ROW.format(
@@ -175,36 +183,41 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
             "#QID",
             "#Broker Offset",
             "#Consumer Offset",
-            client_cell("#Client IP"),
+            f"{'#Client IP':<20} " if show_client else "",
             "#Diff",
             "#Inflight",
             "#LastTime",
         )
     )
-    total = in_flight = 0
+    total_lag = 0
+    total_in_flight = 0
     for queue, offsets in stats.queues.items():
-        last_time_ms = offsets.last_time_ms
-        queue_lag = offsets.broker_offset - offsets.consumer_offset
-        queue_in_flight = offsets.pull_offset - offsets.consumer_offset
-        total = total + queue_lag
-        in_flight = in_flight + queue_in_flight
-        session.print_line(
-            _PROGRESS_ROW.format(
-                queue.topic[:64],
-                queue.broker[:32],
-                queue.queue_id,
-                offsets.broker_offset,
-                offsets.consumer_offset,
-                client_cell(readers.get(queue, "N/A")),
-                queue_lag,
-                queue_in_flight,
-                f" {java.format_time_seconds(last_time_ms) if last_time_ms else 'N/A'}",
-            )
-        )
+        total_lag += offsets.broker_offset - offsets.consumer_offset
+        total_in_flight += offsets.pull_offset - offsets.consumer_offset
+        client_cell = f"{reader_by_queue.get(queue, 'N/A'):<20} " if show_client else ""
+        session.print_line(_format_progress(queue, offsets, client_cell))
     session.print_line()
     session.print_line(f"Consume TPS: {stats.consumes_per_second:.2f}")
-    session.print_line(f"Consume Diff Total: {total}")
-    session.print_line(f"Consume Inflight Total: {in_flight}")
+    session.print_line(f"Consume Diff Total: {total_lag}")
+    session.print_line(f"Consume Inflight Total: {total_in_flight}")
+
+
+def _format_progress(queue: MessageQueue, offsets: bodies.QueueProgress, client_cell: str) -> str:
+    """Return the line of a queue. `client_cell` is the address of its reader, or "" for none."""
+    last_time = "N/A"
+    if offsets.last_time_ms:
+        last_time = java.format_time_seconds(offsets.last_time_ms)
+    return _PROGRESS_ROW.format(
+        queue.topic[:64],
+        queue.broker[:32],
+        queue.queue_id,
+        offsets.broker_offset,
+        offsets.consumer_offset,
+        client_cell,
+        offsets.broker_offset - offsets.consumer_offset,
+        offsets.pull_offset - offsets.consumer_offset,
+        f" {last_time}",
+    )
 
 
 def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
@@ -214,29 +227,31 @@ def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bod
     broadcasts, because its members keep their offsets themselves, or 206 if it has no member.
     """
     stats = session.admin.consume_stats(group, topic)
-    if not stats.queues:
-        text = "Not found the consumer group consume stats, because return offset table is empty, "
-        try:
-            connections = session.admin.group_connections(group)
-        except SluiceError as error:
-            remark = f"{text}maybe the consumer not online"
-            raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, remark) from error
-        if connections.message_model == bodies.BROADCASTING:
-            raise RequestError(2002, f"{text}the consumer is under the broadcast mode")
+    if stats.queues:
+        return stats
+    fact = "Not found the consumer group consume stats, because return offset table is empty, "
+    try:
+        connections = session.admin.group_connections(group)
+    except SluiceError as error:
+        remark = f"{fact}maybe the consumer not online"
+        raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, remark) from error
+    if connections.message_model == bodies.BROADCASTING:
+        raise RequestError(2002, f"{fact}the consumer is under the broadcast mode")
     return stats
 
 
-def _reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
+def _fetch_reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
     """Return queue -> IP address of the member that reads it.
 
     It is the part of the client id before `@`. Members that do not answer are left out.
     """
-    readers: dict[MessageQueue, str] = {}
+    reader_by_queue: dict[MessageQueue, str] = {}
     for member in session.admin.group_connections(group).connections:
+        address, _, _ = member.client_id.partition("@")
         with contextlib.suppress(SluiceError):
-            for queue in session.admin.running_info(group, member.client_id).queues:
-                readers[queue] = member.client_id.partition("@")[0]
-    return readers
+            running_info = session.admin.running_info(group, member.client_id)
+            reader_by_queue |= dict.fromkeys(running_info.queues, address)
+    return reader_by_queue
 
 
 def _print_all_groups(session: Session) -> None:
@@ -250,21 +265,27 @@ def _print_all_groups(session: Session) -> None:
         group = topic.removeprefix(RETRY_PREFIX)
         rate = 0
         lag = 0
-        cells = [0, "OFFLINE", "", ""]
         with contextlib.suppress(SluiceError):
             stats = session.admin.consume_stats(group)
             rate = int(stats.consumes_per_second)
-            lag = sum(o.broker_offset - o.consumer_offset for o in stats.queues.values())
+            lag = sum(
+                offsets.broker_offset - offsets.consumer_offset for offsets in stats.queues.values()
+            )
+        member_cells: tuple[object, ...] = (0, "OFFLINE", "", "")
         with contextlib.suppress(SluiceError):
-            group_info = session.admin.group_connections(group)
-            is_push = group_info.consume_type == PUSH_TYPE
-            cells = [
-                len(group_info.connections),
-                java.format_version(min(member.version for member in group_info.connections)),
-                "PUSH" if is_push else "PULL",
-                group_info.message_model if is_push else "",
-            ]
-        session.print_line(_GROUP_ROW.format(group[:64], *cells, rate, lag))
+            member_cells = _format_members(session.admin.group_connections(group))
+        session.print_line(_GROUP_ROW.format(group[:64], *member_cells, rate, lag))
+
+
+def _format_members(group_info: bodies.ConsumerConnections) -> tuple[int, str, str, str]:
+    """Return (number of members, lowest version, PUSH or PULL, model) of a group with members.
+
+    The model is "" for PULL.
+    """
+    version = java.format_version(min(member.version for member in group_info.connections))
+    if group_info.consume_type == PUSH_TYPE:
+        return len(group_info.connections), version, "PUSH", group_info.message_model
+    return len(group_info.connections), version, "PULL", ""
 
 
 def show_consumer_status(session: Session, values: FlagValues) -> None:
@@ -275,61 +296,71 @@ def show_consumer_status(session: Session, values: FlagValues) -> None:
     their subscriptions are compared.
     """
     group = values["consumerGroup"]
-    stack = "jstack" in values
+    with_stacks = "jstack" in values
     group_info = session.admin.group_connections(group, values.get("brokerAddr"))
     if (client_id := values.get("clientId")) is not None:
-        info = session.admin.running_info(group, client_id, stack=stack)
-        session.write("".join(f"{line}\n" for line in running_info_lines(info)))
+        state = session.admin.running_info(group, client_id, stack=with_stacks)
+        session.write("".join(f"{line}\n" for line in running_info_lines(state)))
         return
+
     now_ms = session.admin.clock.now_ms()
-    row = "{:<10} {:<40} {:<20} {}".format
-    session.print_line(row("#Index", "#ClientId", "#Version", "#ConsumerRunningInfoFile"))
-    infos: dict[str, bodies.RunningInfo] = {}
+    format_row = "{:<10} {:<40} {:<20} {}".format
+    session.print_line(format_row("#Index", "#ClientId", "#Version", "#ConsumerRunningInfoFile"))
+    states: dict[str, bodies.RunningInfo] = {}  # by client id
     for member in group_info.connections:
-        info = session.admin.running_info(group, member.client_id, stack=stack)
-        text = "".join(f"{line}\n" for line in running_info_lines(info))
-        path = session.save_file(str(now_ms), member.client_id, text.encode())
-        infos[member.client_id] = info
-        session.print_line(
-            row(len(infos), member.client_id, java.format_version(member.version), path)
-        )
-    if not infos:
-        return
-    if _has_different_subscriptions(infos, now_ms):
+        state = session.admin.running_info(group, member.client_id, stack=with_stacks)
+        states[member.client_id] = state
+        state_text = "".join(f"{line}\n" for line in running_info_lines(state))
+        path = session.save_file(str(now_ms), member.client_id, state_text.encode())
+        version = java.format_version(member.version)
+        session.print_line(format_row(len(states), member.client_id, version, path))
+    if states:
+        _compare_members(session, states, now_ms)
+
+
+def _compare_members(session: Session, states: dict[str, bodies.RunningInfo], now_ms: int) -> None:
+    """Print whether the members of a group have different subscriptions; if not, their problems.
+
+    `states` is client id -> state, with at least one member.
+    """
+    if _has_different_subscriptions(states, now_ms):
         session.write("\n\nWARN: Different subscription in the same group of consumer!!!")
         return
     session.write("\n\nSame subscription in the same group of consumer\n\nRebalance OK\n")
-    for client_id, info in sorted(infos.items()):
-        for line in _problem_lines(client_id, info, now_ms):
+    for client_id, state in sorted(states.items()):
+        for line in _find_problems(client_id, state, now_ms):
             session.print_line(line)
 
 
-def _has_different_subscriptions(infos: dict[str, bodies.RunningInfo], now_ms: int) -> bool:
+def _has_different_subscriptions(states: dict[str, bodies.RunningInfo], now_ms: int) -> bool:
     """Return whether push consumers of a group differ in their subscriptions.
 
-    `infos` is client id -> state. The result is False if the first member, by client id, is not a
+    `states` is client id -> state. The result is False if the first member, by client id, is not a
     push consumer, or has run for `_SETTLED_MS` at most.
     """
-    first = infos[min(infos)]
-    start_ms = int(first.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0"))
+    first_member = states[min(states)].properties
+    is_push = first_member.get("PROP_CONSUME_TYPE") == PUSH_TYPE
+    start_ms = int(first_member.get("PROP_CONSUMER_START_TIMESTAMP", "0"))
     is_settled = now_ms - start_ms > _SETTLED_MS
-    subscriptions = {
-        frozenset((one.topic, one.expression, one.kind) for one in info.subscriptions)
-        for info in infos.values()
-    }
-    return (
-        first.properties.get("PROP_CONSUME_TYPE") == PUSH_TYPE
-        and is_settled
-        and len(subscriptions) > 1
-    )
+    if not is_push or not is_settled:
+        return False
+
+    distinct_subscriptions = set()
+    for state in states.values():
+        subscriptions = frozenset(
+            (subscription.topic, subscription.expression, subscription.kind)
+            for subscription in state.subscriptions
+        )
+        distinct_subscriptions.add(subscriptions)
+    return len(distinct_subscriptions) > 1
 
 
-def _problem_lines(client_id: str, info: bodies.RunningInfo, now_ms: int) -> Iterator[str]:
+def _find_problems(client_id: str, member: bodies.RunningInfo, now_ms: int) -> Iterator[str]:
     """Yield a line for each queue that a push consumer has not locked or does not process."""
-    if info.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
+    if member.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
         return
-    is_ordered = info.properties.get("PROP_CONSUMEORDERLY") == "true"
-    for queue, state in info.queues.items():
+    is_ordered = member.properties.get("PROP_CONSUMEORDERLY") == "true"
+    for queue, state in member.queues.items():
         name = f"{client_id} {java.format_queue(queue)}"
         idle_ms = now_ms - state.last_consume_ms
         if is_ordered and not state.locked:
@@ -341,26 +372,48 @@ def _problem_lines(client_id: str, info: bodies.RunningInfo, now_ms: int) -> Ite
 def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
     """Yield the lines of a member's state: properties, subscriptions, queues and rates."""
     yield "#Consumer Properties#"
-    for key, value in info.properties.items():
-        yield f"{key:<40}: {value}"
+    for name, property_text in info.properties.items():
+        yield f"{name:<40}: {property_text}"
     yield "\n\n#Consumer Subscription#"
     for number, subscription in enumerate(info.subscriptions, start=1):
         yield (
             f"{number:03} Topic: {subscription.topic:<40} ClassFilter: {'false':<8} "
             f"SubExpression: {subscription.expression}"
         )
-    row = "{:<{width}}  {:<32}  {:<4}  {:<20}".format
-    for title, heading, width in (
-        ("Offset", "#Consumer Offset", 32),
-        ("MQ Detail", "#ProcessQueueInfo", 64),
-        ("Pop Detail", "#ProcessQueueInfo", 32),
-    ):
-        yield f"\n\n#Consumer {title}#"
-        heading_width = 32 if title == "Pop Detail" else 64
-        yield row("#Topic", "#Broker Name", "#QID", heading, width=heading_width)
-        for queue, state in info.queues.items() if title != "Pop Detail" else ():
-            cell = state.commit_offset if title == "Offset" else java.format_queue_state(state)
-            yield row(queue.topic, queue.broker, queue.queue_id, cell, width=width)
+    yield from _format_queues(info)
+    yield from _format_rates(info)
+    yield "\n\n#User Consume Info#"
+    for name, note in info.notes.items():
+        yield f"{name:<40}: {note}"
+    if info.stack is not None:
+        yield f"\n\n#Consumer jstack#\n{info.stack}"
+
+
+def _format_queues(info: bodies.RunningInfo) -> Iterator[str]:
+    """Yield three tables of a member's queues: offsets, states, and popped queues.
+
+    The third has a heading only, because the state does not contain them. The widths are those of
+    RocketMQ's tool.
+    """
+    format_row = "{:<{width}}  {:<32}  {:<4}  {:<20}".format
+    headings = ("#Topic", "#Broker Name", "#QID")
+    yield "\n\n#Consumer Offset#"
+    yield format_row(*headings, "#Consumer Offset", width=64)
+    for queue, state in info.queues.items():
+        yield format_row(queue.topic, queue.broker, queue.queue_id, state.commit_offset, width=32)
+
+    yield "\n\n#Consumer MQ Detail#"
+    yield format_row(*headings, "#ProcessQueueInfo", width=64)
+    for queue, state in info.queues.items():
+        state_text = java.format_queue_state(state)
+        yield format_row(queue.topic, queue.broker, queue.queue_id, state_text, width=64)
+
+    yield "\n\n#Consumer Pop Detail#"
+    yield format_row(*headings, "#ProcessQueueInfo", width=32)
+
+
+def _format_rates(info: bodies.RunningInfo) -> Iterator[str]:
+    """Yield a table of the rates and durations of a member, with a line for each topic."""
     yield "\n\n#Consumer RT&TPS#"
     yield (
         f"{'#Topic':<64}  {'#Pull RT':>14} {'#Pull TPS':>14} {'#Consume RT':>14} "
@@ -372,11 +425,6 @@ def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
             f"{rates.consume_ms:14.2f} {rates.done_per_second:14.2f} "
             f"{rates.failed_per_second:18.2f} {rates.failures:25}"
         )
-    yield "\n\n#User Consume Info#"
-    for key, value in info.notes.items():
-        yield f"{key:<40}: {value}"
-    if info.stack is not None:
-        yield f"\n\n#Consumer jstack#\n{info.stack}"
 
 
 def reset_offset(session: Session, values: FlagValues) -> None:
@@ -388,24 +436,37 @@ def reset_offset(session: Session, values: FlagValues) -> None:
     topic = values["topic"]
     timestamp = values["timestamp"]
     time_ms = session.admin.clock.now_ms() if timestamp == "now" else java.parse_time(timestamp)
-    prefix = f"start reset consumer offset by specified, group[{group}], topic[{topic}], "
-    suffix = f"timestamp(string)[{timestamp}], timestamp(long)[{time_ms}]"
+    intro = f"start reset consumer offset by specified, group[{group}], topic[{topic}]"
+    time_text = f"timestamp(string)[{timestamp}], timestamp(long)[{time_ms}]"
     queue_id = values.get_int("queue", -1)
-    if "broker" in values and queue_id >= 0:
-        address = values["broker"]
-        session.print_line(f"{prefix}queueId[{queue_id}], broker[{address}], {suffix}")
-        if "offset" in values:
-            offset = values.get_int("offset")
-        else:
-            offset = session.admin.offset_by_time_at(address, topic, queue_id, time_ms)
-        session.print_line(f"reset consumer offset to {offset}")
-        if offset > 0:
-            session.admin.request_offset_reset(group, topic, time_ms, (address, queue_id, offset))
+    is_one_queue = "broker" in values and queue_id >= 0
+    if is_one_queue:
+        broker = values["broker"]
+        session.print_line(f"{intro}, queueId[{queue_id}], broker[{broker}], {time_text}")
+        _reset_queue(session, values, queue_id, time_ms)
         return
+
     new_offsets = _reset_offsets(session, group, topic, time_ms)
     force = java.format_value(values.get_bool("force", True))
-    session.print_line(f"{prefix}force[{force}], {suffix}")
+    session.print_line(f"{intro}, force[{force}], {time_text}")
     _print_offsets(session, new_offsets)
+
+
+def _reset_queue(session: Session, values: FlagValues, queue_id: int, time_ms: int) -> None:
+    """Reset the group in one queue of the broker to flag `offset`, or else to a time.
+
+    Nothing is reset if the offset is 0.
+    """
+    topic = values["topic"]
+    address = values["broker"]
+    if "offset" in values:
+        offset = values.get_int("offset")
+    else:
+        offset = session.admin.offset_by_time_at(address, topic, queue_id, time_ms)
+    session.print_line(f"reset consumer offset to {offset}")
+    if offset > 0:
+        one_queue = (address, queue_id, offset)
+        session.admin.request_offset_reset(values["group"], topic, time_ms, one_queue)
 
 
 def skip_accumulated_messages(session: Session, values: FlagValues) -> None:
@@ -423,7 +484,8 @@ def _reset_offsets(
     new_offsets = session.admin.request_offset_reset(group, topic, time_ms)
     if new_offsets:
         return new_offsets
-    return {one.queue: one.new for one in session.admin.reset_offsets(group, topic, time_ms)}
+    changes = session.admin.reset_offsets(group, topic, time_ms)
+    return {change.queue: change.new for change in changes}
 
 
 def _print_offsets(session: Session, offsets: dict[MessageQueue, int]) -> None:

@@ -25,7 +25,8 @@ def format_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={format_value(one)}" for key, one in value.items()) + "}"
+        members = [f"{key}={format_value(member)}" for key, member in value.items()]
+        return "{" + ", ".join(members) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(format_value, value)) + "]"
     return str(value)
@@ -37,8 +38,8 @@ def format_object(name: str, fields: Mapping[str, object], brackets: str = " []"
     The last character of `brackets` is written after the fields, all others between the name and
     the fields.
     """
-    text = ", ".join(f"{key}={format_value(value)}" for key, value in fields.items())
-    return f"{name}{brackets[:-1]}{text}{brackets[-1]}"
+    fields_text = ", ".join(f"{field}={format_value(value)}" for field, value in fields.items())
+    return f"{name}{brackets[:-1]}{fields_text}{brackets[-1]}"
 
 
 def format_json(value: Any) -> str:
@@ -47,8 +48,10 @@ def format_json(value: Any) -> str:
     Each level is indented by a tab, keys that are integers have no quotes, and members whose value
     is None are omitted.
     """
-    text = json.dumps(_mark_int_keys(value), indent="\t", separators=(",", ":"), ensure_ascii=False)
-    return text.replace(f'"{_ESCAPED_MARK}', "").replace(f'{_ESCAPED_MARK}":', ":")
+    marked = _mark_int_keys(value)
+    marked_json = json.dumps(marked, indent="\t", separators=(",", ":"), ensure_ascii=False)
+    # The marks are removed together with the quotes beside them.
+    return marked_json.replace(f'"{_ESCAPED_MARK}', "").replace(f'{_ESCAPED_MARK}":', ":")
 
 
 _DIGITS: Final = "%Y%m%d%H%M%S"
@@ -61,13 +64,17 @@ def _mark_int_keys(value: Any) -> Any:
 
     Members whose value is None are omitted.
     """
-    if isinstance(value, Mapping):
-        return {
-            f"\0{key}\0" if isinstance(key, int) else key: _mark_int_keys(one)
-            for key, one in value.items()
-            if one is not None
-        }
-    return [_mark_int_keys(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_mark_int_keys(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    marked = {}
+    for key, member in value.items():
+        if member is None:
+            continue
+        marked_key = f"\0{key}\0" if isinstance(key, int) else key
+        marked[marked_key] = _mark_int_keys(member)
+    return marked
 
 
 def format_time(time_ms: int, pattern: str = "%Y-%m-%d %H:%M:%S,") -> str:
@@ -85,20 +92,20 @@ def format_time_seconds(time_ms: int) -> str:
     return format_time(time_ms)[:19]
 
 
-def parse_time(text: str) -> int:
-    """Return the milliseconds since 1970 that a text says.
+def parse_time(time: str) -> int:
+    """Return a time in milliseconds since 1970.
 
-    The text is that number itself, which may be negative, or local time in the form
+    `time` is that number itself, which may be negative, or local time in the form
     `2026-11-23#19:52:59:812`. Raises ConfigurationError for any other text.
-
     """
-    if text.removeprefix("-").isdigit():
-        return int(text)
+    if time.removeprefix("-").isdigit():
+        return int(time)
     try:
-        return int(datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f").astimezone().timestamp() * 1000)
+        local_time = datetime.strptime(time, "%Y-%m-%d#%H:%M:%S:%f").astimezone()
+        return int(local_time.timestamp() * 1000)
     except ValueError:
         raise ConfigurationError(
-            f"invalid time {text!r}.",
+            f"invalid time {time!r}.",
             fix="Write milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
         ) from None
 
@@ -114,10 +121,12 @@ def format_topic_config(config: TopicConfig, attributes: Mapping[str, str]) -> s
     `attributes` are the requested changes of attributes, with `+` or `-` before each name.
     """
     fields = tables.topic_object(config)
-    order = ("topicName", "readQueueNums", "writeQueueNums", "perm", "topicFilterType")
-    chosen = {name: fields[name] for name in order} | {"perm": format_permission(config.perm)}
-    chosen |= {name: fields[name] for name in ("topicSysFlag", "order")}
-    return format_object("TopicConfig", {**chosen, "attributes": attributes})
+    fields["perm"] = format_permission(config.perm)
+    fields["attributes"] = attributes
+    names = (
+        "topicName readQueueNums writeQueueNums perm topicFilterType topicSysFlag order attributes"
+    )
+    return format_object("TopicConfig", {name: fields[name] for name in names.split()})
 
 
 def group_config_fields(config: GroupConfig) -> dict[str, object]:
@@ -146,8 +155,9 @@ def group_config_fields(config: GroupConfig) -> dict[str, object]:
     return {name: settings.get(name) for name in names.split()}
 
 
-def _format_retry_policy(kind: str, policy: Mapping[str, object] | None) -> str | None:
-    return None if policy is None else format_object(f"{kind}RetryPolicy", policy, "{}")
+def _format_retry_policy(class_prefix: str, policy: Mapping[str, object] | None) -> str | None:
+    """Return a policy as an object of the class `class_prefix` + "RetryPolicy"; None for None."""
+    return None if policy is None else format_object(f"{class_prefix}RetryPolicy", policy, "{}")
 
 
 def format_queue(queue: MessageQueue) -> str:
@@ -156,22 +166,22 @@ def format_queue(queue: MessageQueue) -> str:
     return format_object("MessageQueue", fields)
 
 
-def format_send_result(result: SendResult) -> str:
+def format_send_result(send_result: SendResult) -> str:
     """Return the result of a send as `SendResult [sendStatus=…, msgId=…, …]`."""
     fields = {
-        "sendStatus": format_send_status(result),
-        "msgId": result.message_id,
-        "offsetMsgId": result.offset_message_id,
-        "messageQueue": format_queue(result.queue),
-        "queueOffset": result.queue_offset,
-        "recallHandle": result.recall_handle,
+        "sendStatus": format_send_status(send_result),
+        "msgId": send_result.message_id,
+        "offsetMsgId": send_result.offset_message_id,
+        "messageQueue": format_queue(send_result.queue),
+        "queueOffset": send_result.queue_offset,
+        "recallHandle": send_result.recall_handle,
     }
     return format_object("SendResult", fields)
 
 
-def format_send_status(result: SendResult) -> str:
+def format_send_status(send_result: SendResult) -> str:
     """Return the status of a send: `SEND_OK`, or the name of another status."""
-    return "SEND_OK" if result.status.name == "OK" else result.status.name
+    return "SEND_OK" if send_result.status.name == "OK" else send_result.status.name
 
 
 def message_properties(
@@ -194,11 +204,12 @@ def format_message(message: StoredMessage, bounds: tuple[int, int]) -> str:
 
     `bounds` are the first and the next offset of its queue. The body is a list of signed bytes.
     """
-    inner = {
+    signed_bytes = [byte - 256 if byte > 127 else byte for byte in message.body_or_raw]
+    fields_of_base_class = {
         "topic": f"'{message.topic}'",
         "flag": message.flag,
         "properties": message_properties(message, bounds),
-        "body": [byte - 256 if byte > 127 else byte for byte in message.body_or_raw],
+        "body": signed_bytes,
         "transactionId": "'null'",
     }
     fields = {
@@ -216,14 +227,14 @@ def format_message(message: StoredMessage, bounds: tuple[int, int]) -> str:
         "bodyCRC": message.body_crc,
         "reconsumeTimes": message.reconsume_times,
         "preparedTransactionOffset": message.prepared_offset,
-        "toString()": format_object("Message", inner, "{}"),
+        "toString()": format_object("Message", fields_of_base_class, "{}"),
     }
     return format_object("MessageExt", fields)
 
 
-def format_version(number: int) -> str:
+def format_version(version_number: int) -> str:
     """Return the name of a client version, such as `V5_3_3` for its number in the protocol."""
-    return "V" + version_name(number).replace(".", "_").replace("-", "_")
+    return "V" + version_name(version_number).replace(".", "_").replace("-", "_")
 
 
 def format_queue_state(state: QueueState) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError, TopicNotFoundError
 from sluicemq.filter.subscriptions import parse_subscription, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
@@ -22,6 +23,7 @@ BODY_DIRECTORY: Final = f"{TEMPORARY_DIRECTORY}/rocketmq/msgbodys"
 TIME_MAX_MS: Final = (1 << 63) - 1
 """The end of a range of times without flag: the largest 64-bit integer, as in RocketMQ's tool."""
 
+_BAR: Final = "=" * 38
 _HOUR_MS: Final = 3_600_000
 _SEND_ROW: Final = "{:<32}  {:<4}  {:<20}    {}"
 _TRACE_ROW: Final = "{:<10} {:<20} {:<20} {:<20} {:<10} {:<10}"
@@ -43,7 +45,27 @@ def print_message(
     out.
     """
     path = session.save_file(BODY_DIRECTORY, message.message_id, message.body_or_raw)
-    fields = {
+    fields = _label_fields(message, bounds)
+    fields["Message Body Path"] = path
+    if charset is not None:
+        fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
+    if not with_offset_id:
+        del fields["OffsetID"]
+    for label, field in fields.items():
+        session.print_line(f"{label + ':':<20} {field}")
+
+    tracks = "".join(_format_tracks(session, message))
+    session.write("\n\n" + (tracks or "WARN: No Consumer"))
+    if tracks and with_offset_id:
+        session.print_line()
+
+
+def _label_fields(message: StoredMessage, bounds: tuple[int, int] | None) -> dict[str, object]:
+    """Return the fields of a message with the labels of RocketMQ's tool, in its order.
+
+    `bounds` are those of `print_message`.
+    """
+    return {
         "OffsetID": message.offset_message_id,
         "Topic": message.topic,
         "Tags": f"[{java.format_value(message.tag)}]",
@@ -58,27 +80,16 @@ def print_message(
         "Store Host": message.store_host,
         "System Flag": message.sys_flag,
         "Properties": java.format_value(java.message_properties(message, bounds)),
-        "Message Body Path": path,
     }
-    if charset is not None:
-        fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
-    if not with_offset_id:
-        del fields["OffsetID"]
-    for name, value in fields.items():
-        session.print_line(f"{name + ':':<20} {value}")
-    tracks = list(_track_texts(session, message))
-    session.write("\n\n" + ("".join(tracks) if tracks else "WARN: No Consumer"))
-    if tracks and with_offset_id:
-        session.print_line()
 
 
-def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
+def _format_tracks(session: Session, message: StoredMessage) -> Iterator[str]:
     """Yield the text of a `MessageTrack` for each group of the message's topic."""
     for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
         track_type = "UNKNOWN"
         reason = None
         try:
-            track_type = _track_type(session, message, group)
+            track_type = _find_track_type(session, message, group)
         except TopicNotFoundError as error:
             reason = f"org.apache.rocketmq.client.exception.MQClientException: CODE: {error.code}  "
             reason += f"DESC: {error.remark}"
@@ -90,7 +101,7 @@ def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
         yield java.format_object("MessageTrack", fields)
 
 
-def _track_type(session: Session, message: StoredMessage, group: str) -> str:
+def _find_track_type(session: Session, message: StoredMessage, group: str) -> str:
     """Return how far a group is with a message, as a `trackType` of RocketMQ's tool.
 
     Raises TopicNotFoundError if the group has no route, RequestError if it has no members.
@@ -104,10 +115,12 @@ def _track_type(session: Session, message: StoredMessage, group: str) -> str:
     offsets = session.admin.consume_stats(group).queues.get(queue)
     if offsets is None or offsets.consumer_offset <= message.queue_offset:
         return "NOT_CONSUME_YET"
+
     subscription = connections.subscriptions.get(message.topic)
-    if subscription is None or not subscription.tags or tag_matches(subscription, message.tag):
+    if subscription is None or not subscription.tags:
         return "CONSUMED"
-    return "CONSUMED_BUT_FILTERED"
+    is_delivered = tag_matches(subscription, message.tag)
+    return "CONSUMED" if is_delivered else "CONSUMED_BUT_FILTERED"
 
 
 def query_by_id(session: Session, values: FlagValues) -> None:
@@ -124,10 +137,10 @@ def query_by_id(session: Session, values: FlagValues) -> None:
         if values.get_bool("sendMessage"):
             session.write(f"prepare resend msg. originalMsgId={message_id}")
             with session.make_producer() as producer:
-                again = producer.send(
+                send_result = producer.send(
                     message.topic, message.body, tag=message.tag, keys=message.keys
                 )
-            session.write(java.format_send_result(again))
+            session.write(java.format_send_result(send_result))
         else:
             print_message(session, message, charset=values.get("bodyFormat"))
 
@@ -136,19 +149,21 @@ def _consume_directly(session: Session, values: FlagValues, message_id: str) -> 
     """Let the client of the flags process a message now, and print the result."""
     group = values["consumerGroup"]
     client_id = values["clientId"]
-    info = session.admin.running_info(group, client_id)
-    if info.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
+    running_info = session.admin.running_info(group, client_id)
+    if running_info.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
         session.print_line(
             f"this {client_id} client is not push consumer ,not support direct push "
         )
         return
-    _, result = session.admin.consume_directly(message_id, group, client_id, topic=values["topic"])
+    _, handler_result = session.admin.consume_directly(
+        message_id, group, client_id, topic=values["topic"]
+    )
     fields = {
-        "order": result.is_ordered,
-        "autoCommit": result.auto_commit,
-        "consumeResult": result.result,
-        "remark": result.remark,
-        "spentTimeMills": result.spent_ms,
+        "order": handler_result.is_ordered,
+        "autoCommit": handler_result.auto_commit,
+        "consumeResult": handler_result.result,
+        "remark": handler_result.remark,
+        "spentTimeMills": handler_result.spent_ms,
     }
     session.write(java.format_object("ConsumeMessageDirectlyResult", fields))
 
@@ -176,12 +191,14 @@ def query_by_key(session: Session, values: FlagValues) -> None:
         raise RequestError(
             ResponseCode.NO_MESSAGE, "query message by key finished, but no message."
         )
-    row = "{:<50} {:>4} {:>40} {:<200}".format
-    session.print_line(row("#Message ID", "#QID", "#Offset", "#IndexKey"))
+    format_row = "{:<50} {:>4} {:>40} {:<200}".format
+    session.print_line(format_row("#Message ID", "#QID", "#Offset", "#IndexKey"))
     for message in messages:
         hour_ms = message.store_time_ms // _HOUR_MS * _HOUR_MS
-        index = f"{hour_ms}@{topic}@K@{key}@{message.message_id}@{message.physical_offset}"
-        session.print_line(row(message.message_id, message.queue_id, message.queue_offset, index))
+        index_key = f"{hour_ms}@{topic}@K@{key}@{message.message_id}@{message.physical_offset}"
+        session.print_line(
+            format_row(message.message_id, message.queue_id, message.queue_offset, index_key)
+        )
 
 
 def query_by_unique_key(session: Session, values: FlagValues) -> None:
@@ -227,29 +244,32 @@ def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> l
     """Return the messages of a queue whose offsets are in [low, high)."""
     messages: list[StoredMessage] = []
 
-    def take(page: list[StoredMessage]) -> bool:
+    def add_page(page: list[StoredMessage]) -> bool:
         messages.extend(page)
-        return True
+        return True  # read the next page
 
-    session.admin.read_range(queue, low, high, take)
+    session.admin.read_range(queue, low, high, add_page)
     return messages
 
 
-def _requested_range(session: Session, values: FlagValues, queue: MessageQueue) -> tuple[int, int]:
+def _find_requested_range(
+    session: Session, values: FlagValues, queue: MessageQueue
+) -> tuple[int, int]:
     """Return the first offset in a range of times of a queue, and the first behind it.
 
     The flags `beginTimestamp` and `endTimestamp` limit the range.
     """
-    first, end = session.admin.offsets(queue)
+    low, high = session.admin.offsets(queue)
     if "beginTimestamp" in values:
-        time_ms = java.parse_time(values["beginTimestamp"])
-        first = session.admin.offset_by_time(queue, time_ms)
+        begin_ms = java.parse_time(values["beginTimestamp"])
+        low = session.admin.offset_by_time(queue, begin_ms)
     if "endTimestamp" in values:
-        end = session.admin.offset_by_time(queue, java.parse_time(values["endTimestamp"]))
-    return first, end
+        end_ms = java.parse_time(values["endTimestamp"])
+        high = session.admin.offset_by_time(queue, end_ms)
+    return low, high
 
 
-def _matching_messages(
+def _read_matching_messages(
     session: Session, values: FlagValues, queue: MessageQueue, low: int, high: int
 ) -> Iterator[StoredMessage]:
     """Yield the messages [low, high) of a queue that match the tags in flag `subExpression`."""
@@ -265,18 +285,18 @@ def _print_message_line(
     """Print a message with all fields on one line. A body is decoded by flag `charsetName`."""
     body = message.body_or_raw.decode(values.get("charsetName", "UTF-8"), "replace")
     bounds = session.admin.offsets(MessageQueue(message.topic, message.broker, message.queue_id))
-    text = java.format_message(message, bounds)
+    message_text = java.format_message(message, bounds)
     body_text = body if with_body else "NOT PRINT BODY"
-    session.print_line(f"MSGID: {message.message_id} {text} BODY: {body_text}")
+    session.print_line(f"MSGID: {message.message_id} {message_text} BODY: {body_text}")
 
 
 def print_messages(session: Session, values: FlagValues) -> None:
     """Run printMsg: print the messages of a topic, queue by queue."""
     for queue in session.admin.queues(values["topic"]):
-        low, high = _requested_range(session, values, queue)
+        low, high = _find_requested_range(session, values, queue)
         session.print_line(f"minOffset={low}, maxOffset={high}, {java.format_queue(queue)}")
         count = 0
-        for message in _matching_messages(session, values, queue, low, high):
+        for message in _read_matching_messages(session, values, queue, low, high):
             count += 1
             _print_message_line(
                 session, message, values, with_body=values.get_bool("printBody", True)
@@ -292,8 +312,8 @@ def print_queue_messages(session: Session, values: FlagValues) -> None:
     """Run printMsgByQueue: print the messages of a queue, or the number of each tag, or both."""
     queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
     counts: Counter[str] = Counter()
-    low, high = _requested_range(session, values, queue)
-    for message in _matching_messages(session, values, queue, low, high):
+    low, high = _find_requested_range(session, values, queue)
+    for message in _read_matching_messages(session, values, queue, low, high):
         if message.tag:
             counts[message.tag] += 1
         if values.get_bool("print_msg"):
@@ -329,24 +349,27 @@ def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, cou
 
     At most `count_max` messages are printed, from flag `offset` on.
     """
-    low, high = _requested_range(session, values, queue)
+    low, high = _find_requested_range(session, values, queue)
     low = max(low, values.get_int("offset"))
     name = java.format_queue(queue)
     if low > high:
         session.print_line(f"{name} no matched msg, offset={low}")
         return 0
-    is_end = high - low <= count_max
-    if not is_end:
+
+    reaches_end = high - low <= count_max
+    if not reaches_end:
         high = low + count_max
-        text = f"The older {count_max} message of the {queue.queue_id} queue will be provided"
-        if "queueId" in values:
-            text = f"The oldler {count_max} message will be provided"  # as RocketMQ spells it
-        session.print_line(text)
+        if "queueId" in values:  # "oldler" as RocketMQ spells it
+            session.print_line(f"The oldler {count_max} message will be provided")
+        else:
+            session.print_line(
+                f"The older {count_max} message of the {queue.queue_id} queue will be provided"
+            )
     if low < high:
         session.print_line("Consume ok")
     for message in _read_range(session, queue, low, high):
         _print_message_line(session, message, values, with_body=True)
-    if is_end:
+    if reaches_end:
         session.print_line(f"{name} print msg finished. status=NO_NEW_MSG, offset={high}")
     return high - low
 
@@ -364,28 +387,38 @@ def query_trace(session: Session, values: FlagValues) -> None:
         end_ms=values.get_int("endTimestamp", TIME_MAX_MS),
         count_max=values.get_int("maxNum", 64),
     )
-    lines_by_group: dict[str, list[str]] = {}
-    for message in trace_messages:
-        host = str(message.born_host).rpartition(":")[0]
-        for record in decode_trace_records(message.body_or_raw)[0]:
-            if record.message_id != message_id or not isinstance(record, SendTrace | ConsumeTrace):
+    consumer_lines_by_group: dict[str, list[str]] = {}
+    for trace_message in trace_messages:
+        records, _unreadable_count = decode_trace_records(trace_message.body_or_raw)
+        for record in records:
+            if record.message_id != message_id:
                 continue
-            kind = "Pub" if isinstance(record, SendTrace) else "Sub"
-            group = record.group or ""
-            status = "success" if record.success else "failed"
-            time = java.format_time_seconds(record.time_ms or message.store_time_ms)
-            line = _TRACE_ROW.format(kind, group, host, time, f"{record.cost_ms}ms", status)
-            if kind == "Sub":
-                lines_by_group.setdefault(group, []).append(line)
-                continue
-            session.print_line(_trace_heading("#ProducerGroup", "#SendTime"))
-            session.print_line(f"{line}\n")
-    for lines in lines_by_group.values():
-        session.print_line(_trace_heading("#ConsumerGroup", "#ConsumerTime"))
+            if isinstance(record, SendTrace):
+                session.print_line(_format_trace_heading("#ProducerGroup", "#SendTime"))
+                session.print_line(f"{_format_trace_record('Pub', record, trace_message)}\n")
+            elif isinstance(record, ConsumeTrace):
+                line = _format_trace_record("Sub", record, trace_message)
+                consumer_lines_by_group.setdefault(record.group or "", []).append(line)
+    for lines in consumer_lines_by_group.values():
+        session.print_line(_format_trace_heading("#ConsumerGroup", "#ConsumerTime"))
         session.print_line("\n".join(lines) + "\n")
 
 
-def _trace_heading(group: str, time: str) -> str:
+def _format_trace_record(
+    record_type: str, record: SendTrace | ConsumeTrace, trace_message: StoredMessage
+) -> str:
+    """Return the line of a trace record; `record_type` is Pub or Sub.
+
+    `trace_message` contains the record. Its store time is printed if the record has no time.
+    """
+    host, _, _ = str(trace_message.born_host).rpartition(":")
+    time = java.format_time_seconds(record.time_ms or trace_message.store_time_ms)
+    status = "success" if record.success else "failed"
+    duration = f"{record.cost_ms}ms"
+    return _TRACE_ROW.format(record_type, record.group or "", host, time, duration, status)
+
+
+def _format_trace_heading(group: str, time: str) -> str:
     """Return the heading of a table of trace records, with the headings of two columns."""
     return _TRACE_ROW.format("#Type", group, "#ClientHost", time, "#CostTimes", "#Status")
 
@@ -407,29 +440,31 @@ def query_consume_queue(session: Session, values: FlagValues) -> None:
         values.get_int("count", 10),
         values.get("consumer"),
     )
-    bar = "=" * 38
     if queue_data.subscription is not None:
-        text = java.format_json(
-            dict(sorted(bodies.subscription_object(queue_data.subscription).items()))
-        )
-        session.print_line(f"Subscription data: \n{text}\n{bar}")
+        subscription = bodies.subscription_object(queue_data.subscription)
+        subscription_json = java.format_json(dict(sorted(subscription.items())))
+        session.print_line(f"Subscription data: \n{subscription_json}\n{_BAR}")
     if queue_data.filter_text is not None:
-        session.print_line(f"Filter data: \n{queue_data.filter_text}\n{bar}")
+        session.print_line(f"Filter data: \n{queue_data.filter_text}\n{_BAR}")
     session.print_line(
-        f"Queue data: \nmax: {queue_data.offset_max}, min: {queue_data.offset_min}\n{bar}"
+        f"Queue data: \nmax: {queue_data.offset_max}, min: {queue_data.offset_min}\n{_BAR}"
     )
-    for number, unit in enumerate(queue_data.units, start=first_offset):
-        fields = {
-            "physicOffset": unit.physical_offset,
-            "physicSize": unit.size_bytes,
-            "tagsCode": unit.tag_code,
-            "extendDataJson": "'null'",
-            "bitMap": "'null'",
-            "eval": unit.is_wanted,
-            "msg": f"'{java.format_value(unit.remark)}'",
-        }
-        record = java.format_object("ConsumeQueueData", fields, "{}")
-        session.print_line(f"idx: {number}\n{record}\n{bar}")
+    for offset, unit in enumerate(queue_data.units, start=first_offset):
+        session.print_line(f"idx: {offset}\n{_format_unit(unit)}\n{_BAR}")
+
+
+def _format_unit(unit: bodies.QueueUnit) -> str:
+    """Return a unit, the 20-byte entry of a consume queue, as `ConsumeQueueData{…}`."""
+    fields = {
+        "physicOffset": unit.physical_offset,
+        "physicSize": unit.size_bytes,
+        "tagsCode": unit.tag_code,
+        "extendDataJson": "'null'",
+        "bitMap": "'null'",
+        "eval": unit.is_wanted,
+        "msg": f"'{java.format_value(unit.remark)}'",
+    }
+    return java.format_object("ConsumeQueueData", fields, "{}")
 
 
 def send_message(session: Session, values: FlagValues) -> None:
@@ -441,7 +476,7 @@ def send_message(session: Session, values: FlagValues) -> None:
             return
         queue = MessageQueue(values["topic"], values["broker"], values.get_int("qid"))
     with session.make_producer() as producer:
-        result = producer.send(
+        send_result = producer.send(
             values["topic"],
             values["body"],
             tag=values.get("tags"),
@@ -449,13 +484,12 @@ def send_message(session: Session, values: FlagValues) -> None:
             queue=queue,
         )
     session.print_line(_SEND_ROW.format("#Broker Name", "#QID", "#Send Result", "#MsgId"))
-    queue_sent_to = result.queue
     session.print_line(
         _SEND_ROW.format(
-            queue_sent_to.broker,
-            queue_sent_to.queue_id,
-            java.format_send_status(result),
-            result.message_id,
+            send_result.queue.broker,
+            send_result.queue.queue_id,
+            java.format_send_status(send_result),
+            send_result.message_id,
         )
     )
 
@@ -465,28 +499,37 @@ def measure_queue_send_times(session: Session, values: FlagValues) -> None:
 
     The first send, which also connects, is not part of the mean.
     """
-    count = values.get_int("amount", 100)
+    send_count = values.get_int("amount", 100)
     topic = values["topic"]
     body = b"a" * values.get_int("size", 128)
     total_ms = 0
-    row = _SEND_ROW
-    session.print_line(row.format("#Broker Name", "#QID", "#Send Result", "#RT"))
+    session.print_line(_SEND_ROW.format("#Broker Name", "#QID", "#Send Result", "#RT"))
     with session.make_producer() as producer:
-        for index in range(count):
+        for index in range(send_count):
             queues = producer.write_queues(topic)
             queue = queues[index % len(queues)]
-            begin_ms = producer.clock.now_ms()
-            try:
-                producer.send(topic, body, queue=queue)
-                is_sent = True
-            except SluiceError:
-                is_sent = False
-            spent_ms = producer.clock.now_ms() - begin_ms
-            total_ms += spent_ms if index else 0
-            session.print_line(
-                row.format(queue.broker, queue.queue_id, java.format_value(is_sent), spent_ms)
-            )
-    session.print_line(f"Avg RT: {total_ms / max(count - 1, 1):.2f}")
+            is_sent, spent_ms = _measure_send(producer, topic, body, queue)
+            if index > 0:
+                total_ms += spent_ms
+            status = java.format_value(is_sent)
+            session.print_line(_SEND_ROW.format(queue.broker, queue.queue_id, status, spent_ms))
+    session.print_line(f"Avg RT: {total_ms / max(send_count - 1, 1):.2f}")
+
+
+def _measure_send(
+    producer: Producer, topic: str, body: bytes, queue: MessageQueue | None = None
+) -> tuple[bool, int]:
+    """Send a message, and return whether it was sent, and the duration in milliseconds.
+
+    Without `queue`, the producer selects the queue.
+    """
+    begin_ms = producer.clock.now_ms()
+    try:
+        producer.send(topic, body, queue=queue)
+        is_sent = True
+    except SluiceError:
+        is_sent = False
+    return is_sent, producer.clock.now_ms() - begin_ms
 
 
 def measure_broker_send_times(session: Session, values: FlagValues) -> None:
@@ -497,9 +540,11 @@ def measure_broker_send_times(session: Session, values: FlagValues) -> None:
         producer.send(topic, body[:16])
         for _ in range(values.get_int("count", 50)):
             begin_ms = producer.clock.now_ms()
-            result = producer.send(topic, body)
+            send_result = producer.send(topic, body)
             spent_ms = producer.clock.now_ms() - begin_ms
-            session.print_line(f"rt={spent_ms}ms, SendResult={java.format_send_result(result)}")
+            session.print_line(
+                f"rt={spent_ms}ms, SendResult={java.format_send_result(send_result)}"
+            )
 
 
 def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
@@ -507,11 +552,11 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
 
     The command repeats this every `interval` seconds until it is interrupted.
     """
-    count = values.get_int("amount", 100)
+    send_count = values.get_int("amount", 100)
     body = b"a" * values.get_int("size", 128)
     as_log = values.get_bool("print_log")
-    room = values.get("machine_room", "noname")
-    row = "{:<24}  {:<24}  {:<8}  {:<16}  {:<16}".format
+    machine_room = values.get("machine_room", "noname")
+    format_row = "{:<24}  {:<24}  {:<8}  {:<16}  {:<16}".format
     if not as_log:
         session.print_line(
             "{:<24}  {:<24}  {:<4}  {:<8}  {:<8}".format(
@@ -525,23 +570,35 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
             if only_cluster is not None and only_cluster not in clusters:
                 session.write(f"cluster [{only_cluster}] not exist")
                 return
-            for cluster in [only_cluster] if only_cluster is not None else clusters:
+            shown_clusters = clusters if only_cluster is None else [only_cluster]
+            for cluster in shown_clusters:
                 for broker in clusters[cluster]:
-                    spent_ms = 0
-                    good = 0
-                    for index in range(count):
-                        begin_ms = producer.clock.now_ms()
-                        try:
-                            producer.send(broker, body)
-                            good += 1
-                        except SluiceError:
-                            pass  # the number of failures is count - good
-                        spent_ms += producer.clock.now_ms() - begin_ms if index else 0
-                    mean = spent_ms / max(count - 1, 1)
-                    now = java.format_time_seconds(producer.clock.now_ms())
-                    session.print_line(
-                        f"{now}|{room}|{cluster}|{broker}|{mean:.0f}"
-                        if as_log
-                        else row(cluster, broker, f"{mean:.2f}", good, count - good)
-                    )
+                    # The name of a broker is also that of a system topic on it.
+                    sent_count, mean_ms = _measure_sends(producer, broker, body, send_count)
+                    if as_log:
+                        now = java.format_time_seconds(producer.clock.now_ms())
+                        line = f"{now}|{machine_room}|{cluster}|{broker}|{mean_ms:.0f}"
+                    else:
+                        failed_count = send_count - sent_count
+                        line = format_row(
+                            cluster, broker, f"{mean_ms:.2f}", sent_count, failed_count
+                        )
+                    session.print_line(line)
             producer.sleep(values.get_int("interval", 10))
+
+
+def _measure_sends(
+    producer: Producer, topic: str, body: bytes, send_count: int
+) -> tuple[int, float]:
+    """Send messages to a topic, and return how many were sent, and the mean duration in ms.
+
+    The first send, which also connects, is not part of the mean.
+    """
+    sent_count = 0
+    total_ms = 0
+    for index in range(send_count):
+        is_sent, spent_ms = _measure_send(producer, topic, body)
+        sent_count += is_sent
+        if index > 0:
+            total_ms += spent_ms
+    return sent_count, total_ms / max(send_count - 1, 1)

@@ -40,13 +40,11 @@ def _row(
     name: str, flags: str, summary: str, run_or_refusal: CommandFunction | str, *aliases: str
 ) -> Command:
     """Return a command with its declared flags. A text as `run_or_refusal` is a refusal."""
+    declared_flags = parse_flag_declarations(flags)
     if isinstance(run_or_refusal, str):
-        run = None
         refusal = run_or_refusal
-    else:
-        run = run_or_refusal
-        refusal = ""
-    return Command(name, parse_flag_declarations(flags), summary, run, refusal, aliases)
+        return Command(name, declared_flags, summary, None, refusal, aliases)
+    return Command(name, declared_flags, summary, run_or_refusal, "", aliases)
 
 
 COMMANDS: Final[tuple[Command, ...]] = (

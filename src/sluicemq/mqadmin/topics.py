@@ -1,5 +1,6 @@
 """Commands that create, change, list, show and delete topics."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import orjson
@@ -12,6 +13,7 @@ from sluicemq.model.topic import (
     MASTER_ID,
     ORDER_TOPICS,
     TopicConfig,
+    TopicRoute,
     allocate_average,
     readable_queues,
 )
@@ -24,31 +26,41 @@ _ROUTE_ROW: Final = "{:<45} {:<32} {:<50} {:<10} {:<11} {:<5}"
 _STATUS_ROW: Final = "{:<32}  {:<4}  {:<20}  {:<20}    {}"
 
 
-def parse_attributes(text: str) -> dict[str, str | None]:
+def parse_attributes(attributes: str) -> dict[str, str | None]:
     """Parse changes of attributes such as `+a=b,-c`. Return name -> new value.
 
     The value is None for an attribute to remove. Raises ConfigurationError for another form.
     """
     changes: dict[str, str | None] = {}
-    for part in filter(None, text.split(",")):
-        key, separator, value = part[1:].partition("=")
-        if not key or part[0] not in "+-" or (part[0] == "+") != bool(separator):
+    for change in filter(None, attributes.split(",")):
+        sign = change[0]
+        key, separator, value = change[1:].partition("=")
+        is_set = sign == "+" and bool(separator)
+        is_removed = sign == "-" and not separator
+        if not key or not (is_set or is_removed):
             raise ConfigurationError(
-                f"invalid attribute {part!r}.", fix="Write +a=b to set it, or -a to remove it."
+                f"invalid attribute {change!r}.", fix="Write +a=b to set it, or -a to remove it."
             )
-        changes[key] = value if part[0] == "+" else None
+        changes[key] = value if is_set else None
     return changes
+
+
+def sign_attributes(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the changes of `parse_attributes` as brokers take them: `+a` -> value, `-c` -> ""."""
+    return {
+        f"-{key}" if value is None else f"+{key}": value or "" for key, value in changes.items()
+    }
 
 
 def update_topic(session: Session, values: FlagValues) -> None:
     """Run updateTopic: create or change a topic on a broker, or on all masters of a cluster."""
-    flags = values.get_bool("unit") | values.get_bool("hasUnitSub") << 1
+    sys_flag = int(values.get_bool("unit")) | int(values.get_bool("hasUnitSub")) << 1
     config = TopicConfig(
         values["topic"],
         values.get_int("readQueueNums", 8),
         values.get_int("writeQueueNums", 8),
         values.get_int("perm", 6),
-        sys_flag=int(flags),
+        sys_flag=sys_flag,
         order=values.get_bool("order"),
     )
     changes = parse_attributes(values.get("attributes", ""))
@@ -61,8 +73,7 @@ def update_topic(session: Session, values: FlagValues) -> None:
         _set_order_config(session, values, addresses, config)
     if "brokerAddr" in values:
         session.print_line(f"create topic to {addresses[0]} success.")
-    signed_changes = {f"-{k}" if v is None else f"+{k}": v or "" for k, v in changes.items()}
-    session.print_line(java.format_topic_config(config, signed_changes))
+    session.print_line(java.format_topic_config(config, sign_attributes(changes)))
 
 
 def _set_order_config(
@@ -73,20 +84,29 @@ def _set_order_config(
     Name servers keep it as `broker:queues` joined by semicolons. With flag `brokerAddr`, the
     entries of other brokers are preserved.
     """
-    brokers = session.admin.cluster_info().brokers
-    names = [name for name, data in brokers.items() if set(data.addresses.values()) & {*addresses}]
-    rules = [f"{name}:{config.write_queues}" for name in names]
+    changed_brokers = [
+        name
+        for name, broker in session.admin.cluster_info().brokers.items()
+        if not set(addresses).isdisjoint(broker.addresses.values())
+    ]
+    new_entries = [f"{name}:{config.write_queues}" for name in changed_brokers]
+    preserved_entries: list[str] = []
+    scope = "cluster"
     if "brokerAddr" in values:
-        try:
-            old = session.admin.kv_config(ORDER_TOPICS, config.name).split(";")
-        except SluiceError:
-            old = []
-        others = [one for one in old if one and one.rpartition(":")[0] not in names]
-        session.admin.put_kv_config(ORDER_TOPICS, config.name, ";".join([*others, *rules]))
-    else:
-        session.admin.put_kv_config(ORDER_TOPICS, config.name, ";".join(rules))
-    kind = "broker" if "brokerAddr" in values else "cluster"
-    session.print_line(f"set {kind} orderConf. isOrder=true, orderConf=[{';'.join(rules)}]")
+        scope = "broker"
+        preserved_entries = _fetch_other_order_entries(session, config.name, changed_brokers)
+    entries = ";".join([*preserved_entries, *new_entries])
+    session.admin.put_kv_config(ORDER_TOPICS, config.name, entries)
+    session.print_line(f"set {scope} orderConf. isOrder=true, orderConf=[{';'.join(new_entries)}]")
+
+
+def _fetch_other_order_entries(session: Session, topic: str, brokers: list[str]) -> list[str]:
+    """Return the entries `broker:queues` of an ordered topic that belong to none of `brokers`."""
+    try:
+        entries = session.admin.kv_config(ORDER_TOPICS, topic).split(";")
+    except SluiceError:
+        return []  # the topic has no entries yet
+    return [entry for entry in entries if entry and entry.rpartition(":")[0] not in brokers]
 
 
 def read_json_list(session: Session, values: FlagValues) -> list[object] | None:
@@ -95,23 +115,25 @@ def read_json_list(session: Session, values: FlagValues) -> list[object] | None:
     Without such a file, print that, and return None. Raises ConfigurationError if the file contains
     another value than a list, and ValueError if it is not JSON.
     """
-    text = read_text(SYSTEM_FILES, values["filename"])
-    if text is None:
+    json_text = read_text(SYSTEM_FILES, values["filename"])
+    if json_text is None:
         session.print_line(f"the file path {values['filename']} does not exists")
         return None
-    items = orjson.loads(text)
-    if not isinstance(items, list):
+    json_list = orjson.loads(json_text)
+    if not isinstance(json_list, list):
         raise ConfigurationError(
             f"{values['filename']} does not contain a JSON list.", fix="Write [{…}, …] into it."
         )
-    return items
+    return json_list
 
 
 def update_topic_list(session: Session, values: FlagValues) -> None:
     """Run updateTopicList: create or change the topics of a JSON file."""
-    items = read_json_list(session, values)
-    configs = [tables.topic_from(item, "topic") for item in items or ()]
-    for address in session.target_addresses(values) if configs else ():
+    topic_objects = read_json_list(session, values)
+    if not topic_objects:
+        return
+    configs = [tables.topic_from(topic_object, "topic") for topic_object in topic_objects]
+    for address in session.target_addresses(values):
         session.admin.put_topics(address, configs)
         session.print_line(
             f"submit batch of topic config to {address} success, please check the result later."
@@ -123,26 +145,37 @@ def update_topic_permission(session: Session, values: FlagValues) -> None:
     topic = values["topic"]
     perm = values.get_int("perm")
     route = session.admin.current_route(topic)
-    first = route.queues[0]
+    current = route.queues[0]  # the queues at the first broker
     config = TopicConfig(
-        topic, first.read_queues, first.write_queues, perm, sys_flag=first.sys_flag
+        topic, current.read_queues, current.write_queues, perm, sys_flag=current.sys_flag
     )
-    masters = {data.addresses.get(MASTER_ID): data.broker for data in route.brokers}
     if (address := values.get("brokerAddr")) is not None:
-        if address not in masters:
-            session.print_line("updateTopicPerm error broker not exit or broker is not master!.")
-            return
-        old = next(data.perm for data in route.queues if data.broker == masters[address])
-        if old == perm:
-            session.print_line("new perm equals to the old one!")
-            return
-        session.admin.put_topic(address, config, {})
-        session.print_line(f"update topic perm from {old} to {perm} in {address} success.")
-        session.print_line(f"{java.format_topic_config(config, {})}.")
+        _update_permission_at(session, address, route, config)
         return
     for address in session.target_addresses(values):
         session.admin.put_topic(address, config, {})
-        session.print_line(f"update topic perm from {first.perm} to {perm} in {address} success.")
+        session.print_line(f"update topic perm from {current.perm} to {perm} in {address} success.")
+
+
+def _update_permission_at(
+    session: Session, address: str, route: TopicRoute, config: TopicConfig
+) -> None:
+    """Store a topic's configuration at the master with this address, if it changes the permission.
+
+    Otherwise, print why nothing was changed. `route` is the topic's present route.
+    """
+    broker_by_master = {broker.addresses.get(MASTER_ID): broker.broker for broker in route.brokers}
+    if address not in broker_by_master:
+        session.print_line("updateTopicPerm error broker not exit or broker is not master!.")
+        return
+    broker_name = broker_by_master[address]
+    old_perm = next(queues.perm for queues in route.queues if queues.broker == broker_name)
+    if old_perm == config.perm:
+        session.print_line("new perm equals to the old one!")
+        return
+    session.admin.put_topic(address, config, {})
+    session.print_line(f"update topic perm from {old_perm} to {config.perm} in {address} success.")
+    session.print_line(f"{java.format_topic_config(config, {})}.")
 
 
 def delete_topic(session: Session, values: FlagValues) -> None:
@@ -184,8 +217,9 @@ def list_topics(session: Session, values: FlagValues) -> None:
         for name in names:
             session.print_line(name)
         return
-    info = session.admin.cluster_info()
-    clusters = {broker: name for name, brokers in info.clusters.items() for broker in brokers}
+    cluster_by_broker: dict[str, str] = {}
+    for cluster_name, brokers in session.admin.cluster_info().clusters.items():
+        cluster_by_broker |= dict.fromkeys(brokers, cluster_name)
     session.print_line(
         "{:<20}  {:<48}  {:<48}".format("#Cluster Name", "#Topic", "#Consumer Group")
     )
@@ -195,7 +229,8 @@ def list_topics(session: Session, values: FlagValues) -> None:
         cluster = ""
         groups = []
         try:
-            cluster = clusters.get(session.admin.current_route(name).brokers[0].broker, "")
+            first_broker = session.admin.current_route(name).brokers[0]
+            cluster = cluster_by_broker.get(first_broker.broker, "")
             groups = session.admin.groups_of_topic(name)
         except SluiceError:
             pass  # the topic is printed without cluster or groups
@@ -206,33 +241,39 @@ def list_topics(session: Session, values: FlagValues) -> None:
 def show_route(session: Session, values: FlagValues) -> None:
     """Run topicRoute: print the route of a topic as JSON, or, with `-l`, as a table."""
     route = session.admin.current_route(values["topic"])
-    if "list" not in values:
-        session.print_line(
-            java.format_json(dict(sorted(bodies.route_object_with_integer_ids(route).items())))
-        )
+    if "list" in values:
+        _print_route_table(session, route)
         return
-    queues = {data.broker: data for data in route.queues}
+    route_object = bodies.route_object_with_integer_ids(route)
+    session.print_line(java.format_json(dict(sorted(route_object.items()))))
+
+
+def _print_route_table(session: Session, route: TopicRoute) -> None:
+    """Print a line for each broker of a route, and the sums of their queues."""
+    queues_by_broker = {queues.broker: queues for queues in route.queues}
     session.print_line(
         _ROUTE_ROW.format(
             "#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"
         )
     )
-    for data in sorted(route.brokers, key=lambda data: data.broker):
-        queue_data = queues[data.broker]
+    for broker in sorted(route.brokers, key=lambda broker: broker.broker):
+        queues = queues_by_broker[broker.broker]
         session.print_line(
             _ROUTE_ROW.format(
-                data.cluster,
-                data.broker,
-                java.format_value(data.addresses),
-                queue_data.read_queues,
-                queue_data.write_queues,
-                queue_data.perm,
+                broker.cluster,
+                broker.broker,
+                java.format_value(broker.addresses),
+                queues.read_queues,
+                queues.write_queues,
+                queues.perm,
             )
         )
     session.print_line("-" * 158)
-    readers = sum(one.read_queues for one in queues.values())
-    writers = sum(one.write_queues for one in queues.values())
-    session.print_line(_ROUTE_ROW.format("Total:", len(queues), "", readers, writers, ""))
+    read_count = sum(queues.read_queues for queues in queues_by_broker.values())
+    write_count = sum(queues.write_queues for queues in queues_by_broker.values())
+    session.print_line(
+        _ROUTE_ROW.format("Total:", len(queues_by_broker), "", read_count, write_count, "")
+    )
 
 
 def show_topic_status(session: Session, values: FlagValues) -> None:
@@ -266,7 +307,9 @@ def allocate_queues(session: Session, values: FlagValues) -> None:
     topic = values["topic"]
     members = values["ipList"].split(",")
     queues = readable_queues(topic, session.admin.current_route(topic))
-    shares = {
-        one: list(map(queue_object, allocate_average(one, queues, members))) for one in members
-    }
-    session.print_line(fastjson.dumps_strict({"result": tables.sort_map_as_java(shares)}).decode())
+    queues_by_member = {}
+    for member in members:
+        share = allocate_average(member, queues, members)
+        queues_by_member[member] = list(map(queue_object, share))
+    result = {"result": tables.sort_map_as_java(queues_by_member)}
+    session.print_line(fastjson.dumps_strict(result).decode())

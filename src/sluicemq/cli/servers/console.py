@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-from typing import Any
 
 import click
 
@@ -91,7 +90,7 @@ def console(
     sends its own requests to the cluster.
     """
     if click.get_current_context().invoked_subcommand is not None:
-        return
+        return  # this group is also the parent of `console account`
     try:
         from sluicemq.console import app, serve  # noqa: PLC0415 - optional packages
     except ModuleNotFoundError as error:
@@ -102,14 +101,16 @@ def console(
     from sluicemq.client.aio.sluice import Sluice  # noqa: PLC0415 - not for `--help`
     from sluicemq.console.audit import AuditLog  # noqa: PLC0415 - as above
 
-    def connect(credentials: tuple[str, str] | None) -> Sluice:
+    def connect(user_credentials: tuple[str, str] | None) -> Sluice:
+        """Return a client of the cluster for a user, or for the console itself (None)."""
         return Sluice(
             access.name_servers,
-            credentials=credentials or access.credentials,
+            credentials=user_credentials or access.credentials,
             producer_group="CONSOLE_PRODUCER",
         )
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
+        """Serve the console until `stack` is closed, and return the line that says where."""
         web_console = app.Console(
             connect,
             Accounts(path or default_accounts_path()),
@@ -147,11 +148,10 @@ def account() -> None:
 @accounts_option
 def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
     """Add the account NAME, or change its secret and role."""
-    secret = (
-        sys.stdin.readline().rstrip("\r\n")
-        if secret_stdin
-        else click.prompt("Secret", hide_input=True, confirmation_prompt=True)
-    )
+    if secret_stdin:
+        secret = sys.stdin.readline().rstrip("\r\n")
+    else:
+        secret = click.prompt("Secret", hide_input=True, confirmation_prompt=True)
     accounts = Accounts(path or default_accounts_path())
     accounts.add(name, secret, Role.parse(role))
     click.echo(f"Account {name} has the role {role}. It is stored in {accounts.path}.")
@@ -162,10 +162,8 @@ def add(name: str, role: str, secret_stdin: bool, path: str | None) -> None:
 @json_option
 def list_accounts(path: str | None, as_json: bool) -> None:
     """List the names and roles of the accounts."""
-    known = Accounts(path or default_accounts_path()).load().values()
-    records: list[dict[str, Any]] = [
-        {"name": one.name, "role": one.role.name.lower()} for one in known
-    ]
+    accounts = Accounts(path or default_accounts_path()).load().values()
+    records = [{"name": account.name, "role": account.role.name.lower()} for account in accounts]
     print_records(records, as_json=as_json, empty="There are no accounts.")
 
 

@@ -36,12 +36,15 @@ def inherited_environment(config: BrokerConfig) -> dict[str, str]:
     These are the settings that a proxy has too and that differ from their defaults. If there are
     none, return an empty dict.
     """
-    shared = {item.name for item in fields(PushedConfig)} - _NOT_INHERITED
-    values = {}
+    shared_fields = {field.name for field in fields(PushedConfig)} - _NOT_INHERITED
+    settings = {}
     for key in keys_of(Part.PROXY):
-        if key.field in shared and getattr(config, key.field) != key.default:
-            values[key.name] = value_text(key, getattr(config, key.field))
-    return {VARIABLE: json.dumps(values)} if values else {}
+        if key.field not in shared_fields:
+            continue
+        value = getattr(config, key.field)
+        if value != key.default:
+            settings[key.name] = value_text(key, value)
+    return {VARIABLE: json.dumps(settings)} if settings else {}
 
 
 def inherited_settings() -> Mapping[str, str]:
@@ -49,11 +52,12 @@ def inherited_settings() -> Mapping[str, str]:
 
     Raises ConfigurationError if the environment variable does not contain settings.
     """
-    text = os.environ.pop(VARIABLE, "")
-    if not text:
+    settings_json = os.environ.pop(VARIABLE, "")
+    if not settings_json:
         return {}
     try:
-        return {str(name): str(value) for name, value in dict(json.loads(text)).items()}
+        settings = dict(json.loads(settings_json))
+        return {str(name): str(value) for name, value in settings.items()}
     except (ValueError, TypeError):
         raise ConfigurationError(
             f"the environment variable {VARIABLE} does not contain settings.",

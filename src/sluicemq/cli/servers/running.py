@@ -103,17 +103,14 @@ def run_servers(start: StartServers) -> None:
     """
 
     async def serve() -> None:
+        """Start the servers, and close them after a signal. Raises the error of `servers.fail`."""
         loop = asyncio.get_running_loop()
         async with RunningServers() as servers:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, servers.stop.set)
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(signal_number, servers.stop.set)
             ready_text = await start(servers)
             loop.add_signal_handler(signal.SIGHUP, servers.reload)
-            # The collector need not look at objects that live as long as the server. Requests make
-            # no reference cycles, so rare collections of young objects suffice.
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(GC_OBJECTS, 20, 20)
+            _tune_garbage_collector()
             machine.start_memory_trimming()
             click.echo(" ".join(["ready", ready_text, *servers.metrics]))
             await servers.stop.wait()
@@ -130,9 +127,21 @@ def run_servers(start: StartServers) -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(serve())
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = descriptors.FIX
+        else:
+            fix = "Choose another directory with --store, or give this user permission to write."
         raise ConfigurationError(
-            f"{error.strerror or error}: {error.filename or 'the store'}.",
-            fix=descriptors.FIX
-            if error.errno in (errno.EMFILE, errno.ENFILE)
-            else "Choose another directory with --store, or give this user permission to write.",
+            f"{error.strerror or error}: {error.filename or 'the store'}.", fix=fix
         ) from error
+
+
+def _tune_garbage_collector() -> None:
+    """Let the garbage collector look rarely at young objects, and never at those that exist now.
+
+    These live as long as the server. Requests make no reference cycles, so rare collections of
+    young objects suffice.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_OBJECTS, 20, 20)

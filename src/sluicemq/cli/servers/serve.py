@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +39,7 @@ from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
     NameServerConfig,
+    ProxyConfig,
     StoreConfig,
     load_local_proxy_config,
     load_name_server_config,
@@ -54,6 +55,7 @@ from sluicemq.model.addresses import LOOPBACK, NAME_SERVER_PORT, format_address,
 
 if TYPE_CHECKING:
     from sluicemq.broker.server import Broker
+    from sluicemq.nameserver.server import NameServer
     from sluicemq.net.limits import FairScheduler
 
 log = logging.getLogger("sluicemq.cli")
@@ -128,14 +130,15 @@ _metrics_port_option = _port_option(
 def nameserver(path: str | None, **options: Any) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     path = path or existing_file(NameServerConfig().config_path)
-    text = read_config_file(path)
-    options = with_metrics_port(options, text)
+    config_text = read_config_file(path)
+    options = with_metrics_port(options, config_text)
     overrides = given_settings(options | {"configStorePath": path})
-    overrides |= load_tls_settings(text, Part.NAME_SERVER)
-    config, warnings = load_name_server_config(text, overrides=overrides)
+    overrides |= load_tls_settings(config_text, Part.NAME_SERVER)
+    config, warnings = load_name_server_config(config_text, overrides=overrides)
     log_warnings(path, warnings)
 
     async def start(servers: RunningServers) -> str:
+        """Start the name server, and return what follows `ready`."""
         return f"nameserver={await start_name_server(config, servers)}"
 
     run_servers(start)
@@ -190,12 +193,12 @@ def broker(
     --read-only, the broker registers only with the name servers of --nameserver, because a copied
     configuration file names those of the original broker.
     """
-    proxy = enable_proxy or options["grpcServerPort"] is not None or proxy_path is not None
+    starts_proxy = enable_proxy or options["grpcServerPort"] is not None or proxy_path is not None
     proxy_text = read_properties_file(proxy_path, "--proxy-config") if proxy_path else None
     path = find_broker_file(path, proxy_path, proxy_text)
     defaults = "brokerRole=SYNC_MASTER\n" if options["sluiceConsensus"] else ""
     config, store = load_broker_settings(path, options, defaults=defaults)
-    account = RunAccount.from_environment()
+    account = RunAccount.from_environment()  # set if `sluice up` started this process
     if account is not None:
         config = account.add_to(config)
     if read_only and options["namesrvAddr"] is None:
@@ -208,12 +211,13 @@ def broker(
         log_warnings(proxy_path, warnings)
 
     async def start(servers: RunningServers) -> str:
+        """Start the broker, and return what follows `ready`."""
         return await start_broker(
             config,
             store,
             servers,
             read_only=read_only,
-            proxy=proxy,
+            proxy=starts_proxy,
             proxy_settings=proxy_settings,
         )
 
@@ -284,7 +288,8 @@ def up(
     """
     if no_proxy and options["grpcServerPort"] is not None:
         raise click.UsageError("--no-proxy and --proxy-port cannot be combined.")
-    if bool(brokers) + bool(replicas) + read_only > 1:
+    exclusive_options = (brokers, replicas, read_only)
+    if sum(map(bool, exclusive_options)) > 1:
         raise click.UsageError(
             "--brokers, --replicas and --read-only cannot be combined. For several brokers with "
             "replicas, start each one: sluice broker --name … --consensus … --id …. To serve a "
@@ -300,57 +305,43 @@ def up(
     processes.check_root(store.root, names)
     if names and path:
         processes.check_settings(path, parse_properties(read_config_file(path)), names)
-    proxy = None if config.listen_port else False
-    if no_proxy or config.proxy_port is not None:
-        proxy = not no_proxy
+
+    proxy = _decide_on_proxy(config, no_proxy=no_proxy)
     plan = PortPlan.create(
         config, names, nameserver_port, proxy=proxy, are_replicas=processes.are_replicas(names)
     )
-    config = replace(config, metrics_port=plan.metrics)
     if config.bind_address == LOOPBACK:
         log.info(
             "only clients on this machine (or in this container) can reach %s; use --host 0.0.0.0 "
             "to serve others",
             LOOPBACK,
         )
+    cluster = _LocalCluster(
+        config=replace(config, metrics_port=plan.metrics),
+        store=store,
+        path=path,
+        broker_names=names,
+        plan=plan,
+        account=account,
+        is_read_only=read_only,
+        proxy=proxy,
+        has_console=console,
+    )
+    run_servers(cluster.start)
 
-    async def start(servers: RunningServers) -> str:
-        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
 
-        name_server_config = make_name_server_config(
-            config, store, plan.name_server, is_alone=bool(names)
-        )
-        scheduler = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
-        address = await start_name_server(
-            name_server_config, servers, read_only=read_only, scheduler=scheduler
-        )
-        if names:
-            text = await _start_children(
-                names,
-                store,
-                address,
-                config=config,
-                path=path,
-                plan=plan,
-                servers=servers,
-                account=account,
-            )
-        else:
-            text = await start_broker(
-                replace(config, name_server_addresses=(address,)),
-                store,
-                servers,
-                read_only=read_only,
-                proxy=proxy,
-                scheduler=scheduler,
-            )
-        if console:
-            port = plan.with_console_port().console
-            link = await processes.start_console(address, port, servers, account)
-            text = f"{text} console={link}"
-        return f"nameserver={address} {text}"
+def _decide_on_proxy(config: BrokerConfig, *, no_proxy: bool) -> bool | None:
+    """Return whether `sluice up` starts a proxy; None means that it may be missing.
 
-    run_servers(start)
+    The proxy must start if its port was given. Otherwise it is optional, and is not started if the
+    broker has a free port.
+    """
+    if no_proxy:
+        return False
+    if config.proxy_port is not None:
+        return True
+    has_free_broker_port = config.listen_port == 0
+    return False if has_free_broker_port else None
 
 
 @click.group(invoke_without_command=True)
@@ -372,31 +363,40 @@ def proxy(access: Access, path: str | None, **options: Any) -> None:
     """
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
-        return
-    text = read_properties_file(path) if path else ""
-    options = with_metrics_port(options, text, port_key="grpcServerPort")
+        return  # this group is also the parent of `proxy status`
+    config_text = read_properties_file(path) if path else ""
+    options = with_metrics_port(options, config_text, port_key="grpcServerPort")
     account = RunAccount.from_environment()
     overrides = {**inherited_settings(), **given_settings(options)}
     overrides |= load_tls_settings("", Part.PROXY)
-    overrides |= account.overrides if account else {}
-    config, warnings = load_proxy_config(text, overrides=overrides, path=path or "")
+    if account is not None:
+        overrides |= account.overrides
+    config, warnings = load_proxy_config(config_text, overrides=overrides, path=path or "")
     log_warnings(path, warnings)
     warn_if_exposed(*key_files(config))
-    # The option has precedence over the file, and the file over NAMESRV_ADDR.
-    source = context.get_parameter_source("name_servers")
-    name_servers = access.name_servers
-    if config.name_server_addresses and source is not click.core.ParameterSource.COMMANDLINE:
-        name_servers = ";".join(config.name_server_addresses)
+
+    name_servers = _choose_name_servers(access, config)
 
     async def start(servers: RunningServers) -> str:
+        """Start the proxy, and return what follows `ready`."""
         from sluicemq.proxy.cluster import serve_cluster_proxy  # noqa: PLC0415 - optional protobuf
 
-        serving = serve_cluster_proxy(config, name_servers, access.credentials)
-        proxy = await servers.enter_async_context(serving)
-        servers.announce_metrics(config, proxy.metrics_port)
-        return f"proxy={format_address(_local_host(config), proxy.port)}"
+        running_proxy = await servers.enter_async_context(
+            serve_cluster_proxy(config, name_servers, access.credentials)
+        )
+        servers.announce_metrics(config, running_proxy.metrics_port)
+        return f"proxy={format_address(_local_host(config), running_proxy.port)}"
 
     run_servers(start)
+
+
+def _choose_name_servers(access: Access, config: ProxyConfig) -> str:
+    """Return the name servers of `sluice proxy`: the option, else the file, else NAMESRV_ADDR."""
+    source = click.get_current_context().get_parameter_source("name_servers")
+    is_option_given = source is click.core.ParameterSource.COMMANDLINE
+    if config.name_server_addresses and not is_option_given:
+        return ";".join(config.name_server_addresses)
+    return access.name_servers
 
 
 proxy.add_command(status)
@@ -415,17 +415,18 @@ def make_name_server_config(
     process: then it uses that port itself.
     """
     path = f"{store.root}/namesrv/{CHANGES_FILE}"
-    name_server_config, warnings = load_name_server_config(
-        read_config_file(existing_file(path)),
-        overrides={
-            "bindAddress": config.bind_address,
-            "listenPort": str(port),
-            "kvConfigPath": f"{store.root}/namesrv/kvConfig.json",
-            "configStorePath": path,
-        },
-    )
+    overrides = {
+        "bindAddress": config.bind_address,
+        "listenPort": str(port),
+        "kvConfigPath": f"{store.root}/namesrv/kvConfig.json",
+        "configStorePath": path,
+    }
+    config_text = read_config_file(existing_file(path))
+    name_server_config, warnings = load_name_server_config(config_text, overrides=overrides)
     log_warnings(path, warnings)
-    tls = {item.name: getattr(config, item.name) for item in fields(TlsConfig) if item.compare}
+    tls_settings = {
+        field.name: getattr(config, field.name) for field in fields(TlsConfig) if field.compare
+    }
     return replace(
         name_server_config,
         acl_enable=config.acl_enable,
@@ -435,7 +436,7 @@ def make_name_server_config(
         metrics_enable=is_alone and config.metrics_enable,
         metrics_host=config.metrics_host,
         metrics_port=config.metrics_port,
-        **tls,
+        **tls_settings,
     )
 
 
@@ -454,7 +455,6 @@ async def start_name_server(
     """
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - as above
-    from sluicemq.telemetry.probes import serve_probes  # noqa: PLC0415 - only a server serves them
 
     warn_if_exposed(*key_files(config))
     files = OverlayFiles() if read_only else SYSTEM_FILES
@@ -462,15 +462,24 @@ async def start_name_server(
     await server.start()
     servers.push_async_callback(server.close)
     if config.metrics_enable:
-        probes = await asyncio.to_thread(serve_probes, config, server.unhealthy, server.unready)
-        if probes is not None:
-            port, close_probes = probes
-            servers.announce_metrics(config, port)
-            servers.callback(close_probes)
+        await _serve_probes(config, server, servers)
     if config.config_path:
         servers.reload_functions[config.config_path] = server.requests.reread_config
     log.info("The Name Server boot success. serializeType=JSON, address %s", _local_host(config))
     return format_address(_local_host(config), server.port)
+
+
+async def _serve_probes(
+    config: NameServerConfig, server: "NameServer", servers: RunningServers
+) -> None:
+    """Serve /health and /ready of a name server, if a port is available. `servers` ends that."""
+    from sluicemq.telemetry.probes import serve_probes  # noqa: PLC0415 - only a server serves them
+
+    probes = await asyncio.to_thread(serve_probes, config, server.unhealthy, server.unready)
+    if probes is not None:
+        port, close_probes = probes
+        servers.announce_metrics(config, port)
+        servers.callback(close_probes)
 
 
 async def start_broker(
@@ -494,11 +503,7 @@ async def start_broker(
     """
     warn_if_exposed(*key_files(config))
     if config.consensus and not read_only:
-        from sluicemq.broker.failover.broker_replica import run_replica  # noqa: PLC0415 - few have replicas
-        from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
-
-        consensus = Etcd.from_config(config)
-        _, server = await servers.enter_async_context(run_replica(config, store, consensus))
+        server = await _start_replica(config, store, servers)
     else:
         from sluicemq.broker.server import Broker  # noqa: PLC0415 - not for name servers
 
@@ -511,68 +516,131 @@ async def start_broker(
     log.info(
         "The broker[%s, %s] boot success. serializeType=JSON", config.broker_name, server.address
     )
-    text = f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
+
+    ready_text = f"broker={server.address} store={store.root}"
+    if read_only:
+        ready_text += " read-only"
     proxy_config, limits = proxy_settings or (config, ProxyLimits())
-    text = await _append_proxy(
-        text, proxy, _start_local_proxy(proxy_config, limits, server, servers)
-    )
+    proxy_start = _start_local_proxy(proxy_config, limits, server, servers)
+    ready_text = await _append_proxy(ready_text, proxy, proxy_start)
     servers.announce_metrics(config, await server.metrics_opened())
-    return text
+    return ready_text
 
 
-async def _start_children(
-    names: Sequence[str],
-    store: StoreConfig,
-    name_server: str,
-    *,
-    config: BrokerConfig,
-    path: str | None,
-    plan: PortPlan,
-    servers: RunningServers,
-    account: RunAccount | None,
-) -> str:
-    """Start the brokers `names` and their proxy as child processes, at the ports of `plan`.
+async def _start_replica(
+    config: BrokerConfig, store: StoreConfig, servers: RunningServers
+) -> "Broker":
+    """Start a replica, whose role its consensus service decides, and return its broker.
 
-    `config` is the configuration of the brokers and `path` their configuration file. Return the
-    part of the `ready` line about them. Raises ConfigurationError if one does not start.
+    `servers` closes it.
     """
-    from sluicemq.cli.servers import processes  # noqa: PLC0415 - with child processes only
+    from sluicemq.broker.failover.broker_replica import run_replica  # noqa: PLC0415 - few have replicas
+    from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
 
-    plan = plan.with_broker_ports()
-    text = await processes.start_brokers(
-        names,
-        store.root,
-        name_server,
-        config=config,
-        path=path,
-        plan=plan,
-        stack=servers,
-        children=servers.children,
-        account=account,
-    )
-    plan = plan.with_proxy_ports()
-    if plan.proxy is not None:
-        start = processes.start_proxy(
-            config, name_server, plan.proxy, servers, servers.children, account
+    consensus = Etcd.from_config(config)
+    _, broker = await servers.enter_async_context(run_replica(config, store, consensus))
+    return broker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LocalCluster:
+    """The servers of one `sluice up`, before they are started.
+
+    `config` is the configuration of the brokers, and `path` their configuration file, or None.
+    `broker_names` are those of brokers in child processes; it is empty if the only broker is in
+    this process. `proxy` is True to start a proxy, False for none, and None if it may be missing.
+    """
+
+    config: BrokerConfig
+    store: StoreConfig
+    path: str | None
+    broker_names: Sequence[str]
+    plan: PortPlan
+    account: RunAccount | None
+    is_read_only: bool
+    proxy: bool | None
+    has_console: bool
+
+    async def start(self, servers: RunningServers) -> str:
+        """Start all servers, and return what follows `ready`: their addresses.
+
+        `servers` closes them. Raises ConfigurationError if one does not start.
+        """
+        from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
+
+        scheduler = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
+        name_server = await self._start_name_server(servers, scheduler)
+        if self.broker_names:
+            ready_text = await self._start_children(servers, name_server)
+        else:
+            ready_text = await start_broker(
+                replace(self.config, name_server_addresses=(name_server,)),
+                self.store,
+                servers,
+                read_only=self.is_read_only,
+                proxy=self.proxy,
+                scheduler=scheduler,
+            )
+        ready_text = f"nameserver={name_server} {ready_text}"
+        if self.has_console:
+            from sluicemq.cli.servers import processes  # noqa: PLC0415 - not for `--help`
+
+            # The port is chosen now, because the servers started above have taken theirs.
+            port = self.plan.with_console_port().console
+            link = await processes.start_console(name_server, port, servers, self.account)
+            ready_text += f" console={link}"
+        return ready_text
+
+    async def _start_name_server(self, servers: RunningServers, scheduler: "FairScheduler") -> str:
+        """Start the name server in this process, and return its address."""
+        config = make_name_server_config(
+            self.config, self.store, self.plan.name_server, is_alone=bool(self.broker_names)
         )
-        text = await _append_proxy(text, plan.needs_proxy or None, start)
-    servers.metrics += [child.metrics_text for child in servers.children if child.metrics]
-    return text
+        return await start_name_server(
+            config, servers, read_only=self.is_read_only, scheduler=scheduler
+        )
+
+    async def _start_children(self, servers: RunningServers, name_server: str) -> str:
+        """Start brokers and their proxy as child processes, and return their part of `ready`."""
+        from sluicemq.cli.servers import processes  # noqa: PLC0415 - with child processes only
+
+        plan = self.plan.with_broker_ports()
+        ready_text = await processes.start_brokers(
+            self.broker_names,
+            self.store.root,
+            name_server,
+            config=self.config,
+            path=self.path,
+            plan=plan,
+            stack=servers,
+            children=servers.children,
+            account=self.account,
+        )
+        plan = plan.with_proxy_ports()
+        if plan.proxy is not None:
+            proxy_start = processes.start_proxy(
+                self.config, name_server, plan.proxy, servers, servers.children, self.account
+            )
+            ready_text = await _append_proxy(ready_text, plan.needs_proxy or None, proxy_start)
+        servers.metrics += [child.metrics_text for child in servers.children if child.metrics]
+        return ready_text
 
 
-async def _append_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any, str]) -> str:
-    """Start a proxy, and return `text` with the proxy's address added.
+async def _append_proxy(
+    ready_text: str, proxy: bool | None, start: Coroutine[Any, Any, str]
+) -> str:
+    """Start a proxy, and return `ready_text` with the proxy's address added.
 
     `start` is a coroutine that starts the proxy and returns its address. If `proxy` is False, the
-    coroutine is closed without running, and `text` is returned. If `proxy` is None and the start
-    fails, that is only logged, and `text` is returned. If `proxy` is True, raises
+    coroutine is closed without running, and `ready_text` is returned. If `proxy` is None and the
+    start fails, that is only logged, and `ready_text` is returned. If `proxy` is True, raises
     ConfigurationError.
     """
     if proxy is False:
         start.close()
-        return text
+        return ready_text
     try:
-        return f"{text} proxy={await start}"
+        return f"{ready_text} proxy={await start}"
     except ConfigurationError as error:
         if proxy:
             raise
@@ -581,7 +649,7 @@ async def _append_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any
             "--no-proxy.",
             error,
         )
-    return text
+    return ready_text
 
 
 async def _start_local_proxy(

@@ -43,13 +43,14 @@ def format_settings(part: Part, path: str | None, name_servers: str | None = Non
     of a broker's command line. Warnings about the file are logged. Raises ConfigurationError if the
     file is invalid or cannot be read.
     """
-    text = read_config_file(path)
+    file_text = read_config_file(path)
+    configs: dict[Part, Any]
     if part is Part.NAME_SERVER:
-        name_server, warnings = load_name_server_config(text)
-        configs: dict[Part, Any] = {part: name_server}
+        name_server, warnings = load_name_server_config(file_text)
+        configs = {Part.NAME_SERVER: name_server}
     else:
         overrides = given_settings({"namesrvAddr": name_servers})
-        broker, store, warnings = load_broker_config(text, overrides=overrides)
+        broker, store, warnings = load_broker_config(file_text, overrides=overrides)
         configs = {Part.BROKER: broker, Part.STORE: store}
     log_warnings(path, warnings)
     return settings_text(configs, configs)
@@ -66,11 +67,11 @@ def load_broker_settings(
     """
     root = options["storePathRootDir"] or StoreConfig().root
     path = path or existing_file(f"{root}/config/{CHANGES_FILE}")
-    text = defaults + read_config_file(path)
-    options = with_metrics_port(options, text)
-    overrides = load_tls_settings(text, Part.BROKER)
+    settings_with_defaults = defaults + read_config_file(path)
+    options = with_metrics_port(options, settings_with_defaults)
+    overrides = load_tls_settings(settings_with_defaults, Part.BROKER)
     overrides |= given_settings(options | {"brokerConfigPath": path})
-    config, store, warnings = load_broker_config(text, overrides=overrides)
+    config, store, warnings = load_broker_config(settings_with_defaults, overrides=overrides)
     log_warnings(path, warnings)
     return config, store
 
@@ -102,11 +103,12 @@ def read_config_file(path: str | None, option: str = "-c") -> str:
     """
     if path is None:
         return ""
-    text = read_properties_file(path, option)
-    entries = parse_properties(text)
-    if any(entries.get(key.name) for key in KEYS if key.is_secret):
+    file_text = read_properties_file(path, option)
+    settings = parse_properties(file_text)
+    has_secret = any(settings.get(key.name) for key in KEYS if key.is_secret)
+    if has_secret:
         warn_if_exposed(path)
-    return text
+    return file_text
 
 
 def read_properties_file(path: str, option: str = "-c") -> str:
@@ -135,19 +137,20 @@ def existing_file(path: str) -> str | None:
     return path if Path(path).is_file() else None
 
 
-def load_tls_settings(text: str, part: Part) -> dict[str, str]:
+def load_tls_settings(config_text: str, part: Part) -> dict[str, str]:
     """Return the settings in the file that `tls.config.file` names; none if there is no such file.
 
-    `text` is the configuration file of the server. As with RocketMQ, the TLS file has precedence
-    over it, and over Java's properties in the environment. Raises ConfigurationError if a named
-    file cannot be read.
+    `config_text` is the content of the server's configuration file, and `part` is the server. As
+    with RocketMQ, the TLS file has precedence over it, and over Java's properties in the
+    environment. Raises ConfigurationError if a named file cannot be read.
     """
-    named = parse_properties(text).get("tls.config.file")
-    named = named or java_options(os.environ).get("tls.config.file")
-    path = named or DEFAULT_TLS_FILE
-    if named is None and not Path(path).is_file():
+    named_path = parse_properties(config_text).get("tls.config.file")
+    named_path = named_path or java_options(os.environ).get("tls.config.file")
+    path = named_path or DEFAULT_TLS_FILE
+    if named_path is None and not Path(path).is_file():
         return {}
-    return tls_entries(parse_properties(read_config_file(path, "tls.config.file")), part)
+    tls_settings = parse_properties(read_config_file(path, "tls.config.file"))
+    return tls_entries(tls_settings, part)
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
@@ -155,23 +158,28 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
 
     Paths of the store and of configuration files become absolute.
     """
-    return {
-        name: str(Path(value).expanduser().absolute() if name in _PATH_KEYS else value)
-        for name, value in options.items()
-        if value is not None
-    }
+    settings = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in _PATH_KEYS:
+            settings[name] = str(Path(value).expanduser().absolute())
+        else:
+            settings[name] = str(value)
+    return settings
 
 
 def with_metrics_port(
-    options: dict[str, Any], text: str, *, port_key: str = "listenPort"
+    options: dict[str, Any], config_text: str, *, port_key: str = "listenPort"
 ) -> dict[str, Any]:
     """Return the options, with 0 as the port for metrics if the server itself uses a free port.
 
     Several servers with free ports may run on one machine, and must not all use the default port
-    for metrics. `port_key` is the option for the port of the server. If an option or the
-    configuration file `text` sets the port for metrics, the options are returned unchanged.
+    for metrics. `port_key` is the option for the port of the server. If an option or the text of
+    the configuration file sets the port for metrics, the options are returned unchanged.
     """
-    if options[port_key] == 0 and METRICS_KEY not in text and options[METRICS_KEY] is None:
+    is_metrics_port_set = options[METRICS_KEY] is not None or METRICS_KEY in config_text
+    if options[port_key] == 0 and not is_metrics_port_set:
         return options | {METRICS_KEY: 0}
     return options
 

@@ -44,7 +44,9 @@ from sluicemq.wire import fastjson
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.headers import UpdateAccountRequest
 
-KINDS: Final = "topics", "groups"
+TOPICS: Final = "topics"
+GROUPS: Final = "groups"
+KINDS: Final = (TOPICS, GROUPS)
 ALONE: Final = "PUB", "SUB"
 """The permissions that can be tried for one topic or group, as `sluice acl check` does."""
 ANY: Final = "topic", "group"
@@ -61,12 +63,15 @@ REQUESTS: Final = sorted(
 # ---- the rules
 
 
-async def rules_at(context: Context, address: str) -> Rules:
+async def fetch_rules(context: Context, address: str) -> Rules:
     """Return the rules that a broker reports, without the secrets. Raises SluiceError."""
     reported = await context.admin.accounts(address)
-    accounts = [parse_account(one) for one in reported.get("plainAccessConfigs") or ()]
-    white = [parse_address_pattern(str(text)) for text in reported.get("globalWhiteAddrs") or ()]
-    return Rules({one.access_key: one for one in accounts}, tuple(filter(None, white)))
+    accounts = map(parse_account, reported.get("plainAccessConfigs") or ())
+    accounts_by_key = {account.access_key: account for account in accounts}
+    white_list = [
+        parse_address_pattern(str(pattern)) for pattern in reported.get("globalWhiteAddrs") or ()
+    ]
+    return Rules(accounts_by_key, tuple(filter(None, white_list)))
 
 
 def parse_account(reported: Mapping[str, Any]) -> Account:
@@ -74,9 +79,9 @@ def parse_account(reported: Mapping[str, Any]) -> Account:
     key = str(reported["accessKey"])
     permissions: dict[str, Permission] = {}
     for field, prefix in (("groupPerms", GROUP_PREFIX), ("topicPerms", "")):
-        for entry in reported.get(field) or ():
-            name, _, word = str(entry).partition("=")
-            permissions[prefix + name.strip()] = parse_permission(word)
+        for line in reported.get(field) or ():  # such as "orders=PUB|SUB"
+            name, _, permission = str(line).partition("=")
+            permissions[prefix + name.strip()] = parse_permission(permission)
     return Account(
         key,
         "",
@@ -89,16 +94,18 @@ def parse_account(reported: Mapping[str, Any]) -> Account:
     )
 
 
-def parse_address_pattern(text: str) -> AddressPattern | None:
-    """Return an entry of a white list as brokers read it, or None if `text` is empty.
+def parse_address_pattern(pattern: str) -> AddressPattern | None:
+    """Return an entry of a white list as brokers read it, or None if `pattern` is empty.
 
-    If SluiceMQ rejects the text, it is read as RocketMQ does. Raises ConfigurationError if that
+    If SluiceMQ rejects the pattern, it is read as RocketMQ does. Raises ConfigurationError if that
     fails too.
     """
+    if not pattern.strip():
+        return None
     try:
-        return parse_pattern(text) if text.strip() else None
+        return parse_pattern(pattern)
     except ConfigurationError:
-        return parse_pattern_like_rocketmq(text)
+        return parse_pattern_like_rocketmq(pattern)
 
 
 async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
@@ -108,19 +115,28 @@ async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
     if no broker reports any.
     """
     masters = await context.get_cached("masters", context.admin.masters)
-    reported = await fetch_parts(
-        {name: rules_at(context, address) for name, address in masters.items()}
+    rules_parts = await fetch_parts(
+        {name: fetch_rules(context, address) for name, address in masters.items()}
     )
-    found = {name: one.value for name, one in reported.items() if one.value is not None}
-    wanted = context.query.get("broker", "")
-    broker = wanted if wanted in found else next(iter(found), "")
+    rules_by_broker: dict[str, Rules] = {}
+    reasons: dict[str, str] = {}  # why a broker has not reported its rules
+    for name, fetched in rules_parts.items():
+        if fetched.value is not None:
+            rules_by_broker[name] = fetched.value
+        else:
+            reasons[name] = fetched.reason
+
+    broker = context.query.get("broker", "")
+    if broker not in rules_by_broker:
+        broker = next(iter(rules_by_broker), "")
+    rules = rules_by_broker.get(broker)
     values = {
-        "brokers": list(found),
+        "brokers": list(rules_by_broker),
         "broker": broker,
-        "reasons": {name: one.reason for name, one in reported.items() if one.value is None},
-        "differ": any(one != found[broker] for one in found.values()),
+        "reasons": reasons,
+        "differ": any(other_rules != rules for other_rules in rules_by_broker.values()),
     }
-    return values, found.get(broker)
+    return values, rules
 
 
 # ---- pages that show
@@ -130,30 +146,34 @@ async def show(context: Context) -> Answer:
     """Return the page with all accounts, the white list, and since when the rules are in force."""
     values, rules = await load_rules(context)
     status = await fetch_part(context.admin.access_status())
-    wanted = context.query.get("q", "").strip().lower()
+    search_text = context.query.get("q", "").strip().lower()
     accounts = [] if rules is None else list(rules.accounts.values())
+    matching_accounts = [
+        account for account in accounts if search_text in account.access_key.lower()
+    ]
     return Answer(
         {
             **values,
             "rules": rules,
             "words": PERMISSION_WORDS,
             "standing": status,
-            "paged": context.paginate(
-                [one for one in accounts if wanted in one.access_key.lower()]
-            ),
-            "entries": {one.access_key: format_permissions(one) for one in accounts},
+            "paged": context.paginate(matching_accounts),
+            "entries": {account.access_key: format_permissions(account) for account in accounts},
         }
     )
 
 
 def format_permissions(account: Account) -> dict[str, list[str]]:
     """Return the permissions of an account as lines of the file, for topics and for groups."""
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    topic_lines = []
+    group_lines = []
     for name, permission in account.permissions.items():
-        is_group = name.startswith(GROUP_PREFIX)
         line = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
-        found[KINDS[is_group]].append(line)
-    return found
+        if name.startswith(GROUP_PREFIX):
+            group_lines.append(line)
+        else:
+            topic_lines.append(line)
+    return {TOPICS: topic_lines, GROUPS: group_lines}
 
 
 async def account(context: Context) -> Answer:
@@ -163,47 +183,75 @@ async def account(context: Context) -> Answer:
     """
     values, rules = await load_rules(context)
     key = context.query.get("key", "")
-    known = None if rules is None else rules.accounts.get(key)
-    if rules is not None and known is None:
+    shown_account = None if rules is None else rules.accounts.get(key)
+    if rules is not None and shown_account is None:
         raise ConfigurationError(
             f"No account has the access key {key!r}.", fix="Choose one from the list."
         )
-    kind = context.query.get("kind", KINDS[0])
-    kind = kind if kind in KINDS else KINDS[0]
-    wanted = context.query.get("q", "").strip().lower()
-    names = list(await context.get_cached(kind, getattr(context.admin, kind)))
-    kind_of = shown.group_kind if kind == "groups" else shown.topic_kind
-    names.sort(key=lambda name: (kind_of(name) != "normal", name))
-    paged = context.paginate([name for name in names if wanted in name.lower()])
+
+    kind = context.query.get("kind", TOPICS)
+    if kind not in KINDS:
+        kind = TOPICS
+    search_text = context.query.get("q", "").strip().lower()
+    names = await _list_names(context, kind)
+    paged = context.paginate([name for name in names if search_text in name.lower()])
     rows = []
-    for name in paged.rows if known else ():
-        needs = (Permission.SUB,) if kind == "groups" else (Permission.PUB, Permission.SUB)
-        resource = group_resource(name) if kind == "groups" else name
-        assert known is not None
-        verdicts = [
-            (need.name, authorize_resource(known, Resource(resource, need))) for need in needs
-        ]
-        rows.append((name, verdicts, list(dict.fromkeys(one.rule for _, one in verdicts))))
+    entries = {}
+    if shown_account is not None:
+        rows = [_permission_row(shown_account, kind, name) for name in paged.rows]
+        entries = format_permissions(shown_account)
     return Answer(
         {
             **values,
             "key": key,
-            "account": known,
+            "account": shown_account,
             "kind": kind,
             "kinds": KINDS,
-            "q": wanted,
+            "q": search_text,
             "paged": paged,
             "rows": rows,
-            "entries": format_permissions(known) if known else {},
+            "entries": entries,
             "words": PERMISSION_WORDS,
         }
     )
 
 
+async def _list_names(context: Context, kind: str) -> list[str]:
+    """Return the names of all topics or groups, those of applications before those of systems."""
+    if kind == GROUPS:
+        names = list(await context.get_cached(GROUPS, context.admin.groups))
+        kind_of = shown.group_kind
+    else:
+        names = list(await context.get_cached(TOPICS, context.admin.topics))
+        kind_of = shown.topic_kind
+    return sorted(names, key=lambda name: (kind_of(name) != "normal", name))
+
+
+def _permission_row(
+    account: Account, kind: str, name: str
+) -> tuple[str, list[tuple[str | None, Verdict]], list[str]]:
+    """Return (name, [(permission, verdict)], rules): what an account may do with a topic or group.
+
+    `rules` are those that decide the verdicts, each of them once.
+    """
+    if kind == GROUPS:
+        resource_name = group_resource(name)
+        permissions = [Permission.SUB]
+    else:
+        resource_name = name
+        permissions = [Permission.PUB, Permission.SUB]
+    verdicts = []
+    for permission in permissions:
+        verdict = authorize_resource(account, Resource(resource_name, permission))
+        verdicts.append((permission.name, verdict))
+    rules = list(dict.fromkeys(verdict.rule for _, verdict in verdicts))
+    return name, verdicts, rules
+
+
 async def try_request(context: Context) -> Answer:
     """Return the page that tries a request: whether it is allowed, and by which rule."""
     values, rules = await load_rules(context)
-    given = {
+    fields = {
         name: context.query.get(name, "").strip() for name in ("key", "host", "topic", "group")
     }
     request = context.query.get("request", "")
@@ -211,28 +259,31 @@ async def try_request(context: Context) -> Answer:
     error = None
     if rules is not None and request:
         try:
-            verdict = evaluate_request(rules, request, given)
+            verdict = evaluate_request(rules, request, fields)
         except SluiceError as failure:
             error = failure
+    needed_permission = ""
+    if request in REQUESTS:
+        needed_permission = requirement_of(RequestCode[request]).text
     return Answer(
         {
             **values,
-            **given,
+            **fields,
             "wanted": request,
             "requests": REQUESTS,
             "alone": ALONE,
             "verdict": verdict,
             "error": error,
             "keys": [] if rules is None else list(rules.accounts),
-            "need": requirement_of(RequestCode[request]).text if request in REQUESTS else "",
+            "need": needed_permission,
         }
     )
 
 
-def evaluate_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdict:
+def evaluate_request(rules: Rules, request: str, fields: Mapping[str, str]) -> Verdict:
     """Return whether the rules allow a request, as if its signature were valid.
 
-    `request` is the name of a request code, or a permission in `ALONE`. `given` has the texts of
+    `request` is the name of a request code, or a permission in `ALONE`. `fields` has the texts of
     key, host, topic and group, "" for none. Raises ConfigurationError if the request is unknown, or
     names a topic or group that is not given.
     """
@@ -240,50 +291,62 @@ def evaluate_request(rules: Rules, request: str, given: Mapping[str, str]) -> Ve
         raise ConfigurationError(
             f"There is no request {request!r}.", fix="Choose one from the list."
         )
-    host = given["host"]
+    key = fields["key"]
+    host = fields["host"]
     if host and not address_numbers(host):
         raise ConfigurationError(f"{host!r} is not an IP address.", fix="Write it as 10.10.103.5.")
-    topic = given["topic"]
-    name = given["group"]
+
+    topic = fields["topic"]
+    group = fields["group"]
     if request in ALONE:
-        if bool(topic) == bool(name):
+        if bool(topic) == bool(group):
             raise ConfigurationError(
                 "A permission is for one topic or one group.", fix="Enter one of them."
             )
-        resource = Resource(topic or group_resource(name), Permission[request])
+        resource = Resource(topic or group_resource(group), Permission[request])
         return try_without_signature(
-            rules, given["key"], host, lambda account: authorize_resource(account, resource)
+            rules, key, host, lambda account: authorize_resource(account, resource)
         )
+
+    _require_names(request, topic, group)
     code = RequestCode[request]
-    resources_of = requirement_of(code).resources
-    resources = resources_of(fields_of(*ANY), body_of(*ANY)) if resources_of is not None else ()
-    needed = (ANY[0], topic, ANY[0]), (ANY[1], name, group_resource(ANY[1]))
-    for what, value, placeholder in needed:
-        if not value and placeholder in [one.name for one in resources]:
-            raise ConfigurationError(f"{request} needs a {what}.", fix=f"Enter a {what}.")
-    tried = Request(code, fields_of(topic, name), body_of(topic, name), 0, host)
-    return try_without_signature(
-        rules, given["key"], host, lambda account: authorize(account, tried)
-    )
+    tried = Request(code, make_fields(topic, group), make_body(topic, group), 0, host)
+    return try_without_signature(rules, key, host, lambda account: authorize(account, tried))
 
 
-def fields_of(topic: str, name: str) -> dict[str, str]:
+def _require_names(request: str, topic: str, group: str) -> None:
+    """Raise ConfigurationError if a request names a topic or group that is "".
+
+    Which of them it names is found out by a request with the placeholders `ANY`.
+    """
+    list_resources = requirement_of(RequestCode[request]).resources
+    if list_resources is None:
+        return
+    any_topic, any_group = ANY
+    named = {resource.name for resource in list_resources(make_fields(*ANY), make_body(*ANY))}
+    if not topic and any_topic in named:
+        raise ConfigurationError(f"{request} needs a topic.", fix="Enter a topic.")
+    if not group and group_resource(any_group) in named:
+        raise ConfigurationError(f"{request} needs a group.", fix="Enter a group.")
+
+
+def make_fields(topic: str, group: str) -> dict[str, str]:
     """Return header fields with the topic and the group under all names that requests use."""
     topics = dict.fromkeys(("topic", "b", "topics"), topic)
-    return topics | dict.fromkeys(("group", "consumerGroup", "compareGroup"), name)
+    return topics | dict.fromkeys(("group", "consumerGroup", "compareGroup"), group)
 
 
-def body_of(topic: str, name: str) -> bytes:
+def make_body(topic: str, group: str) -> bytes:
     """Return a body with the topic and the group in all places that requests use."""
     subscription = {"topic": topic}
     return fastjson.dumps_strict(
         {
-            "group": name,
-            "consumerGroup": name,
+            "group": group,
+            "consumerGroup": group,
             "topic": topic,
             "subscriptionData": subscription,
             "mqSet": [subscription],
-            "consumerDataSet": [{"groupName": name, "subscriptionDataSet": [subscription]}],
+            "consumerDataSet": [{"groupName": group, "subscriptionDataSet": [subscription]}],
         }
     )
 
@@ -296,17 +359,20 @@ async def change_all_brokers(context: Context, change: Callable[[str], Awaitable
 
     Raises ConfigurationError that names the brokers where it failed, and the reasons.
     """
-    addresses = [
-        row["address"]
-        for row in await context.admin.replicas()
-        if row["address"] and (row["id"] == MASTER_ID or not row["said"])
+    addresses = []
+    for replica in await context.admin.replicas():
+        # Only SluiceMQ's replicas report about themselves.
+        is_of_rocketmq = not replica["said"]
+        if replica["address"] and (replica["id"] == MASTER_ID or is_of_rocketmq):
+            addresses.append(replica["address"])
+    outcomes = await fetch_parts({address: change(address) for address in addresses})
+    failures = [
+        f"{address}: {outcome.reason}" for address, outcome in outcomes.items() if outcome.reason
     ]
-    results = await fetch_parts({address: change(address) for address in addresses})
-    failed = [f"{address}: {one.reason}" for address, one in results.items() if one.reason]
-    if failed:
-        done_count = len(results) - len(failed)
+    if failures:
+        done_count = len(outcomes) - len(failures)
         raise ConfigurationError(
-            f"The change was made at {done_count} of {len(results)} brokers. {' '.join(failed)}",
+            f"The change was made at {done_count} of {len(outcomes)} brokers. {' '.join(failures)}",
             fix="Remove the cause, then repeat the change; repeating it is safe.",
         )
 
@@ -324,14 +390,16 @@ async def save(context: Context) -> Answer:
         topic_permissions=join_lines(form.get("topic_permissions", "")) or None,
         group_permissions=join_lines(form.get("group_permissions", "")) or None,
     )
-    await change_all_brokers(context, lambda at: context.admin.update_account(at, header))
+    await change_all_brokers(context, lambda address: context.admin.update_account(address, header))
     query = urlencode({"key": header.access_key, "done": "account_saved"})
     return Answer(redirect=f"/access/account?{query}")
 
 
 def join_lines(lines: str) -> str:
-    """Return the lines of a form joined by commas, as requests have them."""
-    return ",".join(line.strip() for line in lines.replace(",", "\n").splitlines() if line.strip())
+    """Return the entries in the lines of a form, joined by commas as requests have them."""
+    # A line may contain several entries, which commas separate.
+    entries = map(str.strip, lines.replace(",", "\n").splitlines())
+    return ",".join(filter(None, entries))
 
 
 async def delete(context: Context) -> Answer:
@@ -344,18 +412,21 @@ async def delete(context: Context) -> Answer:
         raise ConfigurationError(
             f"The typed text is not {key!r}.", fix="Type the access key to delete the account."
         )
-    own = Credentials.from_value(context.session.credentials) or context.mq.cluster.credentials
-    if own is not None and own.access_key == key:
+    own_credentials = Credentials.from_value(context.session.credentials)
+    own_credentials = own_credentials or context.mq.cluster.credentials
+    if own_credentials is not None and own_credentials.access_key == key:
         raise ConfigurationError(
             f"This session signs its requests with {key!r}.",
             fix="Sign in with another access key to delete it.",
         )
-    await change_all_brokers(context, lambda at: context.admin.delete_account(at, key))
+    await change_all_brokers(context, lambda address: context.admin.delete_account(address, key))
     return Answer(redirect="/access?done=account_deleted")
 
 
 async def set_white(context: Context) -> Answer:
     """Replace the white list: the addresses that need no account."""
     addresses = join_lines(context.form.get("addresses", ""))
-    await change_all_brokers(context, lambda at: context.admin.set_white_addresses(at, addresses))
+    await change_all_brokers(
+        context, lambda broker: context.admin.set_white_addresses(broker, addresses)
+    )
     return Answer(redirect="/access?done=white_saved")

@@ -15,24 +15,28 @@ See spec/store.md §9.
 
 async def show(context: Context) -> Answer:
     """Return the page with every replica of every broker."""
-    rows = await context.admin.replicas()
+    replicas = await context.admin.replicas()
+    present_replicas = [
+        replica for replica in replicas if replica["address"] and replica["role"] != "gone"
+    ]
     runtimes = await fetch_parts(
         {
-            row["address"]: context.admin.runtime(row["address"])
-            for row in rows
-            if row["address"] and row["role"] != "gone"
+            replica["address"]: context.admin.runtime(replica["address"])
+            for replica in present_replicas
         }
     )
-    for row in rows:
-        one = runtimes.get(row["address"])
-        row["reason"] = one.reason if one else row["state"]
-        row["runtime"] = parse_figures(one.value) if one and one.value else None
-    live = [row["runtime"] for row in rows if row["runtime"] and row["role"] == "master"]
+    figures_of_masters = []
+    for replica in replicas:
+        part = runtimes.get(replica["address"])
+        replica["reason"] = part.reason if part else replica["state"]
+        replica["runtime"] = parse_figures(part.value) if part and part.value else None
+        if replica["runtime"] and replica["role"] == "master":
+            figures_of_masters.append(replica["runtime"])
     return Answer(
         {
-            "rows": rows,
+            "rows": replicas,
             "totals": {
-                name: sum(one[name] for one in live)
+                name: sum(figures[name] for figures in figures_of_masters)
                 for name in ("in_per_s", "out_per_s", "in_today", "out_today")
             },
             "chart": context.history.cluster.chart_data(RATE_IN, RATE_OUT),
@@ -49,21 +53,23 @@ def parse_figures(runtime: dict[str, str]) -> dict[str, Any]:
     Missing counters are 0.
     """
 
-    def count(name: str) -> int:
-        text = runtime.get(name, "")
-        return int(text) if text.lstrip("-").isdigit() else 0
+    def parse_count(name: str) -> int:
+        """Return a counter, or 0 if it is missing."""
+        digits = runtime.get(name, "")
+        return int(digits) if digits.lstrip("-").isdigit() else 0
 
+    disk_ratio = parse_rate(runtime.get("commitLogDiskRatio", ""))
     return {
         "version": runtime.get("sluiceVersion") or runtime.get("brokerVersionDesc", ""),
         "is_ours": "sluiceVersion" in runtime,
         "in_per_s": parse_rate(runtime.get("putTps", "")),
         "out_per_s": parse_rate(runtime.get("getTransferredTps", "")),
-        "in_today": count("msgPutTotalTodayNow") - count("msgPutTotalTodayMorning"),
-        "out_today": count("msgGetTotalTodayNow") - count("msgGetTotalTodayMorning"),
-        "disk": parse_rate(runtime.get("commitLogDiskRatio", "")),
-        "is_disk_high": parse_rate(runtime.get("commitLogDiskRatio", "")) >= DISK_WARNING,
-        "log_bytes": count("commitLogMaxOffset") - count("commitLogMinOffset"),
-        "oldest_ms": count("earliestMessageTimeStamp"),
-        "waiting_sends": count("sendThreadPoolQueueSize"),
-        "begun_ms": count("bootTimestamp"),
+        "in_today": parse_count("msgPutTotalTodayNow") - parse_count("msgPutTotalTodayMorning"),
+        "out_today": parse_count("msgGetTotalTodayNow") - parse_count("msgGetTotalTodayMorning"),
+        "disk": disk_ratio,
+        "is_disk_high": disk_ratio >= DISK_WARNING,
+        "log_bytes": parse_count("commitLogMaxOffset") - parse_count("commitLogMinOffset"),
+        "oldest_ms": parse_count("earliestMessageTimeStamp"),
+        "waiting_sends": parse_count("sendThreadPoolQueueSize"),
+        "begun_ms": parse_count("bootTimestamp"),
     }

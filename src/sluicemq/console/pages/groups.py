@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, Final
 from urllib.parse import quote
 
+from sluicemq.client.admin.diagnose.findings import GroupExplained
 from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS
 from sluicemq.client.admin.groups import (
     GroupContract,
@@ -16,9 +17,9 @@ from sluicemq.console.history import LAG, MATCHING, TimeSeries, summarize_lag
 from sluicemq.console.pages.topics import select_names
 from sluicemq.console.parts import Part, fetch_parts
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
-from sluicemq.model.topic import CONTRACT, DLQ_PREFIX
+from sluicemq.model.topic import CONTRACT, DLQ_PREFIX, GroupConfig
 from sluicemq.proxy import fetch_proxy_status
-from sluicemq.wire.bodies import ConsumerConnections
+from sluicemq.wire.bodies import ConsumerConnections, GroupMatching
 
 CHART_S: Final = 3600.0
 """The time that the chart of a group covers."""
@@ -27,17 +28,17 @@ PLACES: Final = {"first": EARLIEST_MS, "last": LATEST_MS}
 
 async def show_all(context: Context) -> Answer:
     """Return a page of groups with their settings. Lag and members are only in the live part."""
-    known = await context.get_cached("groups", context.admin.groups)
-    paged, values = select_names(context, list(known), shown.group_kind)
+    config_by_group = await context.get_cached("groups", context.admin.groups)
+    paged, values = select_names(context, list(config_by_group), shown.group_kind)
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
         lags = await fetch_parts({name: context.admin.lag(name) for name in paged.rows})
-        online = await fetch_parts({name: context.admin.members(name) for name in paged.rows})
+        members = await fetch_parts({name: context.admin.members(name) for name in paged.rows})
         for name in paged.rows:
             details[name] = summarize_lag(lags[name].value)
-            details[name]["members"] = len(online[name].value or [])
-            details[name]["reason"] = lags[name].reason or online[name].reason
-    configs = {name: known[name] for name in paged.rows}
+            details[name]["members"] = len(members[name].value or [])
+            details[name]["reason"] = lags[name].reason or members[name].reason
+    configs = {name: config_by_group[name] for name in paged.rows}
     return Answer({"paged": paged, "configs": configs, "details": details, **values})
 
 
@@ -45,12 +46,12 @@ async def show(context: Context) -> Answer:
     """Return the page of one group. Raises GroupNotFoundError."""
     group = context.path["group"]
     admin = context.admin
-    known = await context.get_cached("groups", admin.groups)
-    if group not in known:
+    config_by_group = await context.get_cached("groups", admin.groups)
+    if group not in config_by_group:
         raise GroupNotFoundError(
             26, f"No broker knows the group {group!r}.", fix="Choose one from the list."
         )
-    found: dict[str, Part[Any]] = await fetch_parts(
+    parts: dict[str, Part[Any]] = await fetch_parts(
         {
             "consumers": admin.consumers(group),
             "lag": admin.lag(group),
@@ -59,13 +60,11 @@ async def show(context: Context) -> Answer:
             "explained": admin.explain_group(group),
         }
     )
-    masters = (await context.get_cached("masters", admin.masters)).values()
-    connected = await fetch_parts(
-        {address: admin.group_connections(group, address) for address in masters}
-    )
+    connections = await _fetch_connections(context, group)
     by_grpc, silent = await fetch_proxy_clients(context, group)
-    lags: list[QueueLag] | None = found["lag"].value
-    contracts: list[GroupContract] = found["contract"].value or []
+    lags: list[QueueLag] | None = parts["lag"].value
+    contracts: list[GroupContract] = parts["contract"].value or []
+    explained: GroupExplained | None = parts["explained"].value
     # A user who may not read the lag does not see its history either.
     series = TimeSeries() if lags is None else context.history.watch(group, lags)
     since_s = context.history.now_s - CHART_S
@@ -74,27 +73,50 @@ async def show(context: Context) -> Answer:
             "group": group,
             "kind": shown.group_kind(group),
             "has_letters": DLQ_PREFIX + group in await context.get_cached("topics", admin.topics),
-            "config": known[group],
-            "contract": known[group].attributes.get(CONTRACT)
-            or next((one.contract for one in contracts), None),
-            "told": found,
+            "config": config_by_group[group],
+            "contract": _find_contract(config_by_group[group], contracts),
+            "told": parts,
             "by_grpc": by_grpc,
             "silent": silent,
             "proxies": context.proxies,
             "lags": lags or [],
             "total": summarize_lag(lags),
             "subscriptions": list_subscriptions(
-                found["matching"].value or [],
-                contracts,
-                [one.value for one in connected.values() if one.value is not None],
+                parts["matching"].value or [], contracts, connections
             ),
-            "refused": {
-                client_id: reason for one in contracts for client_id, reason in one.refused.items()
-            },
-            "findings": found["explained"].value.findings if found["explained"].value else (),
+            "refused": _list_refused(contracts),
+            "findings": explained.findings if explained else (),
             "chart": series.chart_data(LAG, MATCHING, since_s=since_s),
         }
     )
+
+
+async def _fetch_connections(context: Context, group: str) -> list[ConsumerConnections]:
+    """Return what each master that responds knows about the connected members of a group."""
+    masters = await context.get_cached("masters", context.admin.masters)
+    connection_parts = await fetch_parts(
+        {address: context.admin.group_connections(group, address) for address in masters.values()}
+    )
+    return [part.value for part in connection_parts.values() if part.value is not None]
+
+
+def _find_contract(config: GroupConfig, contracts: list[GroupContract]) -> str | None:
+    """Return the contract in the settings of a group, else that of the first broker; None if none.
+
+    `contracts` are what the brokers report.
+    """
+    configured_contract = config.attributes.get(CONTRACT)
+    if configured_contract:
+        return configured_contract
+    return contracts[0].contract if contracts else None
+
+
+def _list_refused(contracts: list[GroupContract]) -> dict[str, str]:
+    """Return the reasons why brokers refuse members of a group, by client id."""
+    reason_by_client: dict[str, str] = {}
+    for contract in contracts:
+        reason_by_client |= contract.refused
+    return reason_by_client
 
 
 async def fetch_proxy_clients(
@@ -112,14 +134,16 @@ async def fetch_proxy_clients(
             for address in context.proxies
         }
     )
-    found = {
-        client["client_id"]: client | {"proxy": address}
-        for address, one in statuses.items()
-        for client in (one.value or {}).get("clients", ())
-        if client["group"] == group
-    }
-    failed = {address: one.reason for address, one in statuses.items() if one.value is None}
-    return found, failed
+    clients_by_id = {}
+    failures = {}
+    for address, part in statuses.items():
+        if part.value is None:
+            failures[address] = part.reason
+            continue
+        for client in part.value.get("clients", ()):
+            if client["group"] == group:
+                clients_by_id[client["client_id"]] = client | {"proxy": address}
+    return clients_by_id, failures
 
 
 async def preview(context: Context) -> Answer:
@@ -127,13 +151,15 @@ async def preview(context: Context) -> Answer:
     group = context.path["group"]
     topic = context.query.get("topic", "")
     progress = await context.admin.progress(group)
+    topics = {queue_progress.queue.topic for queue_progress in progress}
     changes = None
     if topic:
-        changes = await context.admin.plan_reset(group, topic, _reset_time(context))
+        topics.add(topic)
+        changes = await context.admin.plan_reset(group, topic, _parse_reset_time(context))
     return Answer(
         {
             "group": group,
-            "topics": sorted({one.queue.topic for one in progress} | ({topic} if topic else set())),
+            "topics": sorted(topics),
             "topic": topic,
             "place": context.query.get("place", "time"),
             "time_ms": context.parse_time("time", context.clock.now_ms() - int(CHART_S) * 1000),
@@ -146,11 +172,11 @@ async def reset(context: Context) -> Answer:
     """Reset the offsets of a group."""
     group = context.path["group"]
     topic = context.form.get("topic", "")
-    await context.admin.reset_offsets(group, topic, _reset_time(context))
+    await context.admin.reset_offsets(group, topic, _parse_reset_time(context))
     return Answer(redirect=f"/groups/{quote(group, safe='')}?done=reset")
 
 
-def _reset_time(context: Context) -> int:
+def _parse_reset_time(context: Context) -> int:
     """Return the time to reset to: `EARLIEST_MS`, `LATEST_MS` or milliseconds since 1970.
 
     Raises ConfigurationError if there is neither a place nor a time.
@@ -174,46 +200,60 @@ def list_subscriptions(
     Rows from `matching` have the numbers of messages that matched, were filtered, and failed. Rows
     of subscriptions that only `contracts` or the members report have None instead.
     """
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for broker in matching:
-        for one in broker.topics:
-            lanes = [(lane.lane, lane.kind, lane.expression) for lane in one.lanes]
-            for lane, kind, expression in lanes or [("", one.kind, one.expression or "")]:
-                row = found.setdefault(
-                    (one.topic, lane, expression),
-                    {
-                        "topic": one.topic,
-                        "lane": lane,
-                        "kind": kind,
-                        "expression": expression,
-                        "matched": 0,
-                        "filtered": 0,
-                        "errors": 0,
-                    },
-                )
-                row["matched"] += one.matched
-                row["filtered"] += one.filtered
-                row["errors"] += sum(one.errors.values())
+    # The key of a row is (topic, lane, expression).
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for broker_matching in matching:
+        for counts in broker_matching.topics:
+            _add_counts(rows, counts)
+
     # Pop subscriptions are in the contracts. A RocketMQ broker does not report how much matched,
     # but it has the subscription of the newest heartbeat.
-    others = {(topic, *pop) for one in contracts for topic, pop in one.pops.items()}
+    uncounted: set[tuple[str, str, str]] = set()  # topic, kind, expression
+    for contract in contracts:
+        uncounted |= {(topic, *pop) for topic, pop in contract.pops.items()}
     if not matching:
-        others |= {
-            (one.topic, one.kind or "TAG", one.expression)
-            for connections in connected
-            for one in connections.subscriptions.values()
-        }
-    for topic, kind, expression in sorted(others):
-        found.setdefault(
-            (topic, "", expression),
+        uncounted |= _heartbeat_subscriptions(connected)
+    for topic, kind, expression in sorted(uncounted):
+        row = {"topic": topic, "lane": "", "kind": kind, "expression": expression}
+        rows.setdefault(
+            (topic, "", expression), row | {"matched": None, "filtered": None, "errors": None}
+        )
+    return [rows[key] for key in sorted(rows)]
+
+
+def _heartbeat_subscriptions(
+    connected: list[ConsumerConnections],
+) -> set[tuple[str, str, str]]:
+    """Return (topic, kind, expression) of the subscriptions that brokers know from heartbeats."""
+    subscriptions = set()
+    for connections in connected:
+        for subscription in connections.subscriptions.values():
+            kind = subscription.kind or "TAG"
+            subscriptions.add((subscription.topic, kind, subscription.expression))
+    return subscriptions
+
+
+def _add_counts(rows: dict[tuple[str, str, str], dict[str, Any]], counts: GroupMatching) -> None:
+    """Add what one broker counts for a topic to the rows of its lanes, or to one row without lanes.
+
+    The key of a row is (topic, lane, expression). Missing rows are added.
+    """
+    lanes = [(lane.lane, lane.kind, lane.expression) for lane in counts.lanes]
+    if not lanes:
+        lanes = [("", counts.kind, counts.expression or "")]
+    for lane, kind, expression in lanes:
+        row = rows.setdefault(
+            (counts.topic, lane, expression),
             {
-                "topic": topic,
-                "lane": "",
+                "topic": counts.topic,
+                "lane": lane,
                 "kind": kind,
                 "expression": expression,
-                "matched": None,
-                "filtered": None,
-                "errors": None,
+                "matched": 0,
+                "filtered": 0,
+                "errors": 0,
             },
         )
-    return [found[key] for key in sorted(found)]
+        row["matched"] += counts.matched
+        row["filtered"] += counts.filtered
+        row["errors"] += sum(counts.errors.values())

@@ -1,5 +1,6 @@
 """The filter lab: what an expression matches among stored messages, while it is being typed."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sluicemq.client.admin.filter_trials import BrokerTrial
@@ -18,21 +19,24 @@ SAMPLES_MAX: Final = 10
 
 async def show(context: Context) -> Answer:
     """Return the page with a trial on the newest messages of a topic."""
-    topic, expression, group = (
-        context.query.get(name, "").strip() for name in ("topic", "expression", "group")
-    )
-    kind = TAG if context.query.get("kind") == TAG else SQL92
+    query = context.query
+    topic = query.get("topic", "").strip()
+    expression = query.get("expression", "").strip()
+    group = query.get("group", "").strip()
+    kind = TAG if query.get("kind") == TAG else SQL92
+    findings = check_sql92(expression) if expression and kind == SQL92 else []
     values: dict[str, Any] = {
         "topic": topic,
         "expression": expression,
         "kind": kind,
         "group": group,
         "total": None,
-        "findings": check_sql92(expression) if expression and kind == SQL92 else [],
+        "findings": findings,
         "error": None,
         "topics": await context.get_cached("topics", context.admin.topics),
     }
-    if topic and expression and not any(one.is_error for one in values["findings"]):
+    compiles = not any(finding.is_error for finding in findings)
+    if topic and expression and compiles:
         try:
             trials = await context.admin.try_filter(
                 topic, expression, kind, group=group or None, count_max=ROWS_MAX
@@ -46,37 +50,55 @@ async def show(context: Context) -> Answer:
 
 def sum_trials(trials: list[BrokerTrial]) -> dict[str, Any]:
     """Return the results of several brokers as one: sums of counts, conditions and samples."""
-    total = {name: sum(one.report[name] for one in trials) for name in COUNTS}
-    atoms: dict[str, dict[str, int]] = {}
+    reports = [trial.report for trial in trials]
+    totals = {name: sum(report[name] for report in reports) for name in COUNTS}
+    totals["stored"] = sum(trial.stored for trial in trials)
+    samples: list[dict[str, Any]] = []
+    causes: list[Any] = []
     for trial in trials:
-        for atom in trial.report["atoms"]:
-            counts = atoms.setdefault(atom["text"], dict.fromkeys(OUTCOMES, 0))
-            for name in OUTCOMES:
-                counts[name] += atom[name]
-    samples = [
-        {
-            "broker": one.broker,
-            "queue_id": place[0],
-            "offset": place[1],
-            "properties": settable_properties(properties),
-        }
-        for one in trials
-        for place, properties in one.messages.items()
-        if any(
-            (int(str(sample["source"])), sample["offset"]) == place
-            for sample in one.report["samples"]
-        )
-    ]
+        samples += _list_samples(trial)
+        causes += trial.report["causes"]
+    differences = [report["difference"] for report in reports]
     return {
-        "total": total | {"stored": sum(one.stored for one in trials)},
-        "atoms": [
-            {"text": text, "share": counts["true"] / max(1, sum(counts.values())), **counts}
-            for text, counts in atoms.items()
-        ],
+        "total": totals,
+        "atoms": _sum_atoms(reports),
         "samples": samples[:SAMPLES_MAX],
-        "causes": [cause for one in trials for cause in one.report["causes"]],
-        "differences": [
-            one.report["difference"] for one in trials if one.report["difference"] is not None
-        ],
-        "cost": next((one.report["cost"] for one in trials), None),
+        "causes": causes,
+        "differences": [difference for difference in differences if difference is not None],
+        "cost": reports[0]["cost"] if reports else None,
     }
+
+
+def _sum_atoms(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each atom (a condition without AND, OR and NOT) how it evaluated on all brokers.
+
+    `share` is the part of the messages for which it is true.
+    """
+    counts_by_atom: dict[str, dict[str, int]] = {}
+    for report in reports:
+        for atom in report["atoms"]:
+            counts = counts_by_atom.setdefault(atom["text"], dict.fromkeys(OUTCOMES, 0))
+            for outcome in OUTCOMES:
+                counts[outcome] += atom[outcome]
+    atoms = []
+    for atom_text, counts in counts_by_atom.items():
+        share = counts["true"] / max(1, sum(counts.values()))
+        atoms.append({"text": atom_text, "share": share, **counts})
+    return atoms
+
+
+def _list_samples(trial: BrokerTrial) -> list[dict[str, Any]]:
+    """Return the sampled messages of one broker, with the properties that applications set."""
+    sampled = {(int(str(sample["source"])), sample["offset"]) for sample in trial.report["samples"]}
+    samples = []
+    for (queue_id, offset), properties in trial.messages.items():
+        if (queue_id, offset) in sampled:
+            samples.append(
+                {
+                    "broker": trial.broker,
+                    "queue_id": queue_id,
+                    "offset": offset,
+                    "properties": settable_properties(properties),
+                }
+            )
+    return samples

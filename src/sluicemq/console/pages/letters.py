@@ -55,34 +55,35 @@ FAILED = "failed"
 
 async def show_all(context: Context) -> Answer:
     """Return a page of groups. The numbers of their dead letters are only in the live part."""
-    wanted = context.query.get("q", "").strip()
-    names = await context.get_cached("topics", context.admin.topics)
-    groups = [name.removeprefix(DLQ_PREFIX) for name in names if is_dead_letter_topic(name)]
-    paged = context.paginate([name for name in groups if wanted.lower() in name.lower()])
+    search_text = context.query.get("q", "").strip()
+    topics = await context.get_cached("topics", context.admin.topics)
+    dead_letter_topics = filter(is_dead_letter_topic, topics)
+    groups = [topic.removeprefix(DLQ_PREFIX) for topic in dead_letter_topics]
+    paged = context.paginate([group for group in groups if search_text.lower() in group.lower()])
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
-        offsets = await fetch_parts(
-            {name: context.admin.topic_offsets(DLQ_PREFIX + name) for name in paged.rows}
+        offset_parts = await fetch_parts(
+            {group: context.admin.topic_offsets(DLQ_PREFIX + group) for group in paged.rows}
         )
-        for name, one in offsets.items():
-            queues = (one.value or {}).values()
-            details[name] = {
-                "reason": one.reason,
+        for group, fetched in offset_parts.items():
+            queues = (fetched.value or {}).values()
+            details[group] = {
+                "reason": fetched.reason,
                 "count": sum(queue.offset_max - queue.offset_min for queue in queues),
                 "newest_ms": max((queue.last_time_ms for queue in queues), default=0),
             }
-    return Answer({"paged": paged, "details": details, "q": wanted})
+    return Answer({"paged": paged, "details": details, "q": search_text})
 
 
 async def show(context: Context) -> Answer:
     """Return the page with the newest dead letters of a group, by cause."""
-    found = await fetch_newest(context)
+    newest = await fetch_newest(context)
     return Answer(
         {
             "group": context.path["group"],
-            "found": found,
-            "until_ms": until_ms(context, found),
-            "clusters": cluster_dead_letters(found.messages),
+            "found": newest,
+            "until_ms": find_until_ms(context, newest),
+            "clusters": cluster_dead_letters(newest.messages),
             "address": message_path,
         }
     )
@@ -90,19 +91,19 @@ async def show(context: Context) -> Answer:
 
 async def show_cluster(context: Context) -> Answer:
     """Return the page where the dead letters of one cluster, or all, can be selected and edited."""
-    found = await fetch_newest(context)
-    chosen = select(context, found.messages)
+    newest = await fetch_newest(context)
+    selected = select_letters(context, newest.messages)
     fields = read_fields(context)
     return Answer(
         {
             "group": context.path["group"],
-            "paged": context.paginate(chosen),
+            "paged": context.paginate(selected),
             "address": message_path,
             "pick": pick_name,
             "origin_of": origin_of,
             "origin": fields.get("origin", ""),
             "cause": fields.get("cause", ""),
-            "until_ms": until_ms(context, found),
+            "until_ms": find_until_ms(context, newest),
             "targets": TARGETS,
             "most": TEXT_MAX,
             "topics": await context.get_cached("topics", context.admin.topics),
@@ -120,27 +121,25 @@ async def dry_run(context: Context) -> Answer:
 async def replay(context: Context) -> Answer:
     """Send the sendable messages of one batch, and return the page with the outcomes."""
     plan = await build_plan(context)
-    rows: list[Row] = []
-    failures = 0
-    for one, verdict, verdict_reason in reversed(plan.rows):  # the oldest first
-        outcome = verdict
-        reason = verdict_reason
-        if verdict in SENDABLE and failures >= FAILURES_MAX:
-            outcome = FAILED
+    outcome_rows: list[Row] = []
+    failures_in_a_row = 0
+    for row in reversed(plan.rows):  # the oldest first
+        letter_replay, verdict, _ = row
+        if verdict not in SENDABLE:
+            outcome_rows.append(row)
+        elif failures_in_a_row >= FAILURES_MAX:
             reason = f"not tried: {FAILURES_MAX} sends in a row have failed."
-        elif verdict in SENDABLE:
+            outcome_rows.append((letter_replay, FAILED, reason))
+        else:
             try:
-                await send(context, one)
+                await send(context, letter_replay)
             except SluiceError as error:
-                outcome = FAILED
-                reason = str(error)
-                failures = failures + 1
+                failures_in_a_row += 1
+                outcome_rows.append((letter_replay, FAILED, str(error)))
             else:
-                outcome = SENT
-                reason = ""
-                failures = 0
-        rows.append((one, outcome, reason))
-    values = describe_batch(context, plan, rows, rows)
+                failures_in_a_row = 0
+                outcome_rows.append((letter_replay, SENT, ""))
+    values = describe_batch(context, plan, outcome_rows, outcome_rows)
     return Answer(values | {"paged": None}, audit_values=values["counts"])
 
 
@@ -158,12 +157,12 @@ async def fetch_newest(context: Context) -> NewestDeadLetters:
     return await context.admin.dead_letters(context.path["group"], until_ms=until or None)
 
 
-def until_ms(context: Context, found: NewestDeadLetters) -> int:
+def find_until_ms(context: Context, newest: NewestDeadLetters) -> int:
     """Return the time until which dead letters are selected, in milliseconds since 1970.
 
     If the request has none, it is the store time of the newest one, or now if there are none.
     """
-    last_ms = found.messages[0].store_time_ms if found.messages else context.clock.now_ms()
+    last_ms = newest.messages[0].store_time_ms if newest.messages else context.clock.now_ms()
     return context.parse_number("until", last_ms)
 
 
@@ -172,19 +171,21 @@ def read_fields(context: Context) -> dict[str, str]:
 
     Raises ConfigurationError if an edit is too long.
     """
-    given = context.form or context.query
-    fields = {
-        name: text
-        for name, text in given.items()
-        if name in (*SELECTION, *EDITS) or name.startswith(PICK)
-    }
+    submitted = context.form or context.query
+    fields = {name: field_text for name, field_text in submitted.items() if _is_read(name)}
     for name in EDITS:
-        if len(fields.get(name, "")) > TEXT_MAX:
+        length = len(fields.get(name, ""))
+        if length > TEXT_MAX:
             raise ConfigurationError(
-                f"{name} has {len(fields[name]):,} characters, the limit is {TEXT_MAX:,}.",
+                f"{name} has {length:,} characters, the limit is {TEXT_MAX:,}.",
                 fix="Use the pipeline dead-letters for larger edits.",
             )
     return fields
+
+
+def _is_read(field_name: str) -> bool:
+    """Return whether a field belongs to a selection or to an edit."""
+    return field_name in (*SELECTION, *EDITS) or field_name.startswith(PICK)
 
 
 def pick_name(letter: StoredMessage) -> str:
@@ -192,40 +193,69 @@ def pick_name(letter: StoredMessage) -> str:
     return f"{PICK}{letter.broker}.{letter.queue_id}.{letter.queue_offset}"
 
 
-def select(context: Context, letters: list[StoredMessage]) -> list[StoredMessage]:
+def select_letters(context: Context, letters: list[StoredMessage]) -> list[StoredMessage]:
     """Return the dead letters that are picked, else those of the cluster, else all."""
     fields = read_fields(context)
-    picked = {name for name in fields if name.startswith(PICK)}
-    if picked:
-        return [one for one in letters if pick_name(one) in picked]
+    picked_names = {name for name in fields if name.startswith(PICK)}
+    if picked_names:
+        return [letter for letter in letters if pick_name(letter) in picked_names]
     if "cause" not in fields:
         return letters
-    key = fields.get("origin", ""), fields["cause"]
-    return [one for one in letters if cluster_key(one) == key]
+    selected_key = (fields.get("origin", ""), fields["cause"])
+    return [letter for letter in letters if cluster_key(letter) == selected_key]
 
 
 def parse_edit(fields: Mapping[str, str]) -> DeadLetterEdit:
     """Return the edit in the fields of a form. Raises ConfigurationError if one is invalid."""
+    # None removes a property.
     properties: dict[str, str | None] = dict.fromkeys(fields.get("remove", "").split())
-    for line in fields.get("set", "").splitlines():
-        name, is_set, value = line.partition("=")
-        if line.strip() and not (is_set and name.strip()):
+    properties |= _parse_properties(fields.get("set", ""))
+    if tag := fields.get("tag", "").strip():
+        properties[TAGS] = tag
+    if keys := fields.get("keys", "").strip():
+        properties[KEYS] = keys
+
+    target = _parse_target(fields)
+    # Browsers send the line ends of a text as \r\n.
+    find = fields.get("find", "").replace("\r\n", "\n").encode()
+    put = fields.get("put", "").replace("\r\n", "\n").encode()
+    return DeadLetterEdit(find, put, properties, target)
+
+
+def _parse_properties(lines: str) -> dict[str, str]:
+    """Return the properties that lines of the form name=value set; blank lines are skipped.
+
+    Raises ConfigurationError for any other line.
+    """
+    properties = {}
+    for line in lines.splitlines():
+        if not line.strip():
+            continue
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip():
             raise ConfigurationError(
                 f"{line!r} does not set a property.", fix="Write name=value, one on each line."
             )
-        properties |= {name.strip(): value} if line.strip() else {}
-    named = {TAGS: fields.get("tag", "").strip(), KEYS: fields.get("keys", "").strip()}
-    properties |= {name: text for name, text in named.items() if text}
-    to = fields.get("to") or TARGETS[0]
-    if to not in TARGETS:
+        properties[name.strip()] = value
+    return properties
+
+
+def _parse_target(fields: Mapping[str, str]) -> str:
+    """Return where the messages are sent: one of `TARGETS`, or a topic in place of "topic".
+
+    Raises ConfigurationError for another target, or without a topic.
+    """
+    target = fields.get("to") or TARGETS[0]
+    if target not in TARGETS:
         raise ConfigurationError(
-            f"There is no target {to!r}.", fix=f"Choose one of {', '.join(TARGETS)}."
+            f"There is no target {target!r}.", fix=f"Choose one of {', '.join(TARGETS)}."
         )
-    if to == "topic" and not fields.get("topic", "").strip():
+    if target != "topic":
+        return target
+    topic = fields.get("topic", "").strip()
+    if not topic:
         raise ConfigurationError("No topic is named.", fix="Enter one, or choose the origin.")
-    find, put = (fields.get(name, "").replace("\r\n", "\n").encode() for name in ("find", "put"))
-    target = fields["topic"].strip() if to == "topic" else to
-    return DeadLetterEdit(find, put, properties, target)
+    return topic
 
 
 # ---- plans
@@ -252,20 +282,30 @@ class Plan:
 async def build_plan(context: Context) -> Plan:
     """Return the batch that the request names, checked against the group's present subscription."""
     group = context.path["group"]
-    found = await fetch_newest(context)
+    newest = await fetch_newest(context)
     fields = read_fields(context)
     begin = max(0, context.parse_number("from", 0))
-    fields["until"] = str(until_ms(context, found))
+    fields["until"] = str(find_until_ms(context, newest))
     edit = parse_edit(fields)
-    chosen = select(context, found.messages)
-    replays = [prepare_replay(one, edit, group) for one in chosen[begin : begin + BATCH_MAX]]
-    judge = await context.admin.dead_letter_judge(
-        group,
-        {one.message.topic for one in replays} - {""},
-        {one.read_as for one in replays} - {""},
-    )
-    rows = [(one, *judge.verdict(one.row)) for one in replays]
-    return Plan(rows, edit, fields, begin, len(chosen))
+    selected = select_letters(context, newest.messages)
+    batch = selected[begin : begin + BATCH_MAX]
+    replays = [prepare_replay(letter, edit, group) for letter in batch]
+    rows = await _judge_replays(context, group, replays)
+    return Plan(rows, edit, fields, begin, len(selected))
+
+
+async def _judge_replays(
+    context: Context, group: str, replays: list[DeadLetterReplay]
+) -> list[Row]:
+    """Return the replays with verdicts: whether brokers and the group would accept each message."""
+    target_topics = {letter_replay.message.topic for letter_replay in replays} - {""}
+    read_topics = {letter_replay.read_as for letter_replay in replays} - {""}
+    judge = await context.admin.dead_letter_judge(group, target_topics, read_topics)
+    rows = []
+    for letter_replay in replays:
+        verdict, reason = judge.verdict(letter_replay.row)
+        rows.append((letter_replay, verdict, reason))
+    return rows
 
 
 def describe_batch(
@@ -276,31 +316,36 @@ def describe_batch(
     `shown` are the rows whose changes are shown.
     """
     counts = Counter(verdict for _, verdict, _ in rows)
-    group = context.path["group"]
     end = plan.begin + len(plan.rows)
-    find = plan.edit.find
-    following = urlencode(plan.fields | {"from": str(end)}) if end < plan.count else ""
+    next_batch_query = ""
+    if end < plan.count:
+        next_batch_query = urlencode(plan.fields | {"from": str(end)})
     return {
-        "group": group,
+        "group": context.path["group"],
         "asked": plan.fields | {"from": str(plan.begin)},
         "count": plan.count,
         "counts": dict(counts),
         "begin": plan.begin,
         "end": end,
-        "following": following,
+        "following": next_batch_query,
         "sendable": sum(counts[verdict] for verdict in SENDABLE),
         "address": message_path,
-        "shown": [
-            {
-                "letter": one.dead_letter,
-                "to": one.message.topic,
-                "verdict": verdict,
-                "reason": reason,
-                "new_id": one.message_id if verdict == SENT else "",
-                "body": list(body_changes(one.dead_letter.body_or_raw, plan.edit)),
-                "places": one.dead_letter.body_or_raw.count(find) if find else 0,
-                "properties": property_changes(one.dead_letter, plan.edit),
-            }
-            for one, verdict, reason in shown
-        ],
+        "shown": [_describe_row(row, plan.edit) for row in shown],
+    }
+
+
+def _describe_row(row: Row, edit: DeadLetterEdit) -> dict[str, Any]:
+    """Return the template values of a message to send: its verdict, and what the edit changes."""
+    letter_replay, verdict, reason = row
+    letter = letter_replay.dead_letter
+    body = letter.body_or_raw
+    return {
+        "letter": letter,
+        "to": letter_replay.message.topic,
+        "verdict": verdict,
+        "reason": reason,
+        "new_id": letter_replay.message_id if verdict == SENT else "",
+        "body": list(body_changes(body, edit)),
+        "places": body.count(edit.find) if edit.find else 0,
+        "properties": property_changes(letter, edit),
     }

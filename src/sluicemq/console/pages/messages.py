@@ -20,34 +20,38 @@ async def search(context: Context) -> Answer:
     `by` in the query is one of `WAYS`.
     """
     query = context.query
-    topic, by, text = (query.get(name, "").strip() for name in ("topic", "by", "text"))
-    by = by if by in WAYS else WAYS[0]
+    topic = query.get("topic", "").strip()
+    id_or_key = query.get("text", "").strip()
+    way = query.get("by", "").strip()
+    if way not in WAYS:
+        way = WAYS[0]
     now_ms = context.clock.now_ms()
     begin_ms = context.parse_time("begin", now_ms - HOUR_MS)
     end_ms = context.parse_time("end", now_ms)
-    found: list[StoredMessage] | None = None
-    read = 0
-    if by == "id" and text:
-        message = await context.admin.message_by_id(text, topic=topic or None, anywhere=False)
+
+    messages: list[StoredMessage] | None = None  # None means that nothing was searched
+    read_count = 0
+    if way == "id" and id_or_key:
+        message = await context.admin.message_by_id(id_or_key, topic=topic or None, anywhere=False)
         return Answer(redirect=message_path(message))
-    if by == "key" and topic and text:
-        found = await context.admin.messages_by_key(topic, text, begin_ms=0)
-    elif by == "time" and topic:
+    if way == "key" and topic and id_or_key:
+        messages = await context.admin.messages_by_key(topic, id_or_key, begin_ms=0)
+    elif way == "time" and topic:
         scan = await context.admin.messages_between(
             topic, begin_ms, end_ms, where=query.get("where", "").strip(), count_max=PAGE_ROWS
         )
-        found = scan.messages
-        read = scan.read
+        messages = scan.messages
+        read_count = scan.read
     return Answer(
         {
             "topic": topic,
-            "by": by,
-            "text": text,
+            "by": way,
+            "text": id_or_key,
             "where": query.get("where", ""),
             "begin_ms": begin_ms,
             "end_ms": end_ms,
-            "found": found,
-            "read": read,
+            "found": messages,
+            "read": read_count,
             "topics": await context.get_cached("topics", context.admin.topics),
             "address": message_path,
             "most": PAGE_ROWS,
@@ -70,10 +74,12 @@ async def show(context: Context) -> Answer:
     """Return the page of one message."""
     message = await _fetch_message(context)
     settable = settable_properties(message.properties)
+    reserved = {name: text for name, text in message.properties.items() if name not in settable}
     body = message.body_or_raw
     forms = bodies.find_forms(body)
-    wanted = context.query.get("as", "")
-    form = wanted if wanted in forms else next(iter(forms))
+    form = context.query.get("as", "")
+    if form not in forms:
+        form = next(iter(forms))
     return Answer(
         {
             "message": message,
@@ -84,9 +90,7 @@ async def show(context: Context) -> Answer:
             "body_error": message.body_error,
             "is_cut": len(body) > bodies.SHOWN_BYTES_MAX,
             "own": settable,
-            "reserved": {
-                name: value for name, value in message.properties.items() if name not in settable
-            },
+            "reserved": reserved,
             "address": message_path(message),
         }
     )
@@ -94,9 +98,10 @@ async def show(context: Context) -> Answer:
 
 async def explain(context: Context) -> Answer:
     """Return the page with what became of a message in each group that reads its topic."""
-    path = context.path
-    _, found = await context.admin.explain_message(path["message_id"], topic=path["topic"])
-    return Answer({"found": found, "message_id": path["message_id"], "topic": path["topic"]})
+    message_id = context.path["message_id"]
+    topic = context.path["topic"]
+    _, explanations = await context.admin.explain_message(message_id, topic=topic)
+    return Answer({"found": explanations, "message_id": message_id, "topic": topic})
 
 
 async def resend(context: Context) -> Answer:
@@ -129,17 +134,21 @@ async def trace(context: Context) -> Answer:
     message_id = context.query.get("id", "").strip()
     if not message_id:
         return Answer({"id": "", "told": None, "bars": []})
-    found = await context.admin.trace(message_id, anywhere=False)
-    begin_ms = min((step.time_ms for step in found.steps), default=0)
-    end_ms = max((step.time_ms + (step.cost_ms or 0) for step in found.steps), default=0)
-    scale = CHART_PX / max(1, end_ms - begin_ms)
-    bars = [
-        {
-            "step": step,
-            "x": round((step.time_ms - begin_ms) * scale, 1),
-            "width": max(3.0, round((step.cost_ms or 0) * scale, 1)),
-            "after_ms": step.time_ms - begin_ms,
-        }
-        for step in found.steps
-    ]
-    return Answer({"id": message_id, "told": found, "bars": bars, "span_ms": end_ms - begin_ms})
+    timeline = await context.admin.trace(message_id, anywhere=False)
+    begin_ms = min((step.time_ms for step in timeline.steps), default=0)
+    end_ms = max((step.time_ms + (step.cost_ms or 0) for step in timeline.steps), default=0)
+    span_ms = end_ms - begin_ms
+    px_per_ms = CHART_PX / max(1, span_ms)
+    bars = []
+    for step in timeline.steps:
+        after_ms = step.time_ms - begin_ms
+        width = round((step.cost_ms or 0) * px_per_ms, 1)
+        bars.append(
+            {
+                "step": step,
+                "x": round(after_ms * px_per_ms, 1),
+                "width": max(3.0, width),
+                "after_ms": after_ms,
+            }
+        )
+    return Answer({"id": message_id, "told": timeline, "bars": bars, "span_ms": span_ms})

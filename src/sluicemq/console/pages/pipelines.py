@@ -44,6 +44,12 @@ def chart_data(steps: Iterable[Mapping[str, Any]], sink: str) -> list[list[float
 
     Steps without a rate are left out.
     """
-    rated = [one for one in steps if one["sink"] == sink and one["rows_per_second"] is not None]
-    times: list[float | None] = [one["time_ms"] / 1000 for one in rated]
-    return [times, [one["rows_per_second"] for one in rated], [one["left"] for one in rated]]
+    times_s: list[float | None] = []
+    rates: list[float | None] = []
+    remaining_rows: list[float | None] = []
+    for step in steps:
+        if step["sink"] == sink and step["rows_per_second"] is not None:
+            times_s.append(step["time_ms"] / 1000)
+            rates.append(step["rows_per_second"])
+            remaining_rows.append(step["left"])
+    return [times_s, rates, remaining_rows]

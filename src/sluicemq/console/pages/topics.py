@@ -22,59 +22,71 @@ def select_names(
 
     The query's `kind` selects names by `kind_of`, and its `q` those that contain the text.
     """
-    kind = context.query.get("kind", KINDS[0])
-    wanted = context.query.get("q", "").strip()
-    counts = dict.fromkeys(KINDS, 0)
-    found = []
+    shown_kind = context.query.get("kind", KINDS[0])
+    search_text = context.query.get("q", "").strip()
+    count_by_kind = dict.fromkeys(KINDS, 0)
+    selected_names = []
     for name in names:
-        if wanted.lower() not in name.lower():
+        if search_text.lower() not in name.lower():
             continue
-        kind_of_name = kind_of(name)
-        counts[kind_of_name] += 1
-        counts["all"] += 1
-        if kind in (kind_of_name, "all"):
-            found.append(name)
-    return context.paginate(found), {"kind": kind, "q": wanted, "counts": counts}
+        kind = kind_of(name)
+        count_by_kind[kind] += 1
+        count_by_kind["all"] += 1
+        if shown_kind in (kind, "all"):
+            selected_names.append(name)
+    values = {"kind": shown_kind, "q": search_text, "counts": count_by_kind}
+    return context.paginate(selected_names), values
 
 
 async def show_all(context: Context) -> Answer:
     """Return a page of topics. Their types and queues are only in the live part."""
     names = await context.get_cached("topics", context.admin.topics)
-    info = await context.get_cached("cluster", context.admin.cluster_info)
-    own_names = {*info.brokers, *info.clusters}
-    paged, values = select_names(context, names, partial(shown.topic_kind, own_names=own_names))
+    topic_kind = partial(shown.topic_kind, own_names=await _fetch_server_names(context))
+    paged, values = select_names(context, names, topic_kind)
     details = {}
     if context.is_live:
-        configs = await fetch_parts(
+        config_parts = await fetch_parts(
             {name: context.admin.topic_configs(name) for name in paged.rows}
         )
-        details = {name: _summarize(one.value) for name, one in configs.items() if one.value}
+        details = {
+            name: _summarize(configs.value)
+            for name, configs in config_parts.items()
+            if configs.value
+        }
     return Answer({"paged": paged, "details": details, "types": MESSAGE_TYPES, **values})
 
 
-async def retention_ms(context: Context, route: TopicRoute) -> int:
+async def _fetch_server_names(context: Context) -> set[str]:
+    """Return the names of brokers and clusters, which are also names of system topics."""
+    cluster_info = await context.get_cached("cluster", context.admin.cluster_info)
+    return {*cluster_info.brokers, *cluster_info.clusters}
+
+
+async def fetch_retention_ms(context: Context, route: TopicRoute) -> int:
     """Return the shortest retention of the topic's brokers (fileReservedTime), or 0 if unknown.
 
     A broker has one retention for all topics, because they share its commit log.
     """
-    found = []
+    retentions_ms = []
     for broker in route.brokers:
         address = broker.addresses.get(MASTER_ID)
-        if address is not None:
-            request = partial(context.admin.broker_settings, address)
-            settings = await fetch_part(context.get_cached(f"settings {address}", request))
-            hours = (settings.value or {}).get("fileReservedTime", "")
-            found += [int(hours) * HOUR_MS] if hours.isdigit() else []
-    return min(found, default=0)
+        if address is None:
+            continue
+        request = partial(context.admin.broker_settings, address)
+        settings = await fetch_part(context.get_cached(f"settings {address}", request))
+        hours = (settings.value or {}).get("fileReservedTime", "")
+        if hours.isdigit():
+            retentions_ms.append(int(hours) * HOUR_MS)
+    return min(retentions_ms, default=0)
 
 
 def _summarize(configs: dict[str, TopicConfig]) -> dict[str, Any]:
     """Return the type, read queues, permission and number of brokers of a topic."""
-    first = next(iter(configs.values()))
+    first_config = next(iter(configs.values()))
     return {
-        "type": first.attributes.get(MESSAGE_TYPE, "NORMAL"),
-        "queues": sum(one.read_queues for one in configs.values()),
-        "perm": first.perm,
+        "type": first_config.attributes.get(MESSAGE_TYPE, "NORMAL"),
+        "queues": sum(config.read_queues for config in configs.values()),
+        "perm": first_config.perm,
         "brokers": len(configs),
     }
 
@@ -83,7 +95,7 @@ async def show(context: Context) -> Answer:
     """Return the page of one topic. Raises RouteNotFoundError."""
     topic = context.path["topic"]
     admin = context.admin
-    found: dict[str, Part[Any]] = await fetch_parts(
+    parts: dict[str, Part[Any]] = await fetch_parts(
         {
             "offsets": admin.topic_offsets(topic),
             "configs": admin.topic_configs(topic),
@@ -91,24 +103,25 @@ async def show(context: Context) -> Answer:
             "route": admin.route(topic),
         }
     )
-    if found["route"].value is None:
+    if parts["route"].value is None:
         await admin.route(topic)  # raises the error again, with its fix
         raise RouteNotFoundError(f"No broker serves {topic}.", fix="Choose one from the list.")
-    offsets = found["offsets"].value or {}
-    configs = found["configs"].value or {}
-    info = await context.get_cached("cluster", admin.cluster_info)
+
+    stats_by_queue = parts["offsets"].value or {}
+    configs = parts["configs"].value or {}
+    all_stats = stats_by_queue.values()
     return Answer(
         {
             "topic": topic,
-            "kind": shown.topic_kind(topic, {*info.brokers, *info.clusters}),
-            "queues": [(queue, stats) for queue, stats in offsets.items()],
-            "stored": sum(one.offset_max - one.offset_min for one in offsets.values()),
-            "newest_ms": max((one.last_time_ms for one in offsets.values()), default=0),
+            "kind": shown.topic_kind(topic, await _fetch_server_names(context)),
+            "queues": list(stats_by_queue.items()),
+            "stored": sum(stats.offset_max - stats.offset_min for stats in all_stats),
+            "newest_ms": max((stats.last_time_ms for stats in all_stats), default=0),
             "configs": configs,
-            "type": next((_summarize(configs)["type"] for _ in configs), None),
-            "told": found,
-            "groups": found["groups"].value or [],
-            "retention_ms": await retention_ms(context, found["route"].value),
+            "type": _summarize(configs)["type"] if configs else None,
+            "told": parts,
+            "groups": parts["groups"].value or [],
+            "retention_ms": await fetch_retention_ms(context, parts["route"].value),
         }
     )
 
@@ -136,14 +149,14 @@ async def change(context: Context) -> Answer:
     """Change the permission and the number of queues of a topic."""
     topic = context.path["topic"]
     configs = await context.admin.topic_configs(topic)
-    known = next(iter(configs.values()), TopicConfig(topic))
-    queues = context.parse_number("queues", known.read_queues)
+    current = next(iter(configs.values()), TopicConfig(topic))
+    queues = context.parse_number("queues", current.read_queues)
     await context.admin.create_topic(
         topic,
         queues=queues,
         write_queues=queues,
-        perm=context.parse_number("perm", known.perm),
-        order=known.order or None,
+        perm=context.parse_number("perm", current.perm),
+        order=current.order or None,
     )
     return Answer(redirect=f"/topics/{quote(topic, safe='')}?done=changed")
 

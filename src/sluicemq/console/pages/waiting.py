@@ -33,21 +33,24 @@ async def list_items(
     page of them, and the brokers that refused with their reasons.
     """
     masters = await context.get_cached("masters", context.admin.masters)
-    listed = await fetch_parts(
-        {name: request(address=address) for name, address in masters.items()}
+    listings = await fetch_parts(
+        {broker: request(address=address) for broker, address in masters.items()}
     )
-    rows = [
-        (name, item)
-        for name, one in listed.items()
-        for items in (one.value or {}).values()
-        for item in items
-    ]
+    rows: list[tuple[str, T]] = []
+    refused: dict[str, str] = {}
+    for broker, listing in listings.items():
+        if listing.value is None:
+            refused[broker] = listing.reason
+            continue
+        for items in listing.value.values():
+            rows += [(broker, item) for item in items]
     rows.sort(key=lambda row: when_ms(row[1]))
+    has_answer = len(refused) < len(listings)
     return {
         "rows": rows,
         "paged": context.paginate(rows),
-        "refused": {name: one.reason for name, one in listed.items() if one.value is None},
-        "is_known": any(one.value is not None for one in listed.values()) or not listed,
+        "refused": refused,
+        "is_known": has_answer or not listings,
         "now_ms": context.clock.now_ms(),
         "most": LISTED_MAX,
     }
@@ -55,18 +58,22 @@ async def list_items(
 
 async def show_delayed(context: Context) -> Answer:
     """Return the page of delayed messages, ordered by due time, of a topic or with a key."""
-    topic, key = (context.query.get(name, "").strip() for name in ("topic", "key"))
+    topic = context.query.get("topic", "").strip()
+    key = context.query.get("key", "").strip()
     request = partial(context.admin.delayed, topic or None, key=key or None)
-    values = await list_items(context, request, lambda item: item.due_ms)
+    values = await list_items(context, request, lambda delayed: delayed.due_ms)
+
+    # The row that the address of the page selects.
     handle = context.query.get("handle", "")
-    chosen = next((row for row in values.pop("rows") if row[1].handle == handle), None)
+    rows = values.pop("rows")
+    chosen_row = next((row for row in rows if row[1].handle == handle), None)
     topics = await context.get_cached("topics", context.admin.topics)
-    return Answer({"topic": topic, "key": key, "topics": topics, "chosen": chosen, **values})
+    return Answer({"topic": topic, "key": key, "topics": topics, "chosen": chosen_row, **values})
 
 
 async def cancel(context: Context) -> Answer:
     """Recall a delayed message. Raises RequestError if it is too late."""
-    address = await broker_address(context)
+    address = await find_broker_address(context)
     require_confirmation(context)
     await context.admin.cancel_delayed(address, context.form.get("handle", ""))
     return redirect_to_list("/delayed", context, "cancelled")
@@ -74,14 +81,22 @@ async def cancel(context: Context) -> Answer:
 
 async def show_transactions(context: Context) -> Answer:
     """Return the page of open transactions, the oldest first, of a topic or producer group."""
-    topic, group = (context.query.get(name, "").strip() for name in ("topic", "group"))
+    topic = context.query.get("topic", "").strip()
+    group = context.query.get("group", "").strip()
     request = partial(context.admin.transactions, group=group or None, topic=topic or None)
-    values = await list_items(context, request, lambda item: item.began_ms)
-    wanted = context.query.get("broker", ""), context.query.get("id", "")
-    rows = values.pop("rows")
-    chosen = next((row for row in rows if (row[0], row[1].transaction_id) == wanted), None)
+    values = await list_items(context, request, lambda transaction: transaction.began_ms)
+
+    # The row that the address of the page selects.
+    selection = (context.query.get("broker", ""), context.query.get("id", ""))
+    chosen_row = None
+    for broker, transaction in values.pop("rows"):
+        if (broker, transaction.transaction_id) == selection:
+            chosen_row = (broker, transaction)
+            break
     topics = await context.get_cached("topics", context.admin.topics)
-    return Answer({"topic": topic, "group": group, "topics": topics, "chosen": chosen, **values})
+    return Answer(
+        {"topic": topic, "group": group, "topics": topics, "chosen": chosen_row, **values}
+    )
 
 
 async def decide(context: Context) -> Answer:
@@ -90,22 +105,22 @@ async def decide(context: Context) -> Answer:
     Raises ConfigurationError if the form is incomplete, and MessageNotFoundError if the broker has
     no such open transaction.
     """
-    found = OUTCOMES.get(context.form.get("outcome", ""))
-    if found is None:
+    outcome = OUTCOMES.get(context.form.get("outcome", ""))
+    if outcome is None:
         raise ConfigurationError("No outcome is chosen.", fix="Choose commit or rollback.")
-    address = await broker_address(context)
+    state, notice = outcome
+    address = await find_broker_address(context)
     require_confirmation(context)
-    state, done = found
-    wanted = context.form.get("id", "")
-    if await context.admin.resolve_transaction(wanted, state, address=address) is None:
+    transaction_id = context.form.get("id", "")
+    if await context.admin.resolve_transaction(transaction_id, state, address=address) is None:
         raise MessageNotFoundError(
-            f"The broker has no open transaction {wanted!r}.",
+            f"The broker has no open transaction {transaction_id!r}.",
             fix="Reload the list; the transaction may have ended.",
         )
-    return redirect_to_list("/transactions", context, done)
+    return redirect_to_list("/transactions", context, notice)
 
 
-async def broker_address(context: Context) -> str:
+async def find_broker_address(context: Context) -> str:
     """Return the address of the broker that the form names. Raises ConfigurationError."""
     masters = await context.admin.masters()
     name = context.form.get("broker", "")
@@ -122,8 +137,11 @@ def require_confirmation(context: Context) -> None:
         )
 
 
-def redirect_to_list(path: str, context: Context, done: str) -> Answer:
-    """Return a redirect to the list with the same selection, and the notice `done`."""
-    selection = {name: context.form.get(name, "") for name in ("topic", "key", "group")}
-    query = {name: value for name, value in selection.items() if value} | {"done": done}
+def redirect_to_list(path: str, context: Context, notice: str) -> Answer:
+    """Return a redirect to the list with the same selection, and the notice of what was done."""
+    query = {}
+    for name in ("topic", "key", "group"):
+        if field_text := context.form.get(name):
+            query[name] = field_text
+    query["done"] = notice
     return Answer(redirect=f"{path}?{urlencode(query)}")

@@ -37,11 +37,11 @@ class Ledger(TransactionListener):
 
     async def check(self, message: StoredMessage) -> TransactionState:
         transaction_id = message.properties["UNIQ_KEY"]
-        found = self.database.execute(
+        row = self.database.execute(
             "select id from orders where transaction_id = ?", (transaction_id,)
         ).fetchone()
-        if found:
-            print(f"asked about order {found[0]}: committed", flush=True)
+        if row:
+            print(f"asked about order {row[0]}: committed", flush=True)
             return TransactionState.COMMIT
         # There is no row, and after CHECK_AFTER_S none will be inserted. (If that is not certain,
         # return UNKNOWN: an early ROLLBACK loses the message of an order that is then placed.)
