@@ -72,15 +72,18 @@ class Tools:
         """
         if message_id is not None and topic is None:
             raise ToolError("Pass the topic of the message, too.")
-        found = self._ask(
+        diagnosis = self._ask(
             lambda admin: diagnose(admin, topic=topic, group=group, message_id=message_id)
         )
+        cause = None
+        if diagnosis.cause is not None:
+            cause = doctor_record(diagnosis.cause)
         return plain(
             {
-                "healthy": found.is_healthy,
-                "cause": None if found.cause is None else doctor_record(found.cause),
-                "also": [doctor_record(one) for one in found.also],
-                "notes": [doctor_record(one) for one in found.notes],
+                "healthy": diagnosis.is_healthy,
+                "cause": cause,
+                "also": [doctor_record(finding) for finding in diagnosis.also],
+                "notes": [doctor_record(finding) for finding in diagnosis.notes],
             }
         )
 
@@ -129,7 +132,7 @@ class Tools:
         explained = self._ask(lambda admin: admin.explain_group(group))
         return {
             "group": explained.group,
-            "findings": [explain_record(one) for one in explained.findings],
+            "findings": [explain_record(finding) for finding in explained.findings],
             "lag": explained.lag,
             "matching": explained.matching,
         }
@@ -144,12 +147,12 @@ class Tools:
         """
 
         def ask(admin: Admin) -> Any:
-            about, found = admin.explain_message(
+            stored, explanations = admin.explain_message(
                 message_id, group=group, topic=topic, anywhere=False
             )
             return {
-                "message": message_fields(about.message),
-                "groups": [message_record(one) for one in found],
+                "message": message_fields(stored.message),
+                "groups": [message_record(explained) for explained in explanations],
             }
 
         return plain(self._ask(ask))
@@ -198,16 +201,18 @@ class Tools:
         the expression with the present filter of that group.
         """
         begin_ms = self._clock.now_ms() - last_minutes * 60_000
-        found = self._ask(
+        trials = self._ask(
             lambda admin: admin.try_filter(
                 topic, expression, begin_ms=begin_ms, group=group, count_max=count
             )
         )
         return [
-            {"broker": one.broker, "rows": one.rows, "report": plain(one.report)} for one in found
+            {"broker": trial.broker, "rows": trial.rows, "report": plain(trial.report)}
+            for trial in trials
         ]
 
     def _ask(self, question: Callable[[Admin], Any]) -> Any:
+        """Return what `question` returns for a new client. Raises ToolError for a SluiceError."""
         try:
             with self._open() as admin:
                 return question(admin)
@@ -238,7 +243,7 @@ def message_record(explained: MessageExplained) -> dict[str, Any]:
     return {
         "group": explained.group,
         "fate": plain(explained.fate),
-        "findings": [explain_record(one) for one in explained.findings],
+        "findings": [explain_record(finding) for finding in explained.findings],
         "times": explained.times,
         "verdict": plain(explained.verdict),
         "owner": explained.owner,
@@ -250,8 +255,8 @@ TOOLS: Final = tuple(name for name in vars(Tools) if not name.startswith("_"))
 
 def page(names: Iterable[str], contains: str, offset: int, count: int) -> dict[str, Any]:
     """Return a part of the names that contain a text, and the number of all of them."""
-    found = sorted(name for name in names if contains.lower() in name.lower())
-    return {"total": len(found), "names": found[offset : offset + count]}
+    matching_names = sorted(name for name in names if contains.lower() in name.lower())
+    return {"total": len(matching_names), "names": matching_names[offset : offset + count]}
 
 
 def message_fields(message: StoredMessage) -> dict[str, Any]:
@@ -278,17 +283,19 @@ def message_fields(message: StoredMessage) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON: dataclasses as objects, enum members as their names in lower case."""
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum):  # before the next line, because some members are strings
         return value.name.lower()
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, bytes):
         return value[:BODY_BYTES_MAX].decode("utf-8", "backslashreplace")
-    kind = type(value)
-    if names := getattr(kind, "__match_args__", ()) or getattr(kind, "__slots__", ()):
-        return {name: plain(getattr(value, name)) for name in names}
+    value_type = type(value)
+    # Dataclasses have __match_args__; other classes of values have __slots__.
+    field_names = getattr(value_type, "__match_args__", ()) or getattr(value_type, "__slots__", ())
+    if field_names:
+        return {name: plain(getattr(value, name)) for name in field_names}
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(element) for key, element in value.items()}
     if isinstance(value, Iterable):
-        return [plain(item) for item in value]
+        return [plain(element) for element in value]
     return str(value)
