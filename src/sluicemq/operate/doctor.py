@@ -389,9 +389,9 @@ class Walk:
         for broker in brokers:
             status = {}
             # Each row is used once, also if two addresses have the same name and id.
-            row = rows_by_id.pop((broker.name, broker.id), None)
-            if row is not None:
-                status = {name: row[name] for name in ("inSync", "role", "state")}
+            broker_row = rows_by_id.pop((broker.name, broker.id), None)
+            if broker_row is not None:
+                status = {name: broker_row[name] for name in ("inSync", "role", "state")}
             connection = self.fetch_replication_status(broker)
             connected_size = connection.pop("inSyncSize", None)
             in_sync_size = in_sync_sizes.get(broker.name, connected_size)

@@ -1,4 +1,6 @@
-"""The conversion of stored messages to the messages of gRPC clients (spec/grpc.md §5).
+"""The conversion of stored messages to messages of gRPC clients (spec/grpc.md §5).
+
+The filters and invisible durations of clients are converted here, too.
 
 Properties that RocketMQ or the broker uses become fields or are left out; the application's
 properties are copied. Every client can read the body: a body that a remoting producer compressed is
@@ -12,9 +14,13 @@ Each message has a digest of the body as it is sent, because one client fails wi
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
+from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.bodies import COMPRESSED, decode_body
+from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import (
     DELAY,
     KEYS,
@@ -33,8 +39,10 @@ from sluicemq.model.properties import (
     PRIORITY,
     TRACE_CONTEXT,
 )
+from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.messages import DigestType, Encoding, MessageType
+from sluicemq.proxy.limits import Refusal, StatusError
+from sluicemq.proxy.messages import DigestType, Encoding, FilterType, MessageType
 
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """The size above which a decompressed body is sent compressed instead, in bytes.
@@ -91,15 +99,17 @@ def to_message(
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
+
     body = stored.raw_body
     encoding = _IDENTITY
     if stored.sys_flag & COMPRESSED:
         body, encoding = _readable_body(stored)
     message.body = body
-    user = message.user_properties
+    user_properties = message.user_properties
     for name, value in properties.items():
         if name not in HIDDEN_PROPERTIES:
-            user[name] = value
+            user_properties[name] = value
+
     system = message.system_properties
     tag = properties.get(TAGS)
     keys = properties.get(KEYS)
@@ -117,6 +127,7 @@ def to_message(
     else:
         system.message_type = message_type_of(properties)
         _set_optional_fields(system, stored)
+
     set_timestamp(system.born_timestamp, stored.born_time_ms)
     system.born_host = properties.get(BORN_HOST) or stored.born_host.address
     set_timestamp(system.store_timestamp, stored.store_time_ms)
@@ -124,8 +135,9 @@ def to_message(
     system.receipt_handle = handle
     system.queue_id = stored.queue_id
     system.queue_offset = stored.queue_offset
-    times = stored.reconsume_times if reconsume_times is None else reconsume_times
-    system.delivery_attempt = times + 1
+    if reconsume_times is None:
+        reconsume_times = stored.reconsume_times
+    system.delivery_attempt = reconsume_times + 1
     return message
 
 
@@ -189,9 +201,9 @@ def _delivery_time_ms(stored: StoredMessage) -> int | None:
 
 def _int_property(stored: StoredMessage, name: str) -> int | None:
     """Return a property as a number; None if it is not a number of up to 15 digits."""
-    text = stored.properties.get(name, "")
-    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
-    return int(text) if is_number else None
+    digits = stored.properties.get(name, "")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
+    return int(digits) if is_number else None
 
 
 def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
@@ -201,3 +213,46 @@ def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
         return body, _IDENTITY
     UNDECODABLE.value += 1
     return stored.raw_body, Encoding.GZIP
+
+
+def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
+    """Return the filter of a receive or pull as a subscription.
+
+    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
+    (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
+    """
+    if expression.type != FilterType.SQL:
+        return _to_tag_subscription(topic, expression.expression)
+    if not expression.expression:
+        raise StatusError(Refusal.FILTER_EMPTY, "Set an expression, or filter by tags.")
+    return Subscription(topic, expression.expression, SQL92)
+
+
+def _to_tag_subscription(topic: str, tag_expression: str) -> Subscription:
+    """Return a subscription by tags, from a cache unless the texts are unusually long."""
+    if len(topic) + len(tag_expression) <= CACHED_LENGTH_MAX:
+        return _cached_tag_subscription(topic, tag_expression)
+    return _cached_tag_subscription.__wrapped__(topic, tag_expression)
+
+
+@lru_cache(maxsize=1024)
+def _cached_tag_subscription(topic: str, tag_expression: str) -> Subscription:
+    """Return a subscription by tags; the results are cached. Raises StatusError."""
+    try:
+        return parse_subscription(topic, tag_expression, TAG)
+    except FilterSyntaxError as error:
+        raise StatusError(Refusal.FILTER, str(error)) from error
+
+
+def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
+    """Return an invisible duration in ms.
+
+    Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
+    """
+    invisible_ms = to_ms(duration)
+    detail = f"the call asks for {invisible_ms} ms"
+    if invisible_ms < least_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_SMALL, detail, limit=least_ms)
+    if invisible_ms > longest_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_LARGE, detail, limit=longest_ms)
+    return invisible_ms

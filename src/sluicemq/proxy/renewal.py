@@ -257,11 +257,11 @@ class ReceiptHandleRenewer:
             ConversationRunner(self._pending.popleft(), self._session.send, self._finish_request)
         self._is_starting = False
 
-    def _finish_request(self, result: object) -> None:
-        """Count a request as ended, and start the next ones. Log `result` if it is an exception."""
+    def _finish_request(self, outcome: object) -> None:
+        """Count a request as ended, and start the next ones. An exception is logged."""
         self._running_count -= 1
-        if isinstance(result, Exception):
-            log.error("The renewal of a message failed because of a bug.", exc_info=result)
+        if isinstance(outcome, Exception):
+            log.error("The renewal of a message failed because of a bug.", exc_info=outcome)
         self._start_requests()
 
     def _renew(self, message: InFlightMessage) -> Conversation[None]:
@@ -284,16 +284,8 @@ class ReceiptHandleRenewer:
                 message.group, message.topic, message.handle, invisible_ms
             )
         except SluiceError as error:
-            message.failures += 1
-            is_gone = isinstance(error, StatusError)
-            has_failed_too_often = message.failures >= self._limits.renew_attempts_max
-            is_last = is_last or is_gone or has_failed_too_often
-            log.warning(
-                "Cannot renew message %s of group %s: %s",
-                message.client_handle,
-                message.group,
-                error,
-            )
+            can_succeed_later = self._record_failure(message, error)
+            is_last = is_last or not can_succeed_later
         else:
             message.handle_received_ms = now_ms
             message.renewals += 1
@@ -310,6 +302,15 @@ class ReceiptHandleRenewer:
             self._schedule(message, now_ms // PERIOD_MS + RETRY_PERIODS)
         if renewing is not None:
             renewing.set_result(None)
+
+    def _record_failure(self, message: InFlightMessage, error: SluiceError) -> bool:
+        """Count and log a failed renewal, and return whether a later one could succeed."""
+        message.failures += 1
+        log.warning(
+            "Cannot renew message %s of group %s: %s", message.client_handle, message.group, error
+        )
+        is_gone = isinstance(error, StatusError)
+        return not is_gone and message.failures < self._limits.renew_attempts_max
 
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
         """Make a message visible to other clients soon. Errors are ignored."""

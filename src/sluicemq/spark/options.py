@@ -56,10 +56,10 @@ def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
     """Return a parser for whole numbers from `minimum` to `maximum`, both included."""
 
     def parse(value: str) -> int:
-        number = int(value) if value.strip().lstrip("-").isdecimal() else None
-        if number is None or not minimum <= number <= maximum:
+        is_whole_number = value.strip().lstrip("-").isdecimal()
+        if not is_whole_number or not minimum <= int(value) <= maximum:
             raise ValueError(f"it must be a whole number from {minimum:,} to {maximum:,}")
-        return number
+        return int(value)
 
     return parse
 
@@ -80,10 +80,10 @@ def one_of(*words: str, description: str = "") -> Callable[[str], str]:
 
 def parse_bad_rows(value: str) -> str:
     """Return `fail`, `skip` or `topic:NAME`. Raises ValueError, also for an invalid topic name."""
-    word, _, topic = value.strip().partition(":")
-    if word.lower() in ("fail", "skip") and not topic:
-        return word.lower()
-    if word.lower() != "topic":
+    policy, _, topic = value.strip().partition(":")
+    if policy.lower() in ("fail", "skip") and not topic:
+        return policy.lower()
+    if policy.lower() != "topic":
         raise ValueError("it must be fail, skip or topic:NAME")
     try:
         return f"topic:{check_topic_to_send(topic.strip())}"
@@ -93,8 +93,8 @@ def parse_bad_rows(value: str) -> str:
 
 def parse_addresses(value: str) -> str:
     """Return addresses with `;` between them. In `value`, `;` or `,` is between them."""
-    parts = parse_text(value).replace(",", ";").split(";")
-    return ";".join(part.strip() for part in parts if part)
+    addresses = parse_text(value).replace(",", ";").split(";")
+    return ";".join(address.strip() for address in addresses if address)
 
 
 def parse_tag_expression(value: str) -> str:
@@ -120,11 +120,11 @@ def parse_names(value: str) -> tuple[str, ...]:
 
     Raises ValueError if there is no name.
     """
-    parts = (part.strip() for part in value.replace(";", ",").split(","))
-    names = tuple(dict.fromkeys(filter(None, parts)))
-    if not names:
+    names = [name.strip() for name in value.replace(";", ",").split(",")]
+    distinct_names = tuple(dict.fromkeys(name for name in names if name))
+    if not distinct_names:
         raise ValueError("it is empty")
-    return names
+    return distinct_names
 
 
 def parse_pattern(value: str) -> str:
@@ -146,11 +146,12 @@ def parse_timestamp(value: str) -> int:
     for a number that looks like a time in another unit.
     """
     if value.strip().lstrip("-").isdecimal():
-        number = int(value)
-        if (other := other_unit(number)) is not None:
-            unit, time_ms = other
-            raise ValueError(f"it looks like {unit} and must be milliseconds: write {time_ms}")
-        return number
+        time_ms = int(value)
+        likely_unit = other_unit(time_ms)
+        if likely_unit is not None:
+            unit, converted_ms = likely_unit
+            raise ValueError(f"it looks like {unit} and must be milliseconds: write {converted_ms}")
+        return time_ms
     try:
         time = datetime.datetime.fromisoformat(value.strip())
     except ValueError:
@@ -183,18 +184,30 @@ def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
     …}}. The result is the word, or a table of the same form as the JSON, with queue ids as int and
     times as `StoreTimestamp`. Raises ValueError for any other value.
     """
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return word
+    keyword = value.strip().lower()
+    if keyword in ("earliest", "latest"):
+        return keyword
     try:
         table = json.loads(value)
-        if any(isinstance(inner, dict) for one in table.values() for inner in one.values()):
+        if _has_topics(table):
             return {topic: _parse_offset_table(brokers) for topic, brokers in table.items()}
         return _parse_offset_table(table)
     except (json.JSONDecodeError, TypeError, AttributeError):
         raise ValueError(
             'it must be earliest, latest or JSON such as {"broker-a": {"0": 120, "1": "earliest"}}'
         ) from None
+
+
+def _has_topics(table: Any) -> bool:
+    """Return whether a table of offsets has the form {"topic": {"broker": {…}}}.
+
+    Its other form is {"broker": {"queue id": choice}}. Raises AttributeError if it has neither.
+    """
+    for by_broker_or_queue in table.values():
+        for queues_or_choice in by_broker_or_queue.values():
+            if isinstance(queues_or_choice, dict):
+                return True
+    return False
 
 
 def _parse_offset_table(brokers: Any) -> OffsetTable:
@@ -209,12 +222,7 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
         for queue, offset in queues.items():
             if not queue.isdecimal():
                 raise ValueError(f"{queue!r} is not a queue id; write a whole number")
-            choice: OffsetChoice | None = None
-            if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
-                choice = offset
-            elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
-                with contextlib.suppress(ValueError):
-                    choice = StoreTimestamp(parse_timestamp(offset))
+            choice = _parse_offset_choice(offset)
             if choice is None:
                 raise ValueError(
                     f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole"
@@ -222,6 +230,20 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
                 )
             table[broker][int(queue)] = choice
     return table
+
+
+def _parse_offset_choice(offset: Any) -> OffsetChoice | None:
+    """Return the choice that the JSON value `offset` means for one queue; None if it is invalid.
+
+    A string with digits only is invalid, because it could be an offset or a time.
+    """
+    choice: OffsetChoice | None = None
+    if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
+        choice = offset
+    elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
+        with contextlib.suppress(ValueError):
+            choice = StoreTimestamp(parse_timestamp(offset))
+    return choice
 
 
 def parse_directory(value: str) -> str:
@@ -495,12 +517,12 @@ class Options:
         ConfigurationError for a wrong configuration.
         """
         values = self.values
-        wanted = values["tls"]
+        is_enabled = values["tls"]  # None if the option is not given
         ca = values["tls.ca"]
         certificate = values["tls.certificate"]
-        if wanted is None and ca is None and certificate is None:
+        if is_enabled is None and ca is None and certificate is None:
             return Tls.resolve(None)
-        if wanted is False:
+        if is_enabled is False:
             return None
         return Tls(
             ca=ca,
@@ -525,7 +547,7 @@ def parse_options(
     an option of another use, a wrong value, and options that contradict each other.
     """
     descriptions = {option.name: option.description for option in declared.values()}
-    values = {option.name: option.default for option in declared.values()}
+    parsed_values = {option.name: option.default for option in declared.values()}
     chosen: set[str] = set()
     for name, value in given.items():
         if name.lower() in _SPARK_OPTIONS:
@@ -542,17 +564,27 @@ def parse_options(
                 f"the option {option.name!r} is not supported for a {use}.",
                 fix=f"It is for: {', '.join(sorted(option.uses))}.",
             )
-        try:
-            values[option.name] = option.parse(value)
-        except ValueError as error:
-            is_secret = any(word in option.name.lower() for word in ("secret", "password"))
-            shown = "" if is_secret else f" {value!r}"
-            raise ConfigurationError(
-                f"the option {option.name!r} has an invalid value{shown}: {error}."
-            ) from None
+        parsed_values[option.name] = _parse_value(option, value)
         chosen.add(option.name)
     _check_combinations(chosen)
-    return Options(values, descriptions)
+    return Options(parsed_values, descriptions)
+
+
+def _parse_value(option: Option, value: str) -> Any:
+    """Return the value of an option that a user gave as the string `value`.
+
+    Raises ConfigurationError for a wrong value. The error does not show the value of an option that
+    is a secret.
+    """
+    try:
+        return option.parse(value)
+    except ValueError as error:
+        lower_name = option.name.lower()
+        is_secret = "secret" in lower_name or "password" in lower_name
+        shown_value = "" if is_secret else f" {value!r}"
+        raise ConfigurationError(
+            f"the option {option.name!r} has an invalid value{shown_value}: {error}."
+        ) from None
 
 
 def _check_combinations(chosen: Set[str]) -> None:

@@ -816,7 +816,7 @@ PROXY: Final = (
         "the message is delivered again while the client still works on it",
         "sluicemq.proxy.receiving",
         "Receiving.acknowledge",
-        "if statuses[number].code not in _FINAL_CODES:",
+        "if statuses[index].code not in _FINAL_CODES:",
         "if False:",
         "tests/unit/proxy/test_renewal.py",
     ),
