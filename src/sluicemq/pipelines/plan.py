@@ -80,13 +80,11 @@ from sluicemq.spark.references import (
 )
 from sluicemq.spark.report import pushdown
 from sluicemq.spark.source import resolve_roles
+from sluicemq.spark.sources.checkpoints import Offsets, offsets_to_table, parse_checkpoint
 from sluicemq.spark.sources.offsets import (
-    Offsets,
     check_selector,
     fetch_bounds,
-    offsets_to_table,
     open_admin,
-    parse_checkpoint,
     parse_topics,
     queue_label,
     resolve_ending_offsets,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.sources.offsets import parse_checkpoint
+from sluicemq.spark.sources.checkpoints import parse_checkpoint
 
 logger = logging.getLogger(__name__)
 
