@@ -1,6 +1,6 @@
 """The conversion of stored messages to messages of gRPC clients (spec/grpc.md §5).
 
-The filters and invisible durations of clients are converted here, too.
+The filters, invisible durations and receipt handles of clients are converted here, too.
 
 Properties that RocketMQ or the broker uses become fields or are left out; the application's
 properties are copied. Every client can read the body: a body that a remoting producer compressed is
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from sluicemq.errors import FilterSyntaxError
+from sluicemq.errors import FilterSyntaxError, ProtocolError
 from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.bodies import COMPRESSED, decode_body
 from sluicemq.model.ids import CACHED_LENGTH_MAX
@@ -43,12 +43,16 @@ from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.limits import Refusal, StatusError
 from sluicemq.proxy.messages import DigestType, Encoding, FilterType, MessageType
+from sluicemq.wire.popping import ReceiptHandle
 
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """The size above which a decompressed body is sent compressed instead, in bytes.
 
 A response has up to 32 messages, and all of their bodies are in memory at the same time.
 """
+
+HANDLE_LENGTH_MAX: Final = 512
+"""The maximum length of a receipt handle, in characters."""
 
 
 class UndecodableCount:
@@ -256,3 +260,27 @@ def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -
     if invisible_ms > longest_ms:
         raise StatusError(Refusal.INVISIBLE_TIME_TOO_LARGE, detail, limit=longest_ms)
     return invisible_ms
+
+
+def parse_handle(client_handle: str) -> ReceiptHandle:
+    """Return the receipt handle of one message that a client sent as `client_handle`.
+
+    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
+    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
+    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
+    negative.
+    """
+    # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
+    try:
+        handle = ReceiptHandle.parse(client_handle[: HANDLE_LENGTH_MAX + 1])
+    except ProtocolError as error:
+        raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
+    numbers = [field for field in handle if isinstance(field, int)]
+    is_too_large = max(numbers) >= 1 << 63 or handle.queue_id >= 1 << 31
+    is_negative = min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
+    if len(client_handle) > HANDLE_LENGTH_MAX or is_too_large or is_negative:
+        raise StatusError(
+            Refusal.HANDLE_MALFORMED,
+            f"the handle {client_handle[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
+        )
+    return handle

@@ -22,7 +22,7 @@ from typing import Final
 
 from sluicemq.client.core import names
 from sluicemq.config.proxying import ProxyLimits
-from sluicemq.errors import ConfigurationError, ProtocolError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model import topic
 from sluicemq.model.bodies import COMPRESSED
 from sluicemq.model.properties import HIDDEN_PROPERTIES
@@ -30,7 +30,6 @@ from sluicemq.model.system_names import is_reserved_group, is_rocketmq_system_to
 from sluicemq.model.topic import MESSAGE_TYPES, MIXED
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code
-from sluicemq.wire.popping import ReceiptHandle
 
 NAME_PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 """RocketMQ's pattern of valid names, as its error messages quote it."""
@@ -234,8 +233,6 @@ class StatusError(SluiceError):
         self.code = refusal.code
 
 
-HANDLE_LENGTH_MAX: Final = 512
-"""The maximum length of a receipt handle, in characters."""
 LITE_TOPIC_LENGTH_MAX: Final = 64
 """The maximum length of the name of a lite topic, in characters."""
 
@@ -573,27 +570,3 @@ def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
     if 0 < limits.recovery_s_max < seconds:
         detail = f"the transaction has {seconds} s"
         raise StatusError(Refusal.RECOVERY_TIME, detail, limit=limits.recovery_s_max)
-
-
-def parse_handle(client_handle: str) -> ReceiptHandle:
-    """Return the receipt handle of one message that a client sent as `client_handle`.
-
-    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
-    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
-    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
-    negative.
-    """
-    # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
-    try:
-        handle = ReceiptHandle.parse(client_handle[: HANDLE_LENGTH_MAX + 1])
-    except ProtocolError as error:
-        raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
-    numbers = [field for field in handle if isinstance(field, int)]
-    is_too_large = max(numbers) >= 1 << 63 or handle.queue_id >= 1 << 31
-    is_negative = min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
-    if len(client_handle) > HANDLE_LENGTH_MAX or is_too_large or is_negative:
-        raise StatusError(
-            Refusal.HANDLE_MALFORMED,
-            f"the handle {client_handle[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
-        )
-    return handle

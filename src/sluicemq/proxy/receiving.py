@@ -30,12 +30,13 @@ from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client, Clients
 from sluicemq.proxy.convert import (
     checked_invisible_ms,
+    parse_handle,
     set_timestamp,
     to_message,
     to_ms,
     to_subscription,
 )
-from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic, parse_handle
+from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.renewal import InFlightMessage, ReceiptHandleRenewer
 from sluicemq.proxy.service import to_status

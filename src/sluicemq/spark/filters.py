@@ -410,15 +410,17 @@ def _to_sql92(
     return None if sql_literal is None else f"{name} {operator} {sql_literal}"
 
 
-def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: bool) -> str | None:
+def _in_condition(
+    name: str, type_name: str, literals: Sequence[Any], *, negated: bool
+) -> str | None:
     """Return the SQL92 condition for [NOT] IN.
 
-    Return None if `values` is empty, if one of the values cannot be compared exactly, or if
+    Return None if `literals` is empty, if one of the values cannot be compared exactly, or if
     `type_name` is neither string nor int.
     """
     operator = "<>" if negated else "="
     sql_literals = []
-    for literal in values:
+    for literal in literals:
         sql_literal = _sql92_literal(type_name, literal, operator)
         if sql_literal is None:
             return None
@@ -513,7 +515,7 @@ def _intersect_tags(
 ) -> frozenset[str] | None:
     """Return the tags that both a tag expression and a pushed condition accept; None means all.
 
-    The result is empty if no tag matches. A `pushed_tags` of None is no condition. Raises
+    The result is empty if no tag matches. A `pushed_tags` of None accepts all tags. Raises
     FilterSyntaxError if the expression does not compile.
     """
     canonical_expression, expression_tags, _ = parse_tags(tag_expression)

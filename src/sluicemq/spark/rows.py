@@ -27,7 +27,7 @@ error, because a row cannot request one in this way.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -350,18 +350,18 @@ def validate_ids(row_ids: Any) -> Any:
     return ids_or_null
 
 
-def encode_delays(values: Mapping[str, Any]) -> Any | None:
+def encode_delays(columns: Mapping[str, Any]) -> Any | None:
     """Return a string column that says when each row is delivered, in the format of a stage.
 
     A value is `L3` for delay level 3, `M500` for a delay of 500 ms, `T1700000000000` for a time in
-    milliseconds since 1970, or null for no delay. Return None if no row is delayed. `values` maps
+    milliseconds since 1970, or null for no delay. Return None if no row is delayed. `columns` maps
     roles to columns. Raises RowError for a negative value, and for a row with several delays.
     """
     delays = None
     for role, letter in (("delay_level", "L"), ("delay_ms", "M"), ("deliver_at", "T")):
-        if role not in values:
+        if role not in columns:
             continue
-        numbers = _to_delay_numbers(role, values[role])
+        numbers = _to_delay_numbers(role, columns[role])
         if numbers.null_count == len(numbers):
             continue
         if pc.min(numbers).as_py() < 0:
@@ -399,18 +399,18 @@ def _to_delay_numbers(role: str, column: Any) -> Any:
 # ---- properties
 
 
-def encode_properties(values: Mapping[str, Any], count: int) -> Any:
+def encode_properties(columns: Mapping[str, Any], count: int) -> Any:
     """Return a binary column with the encoded properties of each of `count` rows, without ids.
 
-    `values` maps roles to columns. Raises RowError for a value that a message may not have.
+    `columns` maps roles to columns. Raises RowError for a value that a message may not have.
     """
     # Columns, and constants for all rows, that are concatenated in each row.
     pieces: list[Any] = [b"WAIT\x01true\x02"]
     for role, encode_role in _ENCODERS.items():
-        if role not in values:
+        if role not in columns:
             continue
         with row_errors_for(role):
-            for role_piece in encode_role(values[role]):
+            for role_piece in encode_role(columns[role]):
                 if isinstance(role_piece, bytes) and isinstance(pieces[-1], bytes):
                     pieces[-1] += role_piece
                 else:
@@ -529,11 +529,7 @@ def encode_map_entries(column: Any) -> list[Any]:
     Entries with a null value and automatic properties are left out. Raises ConfigurationError for a
     name that a message may not have, an empty value, and a value with a separator.
     """
-    offsets = column.offsets
-    start = offsets[0].as_py()
-    stop = offsets[-1].as_py()
-    names = column.keys.slice(start, stop - start)
-    texts = column.items.slice(start, stop - start)
+    names, texts = _flatten_map(column)
     distinct_names = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_simple = (
         not texts.null_count
@@ -551,18 +547,25 @@ def encode_map_entries(column: Any) -> list[Any]:
         return _encode_shared_names(shared_names, texts)
     encoded_entries = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
     # A null row has an empty list here, and becomes an empty text.
-    row_offsets = pc.subtract(offsets, offsets[0])
+    row_offsets = pc.subtract(column.offsets, column.offsets[0])
     entries_by_row = pa.ListArray.from_arrays(row_offsets, encoded_entries)
     return [pc.fill_null(pc.binary_join(entries_by_row, ""), "").cast(pa.binary())]
+
+
+def _flatten_map(column: Any) -> tuple[Any, Any]:
+    """Return the names and the values of all entries of a map column, row after row."""
+    start = column.offsets[0].as_py()
+    stop = column.offsets[-1].as_py()
+    return column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
 
 
 def _encode_maps_by_row(column: Any) -> Any:
     """Return a binary column with the encoded entries of a map column, by the client's rules."""
     encoded_rows = []
     for row in column.to_pylist():
-        entries = dict(_entries_to_send(row))
-        check_properties(entries, COPIED)
-        encoded_row = "".join(f"{name}\x01{text}\x02" for name, text in entries.items())
+        properties = dict(_entries_to_send(row))
+        check_properties(properties, COPIED)
+        encoded_row = "".join(f"{name}\x01{text}\x02" for name, text in properties.items())
         encoded_rows.append(encoded_row.encode())
     return pa.array(encoded_rows, pa.binary())
 
@@ -668,62 +671,74 @@ _COLUMN_INSTEAD: Final = {
 
 
 def adapt_replayed_columns(
-    values: Mapping[str, Any], now_ms: int
+    columns: Mapping[str, Any], now_ms: int
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
     """Return the columns of new messages for rows that may have been read from a topic.
 
-    `values` maps roles to columns. `now_ms` is the current time; a delivery time before it has
+    `columns` maps roles to columns.
+    `now_ms` is the current time; a delivery time before it has
     passed. Return (columns by role, names of dropped properties). In the map column `properties`,
     reserved properties that a new message must not have are dropped, and the sharding key moves to
     its own column; a sharding key that the row has there already takes precedence. Other columns
     are unchanged. Raises RowError if a property of a row asks for a delay or a transaction that was
     not carried out.
     """
-    column = values.get("properties")
+    column = columns.get("properties")
     if column is None or not len(column):
-        return values, frozenset()
-    offsets = column.offsets.to_numpy()
-    start = int(offsets[0])
-    stop = int(offsets[-1])
-    names = column.keys.slice(start, stop - start)
+        return columns, frozenset()
+    names, texts = _flatten_map(column)
     distinct_names = {name for name in pc.unique(names).to_pylist() if name is not None}
     dropped = frozenset(
         name for name in distinct_names - AUTOMATIC_PROPERTIES if not is_copied(name)
     )
     if not dropped and SHARDING_KEY not in distinct_names:
-        return values, dropped
+        return columns, dropped
 
-    texts = column.items.slice(start, stop - start)
-    rows = np.repeat(np.arange(len(column)), np.diff(offsets))  # the row of each entry
-    _check_pending_requests(names, texts, rows, now_ms)
-    adapted = dict(values)
+    rows = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+    entries = _MapEntries(names, texts, rows, len(column))
+    _check_pending_requests(entries, now_ms)
+    adapted = dict(columns)
     if SHARDING_KEY in distinct_names:
-        replayed_keys = _extract_sharding_keys(names, texts, rows, len(column))
-        column_keys = values.get("sharding_key")
+        replayed_keys = _extract_sharding_keys(entries)
+        column_keys = columns.get("sharding_key")
         if column_keys is None:
             adapted["sharding_key"] = replayed_keys
         else:
             adapted["sharding_key"] = pc.coalesce(_null_if_empty(column_keys), replayed_keys)
-
-    is_kept = ~_is_one_of(names, {*dropped, SHARDING_KEY})
-    kept_counts = np.bincount(rows[is_kept], minlength=len(column))
-    kept_offsets = np.concatenate(([0], np.cumsum(kept_counts))).astype(np.int32)
-    mask = pa.array(is_kept)
-    adapted["properties"] = pa.MapArray.from_arrays(
-        pa.array(kept_offsets), names.filter(mask), texts.filter(mask)
-    )
+    adapted["properties"] = _drop_entries(entries, {*dropped, SHARDING_KEY})
     return adapted, dropped
 
 
-def _extract_sharding_keys(names: Any, texts: Any, rows: Any, row_count: int) -> Any:
-    """Return a string column with the property SHARDING_KEY of each row, null if it has none.
+class _MapEntries(NamedTuple):
+    """All entries of a map column, row after row.
 
-    `names`, `texts` and `rows` are the name, the value and the row of each map entry.
+    `names` and `texts` are string columns, and `rows` is a NumPy array with the row of each entry.
+    The column has `row_count` rows; some of them may have no entry.
     """
-    key_entries = np.flatnonzero(_is_one_of(names, {SHARDING_KEY}))
-    entry_of_row = np.full(row_count, -1)
-    entry_of_row[rows[key_entries]] = key_entries
-    return texts.take(pa.array(entry_of_row, mask=entry_of_row < 0))
+
+    names: Any
+    texts: Any
+    rows: Any
+    row_count: int
+
+
+def _extract_sharding_keys(entries: _MapEntries) -> Any:
+    """Return a string column with the property SHARDING_KEY of each row, null if it has none."""
+    key_entries = np.flatnonzero(_is_one_of(entries.names, {SHARDING_KEY}))
+    entry_of_row = np.full(entries.row_count, -1)
+    entry_of_row[entries.rows[key_entries]] = key_entries
+    return entries.texts.take(pa.array(entry_of_row, mask=entry_of_row < 0))
+
+
+def _drop_entries(entries: _MapEntries, dropped_names: Collection[str]) -> Any:
+    """Return a map column with all entries but those of `dropped_names`."""
+    is_kept = ~_is_one_of(entries.names, dropped_names)
+    kept_counts = np.bincount(entries.rows[is_kept], minlength=entries.row_count)
+    kept_offsets = np.concatenate(([0], np.cumsum(kept_counts))).astype(np.int32)
+    mask = pa.array(is_kept)
+    return pa.MapArray.from_arrays(
+        pa.array(kept_offsets), entries.names.filter(mask), entries.texts.filter(mask)
+    )
 
 
 def _is_one_of(names: Any, accepted: Collection[str]) -> Any:
@@ -732,18 +747,18 @@ def _is_one_of(names: Any, accepted: Collection[str]) -> Any:
     return is_accepted.to_numpy(zero_copy_only=False)
 
 
-def _check_pending_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> None:
+def _check_pending_requests(entries: _MapEntries, now_ms: int) -> None:
     """Raise RowError if a property asks for a delay or transaction that was not carried out.
 
-    `names`, `texts` and `rows` are the name, the value and the row of each map entry. A broker that
-    carried out a request has left the property REAL_TOPIC in the message.
+    A broker that carried out a request has left the property REAL_TOPIC in the message.
     """
-    completed_rows = rows[_is_one_of(names, {REAL_TOPIC})]
-    is_pending = _is_one_of(names, _REQUEST_PROPERTIES) & ~np.isin(rows, completed_rows)
+    completed_rows = entries.rows[_is_one_of(entries.names, {REAL_TOPIC})]
+    is_completed = np.isin(entries.rows, completed_rows)
+    is_pending = _is_one_of(entries.names, _REQUEST_PROPERTIES) & ~is_completed
     for index in np.flatnonzero(is_pending).tolist():
-        name = names[index].as_py()
-        text = texts[index].as_py()
-        if text is None or _has_no_effect(name, text, now_ms):
+        name = entries.names[index].as_py()
+        property_value = entries.texts[index].as_py()
+        if property_value is None or _has_no_effect(name, property_value, now_ms):
             continue
         fix = "Remove the property."
         if name in _COLUMN_INSTEAD:
@@ -756,15 +771,15 @@ def _check_pending_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> N
         )
 
 
-def _has_no_effect(name: str, text: str, now_ms: int) -> bool:
-    """Return whether a request property with the value `text` asks a broker for nothing.
+def _has_no_effect(name: str, property_value: str, now_ms: int) -> bool:
+    """Return whether a request property with the value `property_value` asks a broker for nothing.
 
     That is so for a transaction other than "true", a delay of 0 or less, and a delivery time that
     is not after `now_ms` (milliseconds since 1970). Text that is not a whole number has an effect.
     """
     if name == TRAN_MSG:
-        return text.lower() != "true"
-    if not text.lstrip("+-").isdigit():
+        return property_value.lower() != "true"
+    if not property_value.lstrip("+-").isdigit():
         return False
     is_delivery_time = name == TIMER_PROPERTIES[-1]
-    return int(text) <= (now_ms if is_delivery_time else 0)
+    return int(property_value) <= (now_ms if is_delivery_time else 0)

@@ -289,16 +289,16 @@ def translate(tree: Node, fields: PropertyExpressions) -> Condition:
     return _Translator(fields).translate(tree)
 
 
-def string_literal(text: str) -> str:
+def string_literal(string: str) -> str:
     """Return a Spark string literal that does not depend on settings of Spark's parser.
 
     These settings change the meaning of quotes, escapes and `${…}`. Raises Inexpressible for a
     string with half a surrogate pair.
     """
-    if text.isprintable() and not set(text) & set("'\\$"):
-        return f"'{text}'"
+    if string.isprintable() and not set(string) & set("'\\$"):
+        return f"'{string}'"
     try:
-        return f"CAST(X'{text.encode().hex()}' AS STRING)"
+        return f"CAST(X'{string.encode().hex()}' AS STRING)"
     except UnicodeEncodeError:
         reason = "a string in it contains half a surrogate pair, which a Spark string cannot"
         raise Inexpressible(reason) from None

@@ -363,7 +363,7 @@ class Sender:
         def send_slice(start: int, stop: int) -> None:
             """Send the encoded rows [start, stop), on the send thread."""
             try:
-                result = self._send_request(topic, queue, encoded, start, stop)
+                send_result = self._send_request(topic, queue, encoded, start, stop)
             except RequestError as error:
                 if error.code != MESSAGE_ILLEGAL:
                     raise
@@ -374,7 +374,7 @@ class Sender:
                 send_slice(start, middle)
                 send_slice(middle, stop)
             else:
-                on_stored(result, start, stop)
+                on_stored(send_result, start, stop)
 
         for start, stop in encoded.split_requests(self._batch_messages, BATCH_BYTES_MAX):
             self.send_thread.submit(partial(send_slice, start, stop))

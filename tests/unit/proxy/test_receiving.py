@@ -34,8 +34,8 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import PERM_READ, PERM_WRITE, GroupConfig
 from sluicemq.net.work.background import run_now
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.convert import to_subscription
-from sluicemq.proxy.limits import StatusError, parse_handle
+from sluicemq.proxy.convert import parse_handle, to_subscription
+from sluicemq.proxy.limits import StatusError
 from sluicemq.proxy.local import make_local_proxy
 from sluicemq.proxy.messages import Code
 from sluicemq.proxy.receiving import (

@@ -245,15 +245,15 @@ class TopicIdentity:
             )
         return remaining
 
-    def renew_anchors(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """Return the anchors `known`, renewed for the queues in `moved`.
+    def renew_anchors(self, admin: Admin, known_anchors: Anchors, moved: Bounds) -> Anchors:
+        """Return the anchors `known_anchors`, renewed for the queues in `moved`.
 
         For each of these queues, `moved` has its first stored offset and the offset after the last
         message that was read. The new anchor is that last message. An old anchor stays if its
         offset is in the newer half of the stored messages before the last one. A queue of `moved`
         has no anchor in the result if it is empty, or if it has a hole at the last message.
         """
-        anchors = dict(known)
+        anchors = dict(known_anchors)
         for queue, (lowest, end) in moved.items():
             last_offset = end - 1
             old_anchor = anchors.pop(queue, None)
@@ -358,14 +358,14 @@ def find_existing_topics(
     return [topic for topic in topics if topic not in missing]
 
 
-def find_gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
-    """Return the queues of `known` that have disappeared, with their offsets.
+def find_gone_queues(admin: Admin, known_offsets: Offsets, bounds: Bounds) -> Offsets:
+    """Return the queues of `known_offsets` that have disappeared, with their offsets.
 
     A queue has disappeared if it is not in `bounds`, although its broker is registered. A queue
     that still responds and ends at its offset does not count: everything in it was read, and its
     topic has fewer queues to read now. Raises SluiceError.
     """
-    absent = {queue: offset for queue, offset in known.items() if queue not in bounds}
+    absent = {queue: offset for queue, offset in known_offsets.items() if queue not in bounds}
     if not absent:
         return {}
     registered_brokers = admin.cluster_info().brokers

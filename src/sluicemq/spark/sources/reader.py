@@ -419,13 +419,16 @@ class StoreLocation:
         """
         from sluicemq.store.readonly import StoreReader  # noqa: PLC0415 - not for brokers
 
+        def is_wanted(stored_topic: str, stored_queue_id: int) -> bool:
+            if topics is not None and stored_topic not in topics:
+                return False
+            return queue_id is None or queue_id == stored_queue_id
+
         return StoreReader.open(
             self.root,
             commit_log_path=self.log_path,
             consume_queue_path=self.queue_path,
-            wanted=lambda topic, number: (
-                (topics is None or topic in topics) and queue_id in (None, number)
-            ),
+            wanted=is_wanted,
             option="the option commitLogPath",
         )
 

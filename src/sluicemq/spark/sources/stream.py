@@ -579,18 +579,20 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 latest[queue] = min(highest, stop)
         return latest
 
-    def _fetch_bounds_and_gone(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
-        """Return the bounds of every existing queue, and the queues of `known` that disappeared.
+    def _fetch_bounds_and_gone(
+        self, admin: Admin, known_offsets: Offsets
+    ) -> tuple[Bounds, Offsets]:
+        """Return the bounds of every existing queue, and the queues that disappeared.
 
-        Queues that disappeared are logged. Raises OffsetOutOfRangeError for them if loss is an
-        error, and RouteNotFoundError for a listed topic that was never read or whose broker is not
-        registered.
+        `known_offsets` are those of the checkpoint. Queues that disappeared are logged. Raises
+        OffsetOutOfRangeError for them if loss is an error, and RouteNotFoundError for a listed
+        topic that was never read or whose broker is not registered.
         """
         bounds, missing_topics = self._fetch_bounds(admin)
-        gone = find_gone_queues(admin, known, bounds)
+        gone = find_gone_queues(admin, known_offsets, bounds)
         self.identity.check_gone(gone)
         for topic in missing_topics:
-            known_queues = {queue for queue in known if queue.topic == topic}
+            known_queues = {queue for queue in known_offsets if queue.topic == topic}
             was_never_read = not known_queues
             are_some_not_gone = not known_queues <= gone.keys()
             if are_some_not_gone or (was_never_read and self.options["failOnDataLoss"]):
