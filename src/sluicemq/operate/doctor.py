@@ -13,7 +13,7 @@ could not be learned is reported as unseen.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -305,17 +305,9 @@ class Walk:
         A replica in `extra_addresses` has the name and the cluster "". The replication lag of
         slaves is filled in if their master responds.
         """
-        # (broker name, address) -> (cluster, broker id)
-        replicas: dict[tuple[str, str], tuple[str, int]] = {}
-        for server in name_servers:
-            if not server.cluster:
-                continue
-            for broker_data in server.cluster.brokers.values():
-                for broker_id, address in broker_data.addresses.items():
-                    replicas[broker_data.broker, address] = (broker_data.cluster, broker_id)
+        replicas = _list_registered_replicas(name_servers)
         for address in extra_addresses:
             replicas["", address] = ("", MASTER_ID)
-
         brokers = []
         log_ends = {}
         for (name, address), (cluster, broker_id) in sorted(replicas.items()):
@@ -473,11 +465,18 @@ class Walk:
         if facts.config is None:
             return facts, explained
 
+        return self._add_group_details(facts), explained
+
+    def _add_group_details(self, facts: GroupFacts) -> GroupFacts:
+        """Return the facts of a group with its members, messages and filters."""
+        admin = self.admin
+        name = facts.name
         clients = self.ask_admin(f"the members of {name}", admin.consumers, name) or []
         contracts = self.ask_admin(f"the contract of {name}", admin.contract, name) or []
         dead_letter_queues = self.fetch_dead_letter_queues(name)
+        dead_letter_times_ms = [queue.last_time_ms for queue in dead_letter_queues]
         has_lanes = any(len(contract.lanes) > 1 for contract in contracts)
-        facts = replace(
+        return replace(
             facts,
             contracts=contracts,
             lags=self.ask_admin(f"the lag of {name}", admin.lag, name) or (),
@@ -487,14 +486,11 @@ class Walk:
             dead_letter_count=sum(
                 queue.offset_max - queue.offset_min for queue in dead_letter_queues
             ),
-            dead_letter_time_ms=max(
-                (queue.last_time_ms for queue in dead_letter_queues), default=0
-            ),
+            dead_letter_time_ms=max(dead_letter_times_ms, default=0),
             failed_messages=self.find_failed_messages(name),
             # Each lane has a filter of its own, so no single filter can be tried.
             filters=[] if has_lanes else self.try_filters(name),
         )
-        return facts, explained
 
     def ask_member(self, group: str, client: ConsumerClient) -> MemberFacts:
         """Return what a member reports about itself, and whether it answers."""
@@ -616,19 +612,12 @@ class Walk:
             count_max=ROWS_MAX,
         )
         reports = [trial.report for trial in trials or ()]  # one for each broker
-        atom_texts = set()
-        true_texts = set()
-        for report in reports:
-            for atom in report["atoms"]:
-                atom_texts.add(atom["text"])
-                if atom["true"]:
-                    true_texts.add(atom["text"])
         return FilterFacts(
             topic,
             expression,
             rows=sum(report["rows"] for report in reports),
             matched=sum(report["matched"] for report in reports),
-            never_true=() if is_tag_kind(kind) else tuple(sorted(atom_texts - true_texts)),
+            never_true=() if is_tag_kind(kind) else _find_never_true(reports),
         )
 
     # --------------------------------------------------------------------------- message
@@ -681,6 +670,32 @@ class Walk:
                 continue
             return replace(search, stored=message, waiting=waiting)
         return search
+
+
+def _list_registered_replicas(
+    name_servers: Iterable[NameServerFacts],
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return (broker name, address) -> (cluster, broker id) of each registered replica."""
+    replicas = {}
+    for server in name_servers:
+        if not server.cluster:
+            continue
+        for broker_data in server.cluster.brokers.values():
+            for broker_id, address in broker_data.addresses.items():
+                replicas[broker_data.broker, address] = (broker_data.cluster, broker_id)
+    return replicas
+
+
+def _find_never_true(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the texts of the atoms of a filter that are true for no message at any broker."""
+    atom_texts = set()
+    true_texts = set()
+    for report in reports:
+        for atom in report["atoms"]:
+            atom_texts.add(atom["text"])
+            if atom["true"]:
+                true_texts.add(atom["text"])
+    return tuple(sorted(atom_texts - true_texts))
 
 
 def _earliest_stored_ms(brokers: Iterable[BrokerFacts]) -> int:

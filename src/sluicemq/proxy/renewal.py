@@ -273,12 +273,7 @@ class ReceiptHandleRenewer:
         """
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
-        if is_last:
-            invisible_ms = backoff_ms(message)
-        else:
-            step = min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)
-            invisible_ms = INVISIBLE_STEPS_MS[step]
-
+        invisible_ms = backoff_ms(message) if is_last else next_step_ms(message)
         try:
             message.handle = yield from self._change(
                 message.group, message.topic, message.handle, invisible_ms
@@ -318,6 +313,12 @@ class ReceiptHandleRenewer:
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
             )
+
+
+def next_step_ms(message: InFlightMessage) -> int:
+    """Return the invisible duration of the next renewal in ms; each renewal takes the next step."""
+    step = min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)
+    return INVISIBLE_STEPS_MS[step]
 
 
 def backoff_ms(message: InFlightMessage) -> int:

@@ -166,9 +166,7 @@ class Sending:
 
         transaction_id = header_fields(response).get("transactionId", "")
         if outgoing.sys_flag & PREPARED and response.code == SUCCESS:
-            # The client gets an id by which any proxy finds the prepared message.
-            (sent,) = requests.parse_send_response(response, queue, (outgoing.message_id,), address)
-            transaction_id = format_transaction_id(locate_prepared(sent, topic))
+            transaction_id = _make_transaction_id(response, queue, outgoing, address)
         message_ids = [message.message_id for message in outgoing_messages]
         return to_send_response(response, message_ids, transaction_id, address)
 
@@ -259,6 +257,14 @@ class Sending:
         )
         message_id = header_fields(expect_success(response, address)).get("msgId", handle.unique_id)
         return m.RecallMessageResponse(status=OK, message_id=message_id)
+
+
+def _make_transaction_id(
+    response: Command, queue: MessageQueue, outgoing: OutgoingMessage, address: str
+) -> str:
+    """Return the id by which any proxy finds the prepared message that a broker has stored."""
+    (sent,) = requests.parse_send_response(response, queue, (outgoing.message_id,), address)
+    return format_transaction_id(locate_prepared(sent, outgoing.topic))
 
 
 def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
@@ -367,13 +373,7 @@ def to_batch(
     for message, outgoing in zip(messages, outgoing_messages, strict=True):
         if message.topic != messages[0].topic:
             raise StatusError(Refusal.TOPICS_DIFFER)
-        is_delayed = message.system_properties.HasField("delivery_timestamp")
-        if is_delayed or outgoing.sys_flag & PREPARED:
-            raise StatusError(
-                Refusal.BATCH_OF_SPECIAL,
-                "a message that is delayed or of a transaction cannot be in a batch. Send it by "
-                "itself.",
-            )
+        _check_can_be_batched(message, outgoing)
 
     sharding_keys = (outgoing.sharding_key for outgoing in outgoing_messages)
     groups = list(dict.fromkeys(key for key in sharding_keys if key))
@@ -390,6 +390,17 @@ def to_batch(
         sharding_key=groups[0] if groups else None,
         sys_flag=COMPRESSED if is_compressed else 0,
     )
+
+
+def _check_can_be_batched(message: m.Message, outgoing: OutgoingMessage) -> None:
+    """Raise StatusError if a message is delayed or belongs to a transaction."""
+    is_delayed = message.system_properties.HasField("delivery_timestamp")
+    if is_delayed or outgoing.sys_flag & PREPARED:
+        raise StatusError(
+            Refusal.BATCH_OF_SPECIAL,
+            "a message that is delayed or of a transaction cannot be in a batch. Send it by "
+            "itself.",
+        )
 
 
 # ----------------------------------------------------------------------------------- responses

@@ -464,14 +464,19 @@ def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
                 return str(literal)
         case "double" if isinstance(literal, float) and math.isfinite(literal):
             # Zero does not compile as a float (spec/filter.md §6), so it stays with Spark.
-            mantissa, _, exponent = repr(literal).partition("e")
-            if exponent and "." not in mantissa:
-                return f"{mantissa}.0e{exponent}"
-            return repr(literal)
+            return _format_float(literal)
         case "boolean" if literal is True and operator == "=":
             # Boolean.valueOf reads every string but "true" as false, where the column is null.
             return "TRUE"
     return None
+
+
+def _format_float(number: float) -> str:
+    """Return a number with a point in it, as SQL92 requires: `1.0e+20` for Python's `1e+20`."""
+    mantissa, _, exponent = repr(number).partition("e")
+    if exponent and "." not in mantissa:
+        return f"{mantissa}.0e{exponent}"
+    return repr(number)
 
 
 def build_subscription(

@@ -120,11 +120,8 @@ def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -
     shared_by_rdd: dict[int, list[dict[str, Any]]] = {}
     for node, conditions in iterate_nodes(get_query_execution(query).optimizedPlan()):
         if class_name(node) == _PLACEHOLDER_NODE:
-            scan_predicates = []
-            for condition in conditions:
-                predicate = translate(condition)
-                if predicate is not None:
-                    scan_predicates.append(predicate)
+            translated = [translate(condition) for condition in conditions]
+            scan_predicates = [predicate for predicate in translated if predicate is not None]
             rdd_id = node.rdd().id()
             earlier_predicates = shared_by_rdd.get(rdd_id, scan_predicates)
             shared_by_rdd[rdd_id] = [

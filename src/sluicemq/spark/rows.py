@@ -369,18 +369,23 @@ def encode_delays(columns: Mapping[str, Any]) -> Any | None:
                 f"a row's {role} is negative.", role=role, fix="Use 0 or more, or null for none."
             )
         role_delays = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
-        if delays is None:
-            delays = role_delays
-            continue
-        has_both = pc.and_(delays.is_valid(), role_delays.is_valid())
-        if pc.any(has_both).as_py():
-            raise RowError(
-                "a row says in more than one way when to deliver it.",
-                role=role,
-                fix="Fill one of delay_level, delay_ms and deliver_at.",
-            )
-        delays = pc.coalesce(delays, role_delays)
+        delays = role_delays if delays is None else _merge_delays(delays, role_delays, role)
     return delays
+
+
+def _merge_delays(delays: Any, role_delays: Any, role: str) -> Any:
+    """Return the delays of two columns as one. Raises RowError if a row has a delay in both.
+
+    `role` is the role of the second column.
+    """
+    has_both = pc.and_(delays.is_valid(), role_delays.is_valid())
+    if pc.any(has_both).as_py():
+        raise RowError(
+            "a row says in more than one way when to deliver it.",
+            role=role,
+            fix="Fill one of delay_level, delay_ms and deliver_at.",
+        )
+    return pc.coalesce(delays, role_delays)
 
 
 def _to_delay_numbers(role: str, column: Any) -> Any:

@@ -480,11 +480,7 @@ class DirectSender(Sender):
 
         delays = [None] * rows.row_count if rows.delays is None else rows.delays.to_pylist()
         destinations = rows.list_destinations()
-        indices_by_target: dict[tuple[str, MessageQueue | None], list[int]] = {}
-        for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
-            if delay is None:
-                target = (destination.topic, self.resolve_queue(destination))
-                indices_by_target.setdefault(target, []).append(index)
+        indices_by_target = self._group_by_target(destinations, delays)
         for (topic, queue), indices in indices_by_target.items():
             self._send_rows(rows, indices, topic, queue, properties)
 
@@ -494,6 +490,20 @@ class DirectSender(Sender):
             for index, delay in enumerate(delays):
                 if delay is not None:
                     self._send_delayed(rows, index, destinations[index], delay, properties)
+
+    def _group_by_target(
+        self, destinations: Sequence[Destination], delays: Sequence[str | None]
+    ) -> dict[tuple[str, MessageQueue | None], list[int]]:
+        """Return the indices of the rows without a delay, by topic and queue.
+
+        The queue is None for rows that may go to any queue. Raises the errors of `resolve_queue`.
+        """
+        indices_by_target: dict[tuple[str, MessageQueue | None], list[int]] = {}
+        for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
+            if delay is None:
+                target = (destination.topic, self.resolve_queue(destination))
+                indices_by_target.setdefault(target, []).append(index)
+        return indices_by_target
 
     def _make_dedup_keys(self, row_count: int) -> Any:
         """Return a binary column with the encoded property SLUICE_DEDUP_KEY of the next rows.

@@ -59,7 +59,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -109,6 +109,9 @@ from sluicemq.spark.sources.offsets import (
 )
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import StagedRange, check_query
+
+if TYPE_CHECKING:
+    from sluicemq.spark.senders import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -378,19 +381,10 @@ class _Sink:
         method returns, every row is acknowledged, or was a bad row. Raises RowError for a bad row
         under badRows=fail, and the client's errors.
         """
-        from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
+        from sluicemq.spark import senders  # noqa: PLC0415 - executors only
 
         options = self.options
         batch_messages = options["batchMessages"]
-
-        def send_rows(sender: senders.Sender) -> int:
-            """Send all rows of the task with `sender`, and return the number of bad rows."""
-            handler = bad_rows.BadRowHandler(
-                self.roles, options["topic"], options["badRows"], sender
-            )
-            senders.send_all(handler.prepare_rows(iterator), sender)
-            return handler.bad_count
-
         freeze_imports()
         with errors_without_traceback(), senders.create_producer(options) as producer:
             task = None
@@ -398,11 +392,11 @@ class _Sink:
                 task = senders.current_task_attempt(self.query_id, options["queryEpoch"])
             if task is None or not self.brokers:
                 direct_sender = senders.DirectSender(producer, batch_messages, task)
-                bad_count = send_rows(direct_sender)
+                bad_count = self._send_rows(iterator, direct_sender)
                 return SinkCommitMessage(direct_sender.sent_count, bad_count)
 
             staging_sender = senders.StagingSender(producer, batch_messages, task, self.brokers)
-            bad_count = send_rows(staging_sender)
+            bad_count = self._send_rows(iterator, staging_sender)
             return SinkCommitMessage(
                 staging_sender.staged_ranges.message_count,
                 bad_count,
@@ -411,6 +405,16 @@ class _Sink:
                 topics=tuple(sorted(staging_sender.topics)),
                 ranges=staging_sender.staged_ranges.ranges,
             )
+
+    def _send_rows(self, batches: Iterator[Any], sender: "Sender") -> int:
+        """Send all rows of the task with `sender`, and return the number of bad rows."""
+        from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
+
+        handler = bad_rows.BadRowHandler(
+            self.roles, self.options["topic"], self.options["badRows"], sender
+        )
+        senders.send_all(handler.prepare_rows(batches), sender)
+        return handler.bad_count
 
     def _commit(self, messages: list[SinkCommitMessage | None], label: str) -> int:
         """Commit the epoch if tasks staged rows, and return how many messages all tasks wrote.

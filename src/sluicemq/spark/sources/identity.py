@@ -225,15 +225,7 @@ class TopicIdentity:
                 raise recreated_error(queue, planned.end, bounds, changed_anchor)
             _check_retention(planned, lowest)
 
-        start = max(planned.start, lowest)
-        end = min(planned.end, highest)
-        has_end_changed = bool(is_same) and is_same[0] is False
-        is_end_unproven = planned.end > highest and True not in is_same
-        if has_end_changed or is_end_unproven:
-            start = end  # the whole range belongs to a topic that does not exist any more
-        elif False in is_same:
-            start = lowest  # only the beginning of the range belongs to the deleted topic
-        remaining = QueueRange(queue, start, max(start, end))
+        remaining = _find_remaining_range(planned, bounds, is_same)
         if remaining != planned:
             logger.warning(
                 "%s: %d messages of the offsets %d to %d are left and read; the others are lost"
@@ -269,6 +261,26 @@ class TopicIdentity:
                     anchors[queue] = Anchor(last_offset, stored_ms)
                     self._verified[queue] = anchors[queue], lowest
         return anchors
+
+
+def _find_remaining_range(
+    planned: QueueRange, bounds: tuple[int, int], is_same: Sequence[bool | None]
+) -> QueueRange:
+    """Return the part of a planned range that exists, within the bounds of the queue.
+
+    `is_same` is empty, or says for the anchors of the end and of the start of the micro-batch
+    whether the queue still contains them; None means that this is unknown.
+    """
+    lowest, highest = bounds
+    start = max(planned.start, lowest)
+    end = min(planned.end, highest)
+    has_end_changed = bool(is_same) and is_same[0] is False
+    is_end_unproven = planned.end > highest and True not in is_same
+    if has_end_changed or is_end_unproven:
+        start = end  # the whole range belongs to a topic that does not exist any more
+    elif False in is_same:
+        start = lowest  # only the beginning of the range belongs to the deleted topic
+    return QueueRange(planned.queue, start, max(start, end))
 
 
 def _check_retention(planned: QueueRange, lowest: int) -> None:
@@ -458,10 +470,9 @@ def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange 
     if not partition.is_batch:
         return None
     lowest, highest = bounds
-    start = max(partition.start, lowest)
-    if partition.is_first_of_queue:
-        start = lowest
-    end = max(start, min(partition.end, highest))
+    # The first partition of its queue also reads what the new topic has before the range.
+    start = lowest if partition.is_first_of_queue else max(partition.start, lowest)
+    end = min(partition.end, highest)
     return replace(planned, start=start, end=end) if start < end else None
 
 

@@ -23,7 +23,7 @@ directories import it.
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -611,7 +611,7 @@ def read_store_partition(
     decoder = make_decoder(plan, location.broker)
     message_filter = _make_store_filter(plan, queue.topic)
     reader = location.open_reader(frozenset({queue.topic}), queue.queue_id)
-    try:
+    with closing(reader), _store_errors_with_fix(location, queue):
         reader.add_units(queue.topic, queue.queue_id, partition.tail_start, partition.tail)
         scan = reader.scan_queue(
             queue.topic,
@@ -623,6 +623,20 @@ def read_store_partition(
         for log_part in scan.iter_places(partition.start, partition.end):
             for batch in decoder.decode_at(log_part.view, log_part.starts):
                 yield finish_batch(batch, plan, queue, statistics)
+    statistics.lost_offsets = scan.missing_count
+    statistics.damaged_messages = scan.damaged_count
+    statistics.bytes_read = scan.log_bytes
+    statistics.log_problems(queue)
+
+
+@contextmanager
+def _store_errors_with_fix(location: StoreLocation, queue: MessageQueue) -> Iterator[None]:
+    """Return a context manager that adds to errors of a store how to read what is left.
+
+    A ProtocolError, of a record that cannot be decoded, becomes a StoreDamagedError.
+    """
+    try:
+        yield
     except (OffsetOutOfRangeError, StoreDamagedError) as error:
         fix = f"{error.fix} {_READ_WHAT_IS_LEFT}"
         raise type(error)(error.fact + ".", fix=fix) from None
@@ -633,12 +647,6 @@ def read_store_partition(
             fix="Run `sluice store verify` to see all damage, or read the undamaged messages with"
             " checkBodies=true and failOnDataLoss=false.",
         ) from None
-    finally:
-        reader.close()
-    statistics.lost_offsets = scan.missing_count
-    statistics.damaged_messages = scan.damaged_count
-    statistics.bytes_read = scan.log_bytes
-    statistics.log_problems(queue)
 
 
 def _make_store_filter(plan: ReadPlan, topic: str) -> MessageFilter | None:

@@ -533,16 +533,15 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         restarted = {
             queue for queue, offset in starts.items() if start.get(queue, offset) != offset
         }
+        for queue in restarted:
+            anchors.pop(queue, None)  # it is of the deleted topic, or of lost messages
         moved = {}
         for queue, end in ends.items():
             has_moved = queue in restarted or start.get(queue) != end
             if queue in bounds and has_moved:
                 lowest, _ = bounds[queue]
                 moved[queue] = (lowest, end)
-        valid_anchors = {
-            queue: anchor for queue, anchor in anchors.items() if queue not in restarted
-        }
-        end_anchors = self._call_admin(self.identity.renew_anchors, valid_anchors, moved)
+        end_anchors = self._call_admin(self.identity.renew_anchors, anchors, moved)
         return _MicroBatch(starts, ends, end_anchors, restarted)
 
     def _find_starts(self, start: Offsets, bounds: Bounds, anchors: Anchors) -> Offsets:
