@@ -370,13 +370,7 @@ class Walk:
         """Return the brokers with what they report about their replication."""
         rows = self.ask_admin("replicas", self.admin.replicas) or []
         rows_by_id = {(row["broker"], row["id"]): row for row in rows}
-        # Broker name -> number of replicas that its master reports as in sync.
-        in_sync_sizes = {}
-        for row in rows:
-            reported = row["said"]
-            if row["role"] == "master" and reported and reported.get("inSync"):
-                in_sync_sizes[row["broker"]] = len(reported["inSync"])
-
+        in_sync_sizes = _count_in_sync(rows)
         brokers_with_status = []
         for broker in brokers:
             status = {}
@@ -684,6 +678,19 @@ def _list_registered_replicas(
             for broker_id, address in broker_data.addresses.items():
                 replicas[broker_data.broker, address] = (broker_data.cluster, broker_id)
     return replicas
+
+
+def _count_in_sync(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return broker name -> number of replicas that its master reports as in sync.
+
+    `rows` are the results of `Admin.replicas`. A master that does not report this is left out.
+    """
+    in_sync_sizes = {}
+    for row in rows:
+        reported = row["said"]
+        if row["role"] == "master" and reported and reported.get("inSync"):
+            in_sync_sizes[row["broker"]] = len(reported["inSync"])
+    return in_sync_sizes
 
 
 def _find_never_true(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class Tools:
     """The tools: one method each, whose docstring is the description for the assistant."""
 
     def __init__(self, open_admin: Callable[[], Admin], clock: Clock) -> None:
+        """Create the tools. `open_admin` returns a new client for each question."""
         self._open = open_admin
         self._clock = clock
 
@@ -101,7 +102,7 @@ class Tools:
     def topic(self, name: str) -> Any:
         """Show the configuration of a topic by broker, its queues' offsets, and its groups."""
 
-        def ask(admin: Admin) -> Any:
+        def describe_topic(admin: Admin) -> Any:
             return {
                 "brokers": admin.topic_configs(name),
                 "queues": [
@@ -111,7 +112,7 @@ class Tools:
                 "groups": admin.groups_of_topic(name),
             }
 
-        return plain(self._ask(ask))
+        return plain(self._ask(describe_topic))
 
     def groups(self, contains: str = "", offset: int = 0, count: Count = 50) -> Any:
         """List the names of consumer groups, sorted."""
@@ -146,7 +147,7 @@ class Tools:
         that a broker made can be found.
         """
 
-        def ask(admin: Admin) -> Any:
+        def explain(admin: Admin) -> Any:
             stored, explanations = admin.explain_message(
                 message_id, group=group, topic=topic, anywhere=False
             )
@@ -155,7 +156,7 @@ class Tools:
                 "groups": [message_record(explained) for explained in explanations],
             }
 
-        return plain(self._ask(ask))
+        return plain(self._ask(explain))
 
     def search_messages(
         self,
@@ -168,12 +169,12 @@ class Tools:
         if (key is None) == (message_id is None):
             raise ToolError("Pass either key or message_id.")
 
-        def ask(admin: Admin) -> Any:
+        def search(admin: Admin) -> Any:
             if message_id is not None:
                 return [admin.message_by_id(message_id, topic=topic)]
             return admin.messages_by_key(topic, key or "", count_max=count)
 
-        return [message_fields(message) for message in self._ask(ask)]
+        return [message_fields(message) for message in self._ask(search)]
 
     def check_filter(self, expression: str) -> Any:
         """Check whether an SQL92 expression compiles, and means what it seems to mean.

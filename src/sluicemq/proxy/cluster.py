@@ -404,6 +404,7 @@ class ClusterClientSession:
     """A client of the proxy, with its own connections to the brokers that it uses."""
 
     def __init__(self, backend: ClusterBackend, on_request: OnRequest) -> None:
+        """Create a session without connections. `on_request` handles requests of brokers."""
         self._backend = backend
         self._on_request = on_request
         self._pool = ChannelPool(
@@ -504,7 +505,9 @@ class SubscriptionConflicts:
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
         """The warning about each group that has a conflict, by group."""
+        # For each group, (name, subscription key) of each member and each broker; see `record`.
         self._members: dict[str, dict[ClusterClientSession | str, tuple[str, str]]] = {}
+        # The monotonic time of the last check of each group.
         self._checked_s: dict[str, float] = {}
 
     def record(self, group: str, source: "ClusterClientSession | str", name: str, key: str) -> None:
@@ -551,18 +554,26 @@ class SubscriptionConflicts:
             self.warnings.pop(group, None)
             return
 
-        (first_name, first_key), *others = members.values()
-        differing = [(name, key) for name, key in others if key != first_key]
-        if not differing:
+        warning = _describe_conflict(group, list(members.values()))
+        if warning is None:
             self.warnings.pop(group, None)
-            return
-        other_name, other_key = differing[0]
-        warning = (
-            f"{first_name} and {other_name} of the group {group} have different subscriptions: "
-            f"{describe_difference(first_key, other_key)}. Their broker does not check this, so "
-            "some messages are not delivered. Give one of them another group, or the same "
-            "subscription."
-        )
-        if self.warnings.get(group) != warning:
+        elif self.warnings.get(group) != warning:
             self.warnings[group] = warning
             log.warning("%s", warning)
+
+
+def _describe_conflict(group: str, subscriptions: list[tuple[str, str]]) -> str | None:
+    """Return the warning about the first subscription and one that differs, None without one.
+
+    `subscriptions` has (name of the source, subscription key) for each source of the group.
+    """
+    first_name, first_key = subscriptions[0]
+    for name, key in subscriptions:
+        if key != first_key:
+            return (
+                f"{first_name} and {name} of the group {group} have different subscriptions: "
+                f"{describe_difference(first_key, key)}. Their broker does not check this, so "
+                "some messages are not delivered. Give one of them another group, or the same "
+                "subscription."
+            )
+    return None

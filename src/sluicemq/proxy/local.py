@@ -92,6 +92,10 @@ class LocalBackend:
     """A backend with one broker, which runs in the same process."""
 
     def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
+        """Serve the broker with this state and dispatcher, until it changes its role.
+
+        `call_soon` calls a function in the next iteration of the event loop.
+        """
         self.state = state
         self.clock = state.clock
         self.dispatcher: Dispatcher | None = dispatcher
@@ -102,6 +106,7 @@ class LocalBackend:
         ] = []
         """Requests that arrived between two roles, each with the account that signed it."""
         self._call_soon = call_soon
+        # Frames from the broker that `_deliver_frames` has not delivered yet.
         self._received_frames: list[tuple[LocalClientSession, bytes]] = []
         self._route_cache: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
         """The route of each topic with the settings from which it was built.
@@ -233,11 +238,16 @@ class LocalClientSession:
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
+        """Create the session of a client at `remote`, which reached the proxy at `local`.
+
+        `on_request` handles requests of the broker to the client.
+        """
         self.peer = self._new_peer(remote, local)
         self._is_closed = False
         self._backend = backend
         self._on_request = on_request
         self._reader = FrameReader()
+        # The callbacks of open requests by opaque, the number that identifies a request.
         self._pending: dict[int, OnResponse] = {}
         self._opaque = 0
 

@@ -50,8 +50,10 @@ class Pulling:
     """The service object of clients that read queues by offset."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
+        """Create the service object. It pulls from the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
+        # The calls whose pull a broker may park, in the order of their pulls.
         self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:

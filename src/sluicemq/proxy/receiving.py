@@ -101,10 +101,12 @@ class Receiving:
     """The service object of consumers that receive messages by pop."""
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
+        """Create the service object. It pops from the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
-        self._broker_turn = 0
+        self._broker_turn = 0  # the counter of the round robin over brokers
+        # The calls whose pop a broker may park, in the order of their pops.
         self._polling_calls: dict[Call, None] = {}
         self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 

@@ -119,11 +119,12 @@ class Sending:
     """The service object of SendMessage, EndTransaction and RecallMessage."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
+        """Create the service object. It sends to the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
         self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_QUEUE_BITS))
-        self._topics: dict[str, TopicQueues] = {}
+        self._topics: dict[str, TopicQueues] = {}  # by name; see `_find_topic`
 
     # -------------------------------------------------------------------------------- sends
 

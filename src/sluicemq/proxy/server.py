@@ -342,9 +342,11 @@ class ProxyCollector:
     """
 
     def __init__(self, proxy: "Proxy") -> None:
+        """Create the collector of `proxy`, which serves one broker or a cluster."""
         self._proxy = proxy
         config = proxy.config
         is_local = isinstance(config, BrokerConfig)
+        # The values of `_NODE_LABELS`, which each metric has.
         self._node = [
             getattr(config, "cluster_name", ""),
             "proxy",

@@ -226,6 +226,7 @@ class MethodStats:
         self.count_by_status: Counter[int] = Counter()
         """The number of ended calls by status code; a gRPC status is negative."""
         self.latency_sum_ms = 0.0
+        # The number of calls in each bucket of the latency histogram; the last one has no bound.
         self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def record_end(self, code: int, age_s: float) -> None:
@@ -273,6 +274,10 @@ class CallDispatcher:
     def __init__(
         self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
     ) -> None:
+        """Create a dispatcher without methods; `bind_methods` adds them.
+
+        `guard` decides which account may do what; None allows everything.
+        """
         self.clients = clients
         self.guard = guard
         self._clock = clock

@@ -274,10 +274,12 @@ class Telemetry:
     """
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
+        """Create the service object, and let it handle the requests of brokers to `clients`."""
         self._backend = backend
         self._clients = clients
         self._limits = limits
-        self._pending: dict[str, PendingCommand] = {}  # by nonce, the oldest first
+        # The commands without a reply by nonce, the text that identifies a command, oldest first.
+        self._pending: dict[str, PendingCommand] = {}
         self._nonces = count(1)
         clients.on_broker_request = self.handle_broker_request
 

@@ -247,14 +247,12 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
     properties = []
     for index, error in errors.items():
         (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
-        column = roles.get(error.role, error.role)
+        body, is_truncated = _encode_row(row)
         row_properties = {
             REASON_PROPERTY: str(error)[:_VALUE_LENGTH_MAX],
-            COLUMN_PROPERTY: column,
+            COLUMN_PROPERTY: roles.get(error.role, error.role),
         }
-        body = orjson.dumps(row, default=_to_json_string)
-        if len(body) > BODY_BYTES_MAX:
-            body = orjson.dumps(_truncate(row), default=_to_json_string)
+        if is_truncated:
             row_properties[TRUNCATED_PROPERTY] = "true"
         bodies.append(body)
         properties.append([(name, _show_separators(text)) for name, text in row_properties.items()])
@@ -262,6 +260,14 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
     return pa.record_batch(
         {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, map_type)}
     )
+
+
+def _encode_row(row: dict[str, Any]) -> tuple[bytes, bool]:
+    """Return a row as JSON, and whether its long values are truncated to fit into a body."""
+    body = orjson.dumps(row, default=_to_json_string)
+    if len(body) <= BODY_BYTES_MAX:
+        return body, False
+    return orjson.dumps(_truncate(row), default=_to_json_string), True
 
 
 def _to_json_string(value: Any) -> str:

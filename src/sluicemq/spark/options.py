@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -555,11 +555,7 @@ def parse_options(
             continue
         option = declared.get(name.lower())
         if option is None:
-            suggestion = did_you_mean(name, descriptions, cutoff=0.5)
-            raise ConfigurationError(
-                f"unknown option {name!r}. {suggestion}".rstrip(),
-                fix=f"The options are: {', '.join(sorted(descriptions))}.",
-            )
+            raise _unknown_option_error(name, descriptions)
         if use is not None and use not in option.uses:
             raise ConfigurationError(
                 f"the option {option.name!r} is not supported for a {use}.",
@@ -569,6 +565,15 @@ def parse_options(
         chosen.add(option.name)
     _check_combinations(chosen)
     return Options(parsed_values, descriptions)
+
+
+def _unknown_option_error(name: str, option_names: Iterable[str]) -> ConfigurationError:
+    """Return the error for a name that is not among the names of the options."""
+    suggestion = did_you_mean(name, option_names, cutoff=0.5)
+    return ConfigurationError(
+        f"unknown option {name!r}. {suggestion}".rstrip(),
+        fix=f"The options are: {', '.join(sorted(option_names))}.",
+    )
 
 
 def _parse_value(option: Option, option_text: str) -> Any:

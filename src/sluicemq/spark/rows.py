@@ -208,9 +208,10 @@ class UniqueIdColumns:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._ids = make_unique_ids(clock)
-        self._time = 0
-        self._next_number = 0
+        # An id is a prefix of 20 digits, 8 digits of the run's time, and the number in the run.
         self._prefix = ""
+        self._time = 0
+        self._next_number = 0  # 0 before the first run
 
     def generate(self, count: int, name: str = UNIQ_KEY) -> Any:
         """Return a binary column of `count` new ids, each encoded as `NAME U+0001 ID U+0002`.

@@ -302,29 +302,32 @@ def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Colu
     ConfigurationError if the type of another column differs, or is not a type of a property.
     """
     column_by_name = _known_columns(declared)
-    type_names = {data_type: name for name, data_type in PROPERTY_TYPES.items()}
-    resolved = []
-    for field in schema.fields:
-        field_type = field.dataType
-        column = column_by_name.get(field.name)
-        if column is not None and column.data_type == field_type:
-            resolved.append(column)
-        elif column is not None and column.property_name is None:
-            raise ConfigurationError(
-                f"the column {field.name!r} of the schema has the type"
-                f" {field_type.simpleString()!r}.",
-                fix=f"Use the type {column.data_type.simpleString()!r}.",
-            )
-        elif field_type in type_names:
-            property_name = field.name if column is None else column.property_name
-            resolved.append(Column(field.name, property_name, type_names[field_type]))
-        else:
-            raise ConfigurationError(
-                f"the column {field.name!r} of the schema is a property of type"
-                f" {field_type.simpleString()!r}.",
-                fix=f"Use one of {', '.join(PROPERTY_TYPES)}.",
-            )
+    resolved = [_resolve_field(field, column_by_name.get(field.name)) for field in schema.fields]
     return _check_distinct(tuple(resolved))
+
+
+def _resolve_field(field: StructField, column: Column | None) -> Column:
+    """Return the column for a field of a schema; see `resolve_schema`.
+
+    `column` is the known column with the name of the field, None if there is none.
+    """
+    field_type = field.dataType
+    if column is not None and column.data_type == field_type:
+        return column
+    if column is not None and column.property_name is None:
+        raise ConfigurationError(
+            f"the column {field.name!r} of the schema has the type {field_type.simpleString()!r}.",
+            fix=f"Use the type {column.data_type.simpleString()!r}.",
+        )
+    property_name = field.name if column is None else column.property_name
+    for type_name, property_type in PROPERTY_TYPES.items():
+        if property_type == field_type:
+            return Column(field.name, property_name, type_name)
+    raise ConfigurationError(
+        f"the column {field.name!r} of the schema is a property of type"
+        f" {field_type.simpleString()!r}.",
+        fix=f"Use one of {', '.join(PROPERTY_TYPES)}.",
+    )
 
 
 def _known_columns(declared: Sequence[Column]) -> dict[str, Column]:
@@ -484,6 +487,7 @@ class _SchemaParser:
     """A recursive-descent parser of one schema. `position` is the index of the next character."""
 
     def __init__(self, schema: str) -> None:
+        """Create a parser at the beginning of `schema`, a value of the option `bodySchema`."""
         self.schema = schema
         self.position = 0
 

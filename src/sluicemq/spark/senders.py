@@ -229,6 +229,7 @@ class SendThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "sluicemq-sink")
+        # The submitted calls whose errors have not been raised yet, oldest first.
         self._in_flight: deque[Future[None]] = deque()
 
     def submit(self, work: Callable[[], None]) -> None:

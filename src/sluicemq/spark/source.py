@@ -477,6 +477,10 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
     """The sink of `df.write.format("rocketmq").mode("append").save()`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        """Create the sink as `_Sink` does; the query's id is new unless the options have one.
+
+        Also raises ConfigurationError for a wrong id, or an epoch without an id.
+        """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryEpoch"] and options["queryId"] is None:
             raise ConfigurationError(
@@ -515,6 +519,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of `df.writeStream.format("rocketmq")`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        """Create the sink as `_Sink` does.
+
+        Also raises ConfigurationError if the options have an id or epoch of the query.
+        """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryId"] is not None or options["queryEpoch"]:
             raise ConfigurationError(

@@ -66,6 +66,7 @@ from sluicemq.spark.sources.offsets import (
     QueueRange,
     RangePartition,
     ReadPlan,
+    TopicSelection,
     parse_topics,
     queue_label,
     select_newest_ranges,
@@ -438,17 +439,10 @@ class StoreLocation:
         Raises ConfigurationError for a topic that the store does not have, with the nearest name,
         and StoreError if the directory is not a store.
         """
-        from sluicemq.store.readonly import (  # noqa: PLC0415 - not for brokers
-            has_batch_queues,
-            topics_of_store,
-        )
+        from sluicemq.store.readonly import has_batch_queues  # noqa: PLC0415 - not for brokers
 
-        existing = set(topics_of_store(self.root, consume_queue_path=self.queue_path))
         selection = parse_topics(options)
-        if not existing.issuperset(selection.names) or selection.pattern is not None:
-            reader = self.open_reader(None)  # raises if the directory is not a store
-            existing.update(topic for topic, _ in reader.queues())
-            reader.close()
+        existing = self._list_topics(selection)
         if selection.pattern is not None:
             return list(selection.match(sorted(existing), revealed_names(existing)))
         for topic in selection.names:
@@ -462,6 +456,23 @@ class StoreLocation:
                 )
             raise self._missing_topic_error(topic, sorted(existing))
         return list(selection.names)
+
+    def _list_topics(self, selection: TopicSelection) -> set[str]:
+        """Return the topics of the store.
+
+        Topics that are only in the log are found by reading it. That is not done if the directories
+        of the consume queues contain all listed topics. Raises StoreError if the log has to be read
+        and the directory is not a store.
+        """
+        from sluicemq.store.readonly import topics_of_store  # noqa: PLC0415 - not for brokers
+
+        topics = set(topics_of_store(self.root, consume_queue_path=self.queue_path))
+        if selection.pattern is None and topics.issuperset(selection.names):
+            return topics
+        reader = self.open_reader(None)  # raises if the directory is not a store
+        topics.update(topic for topic, _ in reader.queues())
+        reader.close()
+        return topics
 
     def _missing_topic_error(self, topic: str, existing: Sequence[str]) -> ConfigurationError:
         """Return the error for a topic that is not among the `existing` topics of the store."""

@@ -326,17 +326,22 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         """The anchors at that end."""
         self._planned_end: dict[str, Any] | None = None
         """The last checkpoint of `latestOffset`, whose queues were checked when it was made."""
+        self._set_plan(schema)
+        self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
+
+    def _set_plan(self, schema: StructType) -> None:
+        """Set `plan`, how executors read, and the filter: `expression` and `matches_nothing`."""
         label = self.topics.label
         subscription_and_tags = build_subscription(
-            label, options["filter.tags"], options["filter.sql"], PushedFilters()
+            label, self.options["filter.tags"], self.options["filter.sql"], PushedFilters()
         )
         self.matches_nothing = subscription_and_tags is None
-        subscription, tags = subscription_and_tags or (Subscription(label), None)
+        subscription, exact_tags = subscription_and_tags or (Subscription(label), None)
         self.plan = replace(
-            make_read_plan(options, schema), subscription=subscription, exact_tags=tags
+            make_read_plan(self.options, schema), subscription=subscription, exact_tags=exact_tags
         )
+        # In the form in which checkpoints contain it.
         self.expression = f"{subscription.kind} {subscription.expression}"
-        self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_admin": None}
