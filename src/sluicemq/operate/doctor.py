@@ -13,7 +13,7 @@ could not be learned is reported as unseen.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -125,36 +125,57 @@ def diagnose(
     transaction. `brokers` are addresses of brokers to ask in addition to those that are registered.
     A server that cannot be reached, or that refuses a request, is reported and raises no error.
     """
-    walk = Walk(admin, topic)
-    name_servers = walk.name_servers()
-    seen = walk.brokers(name_servers, brokers)
-    facts = ClusterFacts(0, topic, type, name_servers)
+    facts = _collect_facts(Walk(admin, topic), type, group, message_id, brokers)
+
+    problems = []
+    notes = []
+    for finding in diagnose_cluster(facts):
+        if finding.is_note:
+            notes.append(finding)
+        else:
+            problems.append(finding)
+    cause = problems[0] if problems else None  # the findings begin with the most important one
+    return Diagnosis(facts, cause, tuple(problems[1:]), tuple(notes))
+
+
+def _collect_facts(
+    walk: "Walk",
+    message_type: str | None,
+    group: str | None,
+    message_id: str | None,
+    extra_brokers: Iterable[str],
+) -> ClusterFacts:
+    """Return all facts that `walk` learns, stage by stage; see `diagnose` for the arguments."""
+    admin = walk.admin
+    topic = walk.topic
+    name_servers = walk.collect_name_servers()
+    brokers = walk.collect_brokers(name_servers, extra_brokers)
+    facts = ClusterFacts(0, topic, message_type, name_servers)
     if not any(server.is_up for server in name_servers):
         walk.unseen.append("brokers, topics and groups: no name server answers.")
-    elif not any(broker.is_up for broker in seen):
+    elif not any(broker.is_up for broker in brokers):
         walk.unseen.append("topics and groups: no broker answers.")
     else:
-        topics = walk.ask_admin("the topics", admin.topics) or []
-        seen = walk.replicas(seen)
+        known_topics = walk.ask_admin("the topics", admin.topics) or []
+        brokers = walk.add_replication_status(brokers)
         if topic is not None and any(server.has_route for server in name_servers):
-            walk.check_permissions(topic, group, seen)
+            walk.check_permissions(topic, group, brokers)
         if message_id is not None:
-            facts = replace(facts, message=walk.message(message_id, topic, group, seen))
+            message_search = walk.search_message(message_id, topic, group, brokers)
+            facts = replace(facts, message=message_search)
         if group is not None:
-            group_facts, explained = walk.group(group, seen)
-            facts = replace(facts, group=group_facts, explained_group=explained)
-        facts = replace(facts, known_topics=topics)
-    facts = replace(
+            group_facts, explained_group = walk.collect_group(group, brokers)
+            facts = replace(facts, group=group_facts, explained_group=explained_group)
+        facts = replace(facts, known_topics=known_topics)
+
+    # The last step, because each stage adds to `denied` and `unseen`.
+    return replace(
         facts,
         now_ms=admin.clock.now_ms(),
-        brokers=seen,
+        brokers=brokers,
         denied=tuple(walk.denied),
         unseen=tuple(walk.unseen),
     )
-    findings = diagnose_cluster(facts)
-    problems = [one for one in findings if not one.is_note]
-    notes = tuple(one for one in findings if one.is_note)
-    return Diagnosis(facts, problems[0] if problems else None, tuple(problems[1:]), notes)
 
 
 @dataclass(slots=True)
@@ -173,45 +194,45 @@ class Walk:
     # -------------------------------------------------------------------- asking servers
 
     def ask_admin(
-        self, what: str, question: Callable[P, T], *args: P.args, **named: P.kwargs
+        self, description: str, question: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T | None:
         """Call a function of `admin` and return its result.
 
-        Return None if it raises an error, which is added to `denied` or `unseen`. `what` describes
-        the fact that is asked for.
+        Return None if it raises an error, which is added to `denied` or `unseen`. `description`
+        names the fact that is asked for.
         """
         try:
             return question(*args, **named)
         except PermissionDeniedError as error:
-            self.add_refusal(error.address or what, error.remark, what)
+            self.add_refusal(error.address or description, error.remark, description)
         except SluiceError as error:
-            self.unseen.append(f"{what}: {error.fact}.")
+            self.unseen.append(f"{description}: {error.fact}.")
         return None
 
-    def add_refusal(self, address: str, remark: str, what: str) -> None:
-        """Record that the server at `address` refused a request for `what`.
+    def add_refusal(self, address: str, remark: str, description: str) -> None:
+        """Record that the server at `address` refused a request for `description`.
 
         Clients do not need requests that only administrators may send. Their refusal is recorded in
         `unseen`, not in `denied`.
         """
         if _ADMIN_ONLY in remark:
-            self.unseen.append(f"{what}: {remark}.")
+            self.unseen.append(f"{description}: {remark}.")
         else:
             self.denied.append((address, remark))
 
-    def ask(self, address: str, command: Command, what: str) -> Command | None:
+    def ask(self, address: str, command: Command, description: str) -> Command | None:
         """Send a request and return the response if it succeeds.
 
         Return None otherwise, and record why, unless the topic or group does not exist.
         """
-        answer = self.ask_admin(what, self.admin.call, address, command)
+        answer = self.ask_admin(description, self.admin.call, address, command)
         if answer is None or answer.code == requests.SUCCESS:
             return answer
         error = requests.request_error(answer, address)
         if isinstance(error, PermissionDeniedError) or requests.is_access_denied(answer):
-            self.add_refusal(address, error.remark, what)
+            self.add_refusal(address, error.remark, description)
         elif answer.code not in (requests.TOPIC_NOT_EXIST, requests.GROUP_NOT_EXIST):
-            self.unseen.append(f"{what}: {error.fact}.")
+            self.unseen.append(f"{description}: {error.fact}.")
         return None
 
     def probe(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
@@ -221,81 +242,82 @@ class Walk:
         is none, or if it is an error; the fields then contain its code and remark. A refusal is
         recorded as by `add_refusal`.
         """
-        met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
-        answer = met.response
-        values: dict[str, Any] = {
+        probed = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
+        answer = probed.response
+        probed_fields: dict[str, Any] = {
             "address": address,
-            "reach": met.reachability,
-            "detail": met.detail,
+            "reach": probed.reachability,
+            "detail": probed.detail,
         }
         if answer is None or not answer.code:
-            return values, answer
+            return probed_fields, answer
         remark = answer.remark or ""
         if _ADMIN_ONLY in remark:
             self.unseen.append(f"{address}: {remark}.")
         else:
-            values |= {"code": answer.code, "remark": remark}
+            probed_fields |= {"code": answer.code, "remark": remark}
             if answer.code != UNSUPPORTED:
                 self.add_refusal(address, remark, address)
-        return values, None
+        return probed_fields, None
 
     # ---------------------------------------------------------------------- name servers
 
-    def name_servers(self) -> list[NameServerFacts]:
+    def collect_name_servers(self) -> list[NameServerFacts]:
         """Return the facts about each name server of the client, also if it cannot be reached.
 
         If a topic is diagnosed, the facts include its route, and whether the name server has the
         route of DEFAULT_TOPIC, by which topics are created automatically.
         """
-        found = []
+        servers = []
         for address in self.admin.name_servers:
-            values, answer = self.probe(address, requests.cluster_info())
-            server = NameServerFacts(**values)
+            probed_fields, answer = self.probe(address, requests.cluster_info())
+            server = NameServerFacts(**probed_fields)
             if answer is not None:
                 server = replace(server, cluster=bodies.decode_cluster_info(answer.body))
                 if self.topic is not None:
-                    route = self.route(address, self.topic)
-                    creates_topics = self.route(address, DEFAULT_TOPIC) is not None
-                    server = replace(
-                        server,
-                        route=route,
-                        has_route=route is not None,
-                        creates_topics=creates_topics,
-                    )
-            found.append(server)
-        return found
+                    server = self._add_routes(server, address, self.topic)
+            servers.append(server)
+        return servers
 
-    def route(self, address: str, topic: str) -> TopicRoute | None:
+    def _add_routes(self, server: NameServerFacts, address: str, topic: str) -> NameServerFacts:
+        """Return `server` with its route of the topic, and whether it has that of DEFAULT_TOPIC."""
+        route = self.fetch_route(address, topic)
+        default_route = self.fetch_route(address, DEFAULT_TOPIC)
+        return replace(
+            server,
+            route=route,
+            has_route=route is not None,
+            creates_topics=default_route is not None,
+        )
+
+    def fetch_route(self, address: str, topic: str) -> TopicRoute | None:
         """Return the route that a name server has of a topic, None if it has none."""
         answer = self.ask(address, requests.route(topic), f"the route of {topic} at {address}")
         return None if answer is None else bodies.decode_topic_route(answer.body)
 
     # --------------------------------------------------------------------------- brokers
 
-    def brokers(
-        self, name_servers: Iterable[NameServerFacts], given: Iterable[str]
+    def collect_brokers(
+        self, name_servers: Iterable[NameServerFacts], extra_addresses: Iterable[str]
     ) -> list[BrokerFacts]:
-        """Return the facts about every replica that is registered or at an address in `given`.
+        """Return the facts about every replica that is registered or in `extra_addresses`.
 
-        A replica at an address in `given` has the name and the cluster "". The replication lag of
+        A replica in `extra_addresses` has the name and the cluster "". The replication lag of
         slaves is filled in if their master responds.
         """
-        replicas: dict[tuple[str, str], tuple[str, int]] = {}
-        for server in name_servers:
-            for data in server.cluster.brokers.values() if server.cluster else ():
-                for broker_id, address in data.addresses.items():
-                    replicas[data.broker, address] = data.cluster, broker_id
-        replicas |= {("", address): ("", MASTER_ID) for address in given}
-        found = [self.broker(*key, *value) for key, value in sorted(replicas.items())]
+        replicas = _list_registered_replicas(name_servers)
+        for address in extra_addresses:
+            replicas["", address] = ("", MASTER_ID)
+        brokers = []
+        log_ends = {}
+        for (name, address), (cluster, broker_id) in sorted(replicas.items()):
+            broker = self.collect_broker(name, address, cluster, broker_id)
+            brokers.append(broker)
+            if broker.is_master and broker.is_up:
+                log_ends[broker.name] = broker.number("commitLogMaxOffset")
+        return [_with_lag(broker, log_ends) for broker in brokers]
 
-        log_ends = {
-            broker.name: broker.number("commitLogMaxOffset")
-            for broker in found
-            if broker.is_master and broker.is_up
-        }
-        return [_with_lag(broker, log_ends) for broker in found]
-
-    def broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerFacts:
+    def collect_broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerFacts:
         """Return the facts about the replica at one address.
 
         If it responds, they include its counters, settings and clock, the reachability of its VIP
@@ -304,53 +326,66 @@ class Walk:
         """
         clock = self.admin.clock
         began_ms = clock.now_ms()
-        values, answer = self.probe(address, requests.runtime_info())
-        broker = BrokerFacts(**values, name=name, cluster=cluster, id=broker_id)
+        probed_fields, answer = self.probe(address, requests.runtime_info())
+        broker = BrokerFacts(**probed_fields, name=name, cluster=cluster, id=broker_id)
         if not broker.is_up:
             return broker
 
         if answer is not None:
+            # The broker read its clock about halfway between the request and the answer.
             middle_ms = (began_ms + clock.now_ms()) // 2
             counters = bodies.decode_kv_table(answer.body)
             ahead_ms = clock_ahead_ms(counters, middle_ms)
             broker = replace(broker, runtime=counters, clock_ahead_ms=ahead_ms)
-
-        what = f"the settings of {name or address}"
-        answer = self.ask(address, requests.make_request(RequestCode.GET_BROKER_CONFIG), what)
-        if answer is not None:
-            text = bytes(answer.body).decode(errors="replace")
-            broker = replace(broker, config=parse_properties(text))
+        broker = self._add_settings(broker)
 
         host, _, port = address.rpartition(":")
-        broker = replace(broker, vip_reach=probe_connection(f"{host}:{int(port) - 2}").reachability)
+        vip_address = f"{host}:{int(port) - 2}"
+        broker = replace(broker, vip_reach=probe_connection(vip_address).reachability)
+
         if self.topic is not None and not broker.is_other_broker:
-            command = requests.topic_config(topic=self.topic, logical=True)
-            answer = self.ask(address, command, f"{self.topic} at {name or address}")
-            if answer is not None:
-                broker = replace(broker, topic=tables.decode_topic_config(answer.body))
+            broker = self._add_topic_config(broker, self.topic)
         return broker
 
-    def replicas(self, brokers: list[BrokerFacts]) -> list[BrokerFacts]:
+    def _add_settings(self, broker: BrokerFacts) -> BrokerFacts:
+        """Return `broker` with its settings, or unchanged if it does not report them."""
+        command = requests.make_request(RequestCode.GET_BROKER_CONFIG)
+        description = f"the settings of {broker.name or broker.address}"
+        answer = self.ask(broker.address, command, description)
+        if answer is None:
+            return broker
+        settings_text = bytes(answer.body).decode(errors="replace")
+        return replace(broker, config=parse_properties(settings_text))
+
+    def _add_topic_config(self, broker: BrokerFacts, topic: str) -> BrokerFacts:
+        """Return `broker` with its settings of a topic, or unchanged if it reports none."""
+        command = requests.topic_config(topic=topic, logical=True)
+        description = f"{topic} at {broker.name or broker.address}"
+        answer = self.ask(broker.address, command, description)
+        if answer is None:
+            return broker
+        return replace(broker, topic=tables.decode_topic_config(answer.body))
+
+    def add_replication_status(self, brokers: list[BrokerFacts]) -> list[BrokerFacts]:
         """Return the brokers with what they report about their replication."""
         rows = self.ask_admin("replicas", self.admin.replicas) or []
         rows_by_id = {(row["broker"], row["id"]): row for row in rows}
-        in_sync_sizes = {
-            row["broker"]: len(row["said"]["inSync"])
-            for row in rows
-            if row["said"] and row["said"].get("inSync") and row["role"] == "master"
-        }
-        found = []
+        in_sync_sizes = _count_in_sync(rows)
+        brokers_with_status = []
         for broker in brokers:
-            row = rows_by_id.pop((broker.name, broker.id), None)
-            status = (
-                {} if row is None else {name: row[name] for name in ("inSync", "role", "state")}
-            )
-            connection = self.replication_status(broker)
-            size = in_sync_sizes.get(broker.name, connection.pop("inSyncSize", None))
-            found.append(replace(broker, replica=status | connection | {"inSyncSize": size}))
-        return found
+            status = {}
+            # Each row is used once, also if two addresses have the same name and id.
+            broker_row = rows_by_id.pop((broker.name, broker.id), None)
+            if broker_row is not None:
+                status = {name: broker_row[name] for name in ("inSync", "role", "state")}
+            connection = self.fetch_replication_status(broker)
+            connected_size = connection.pop("inSyncSize", None)
+            in_sync_size = in_sync_sizes.get(broker.name, connected_size)
+            replica = status | connection | {"inSyncSize": in_sync_size}
+            brokers_with_status.append(replace(broker, replica=replica))
+        return brokers_with_status
 
-    def replication_status(self, broker: BrokerFacts) -> dict[str, Any]:
+    def fetch_replication_status(self, broker: BrokerFacts) -> dict[str, Any]:
         """Return what a replica reports about its replication connections (907).
 
         For a master that is `inSyncSize`; for a slave `isLinked`, whether it is connected to its
@@ -384,21 +419,30 @@ class Walk:
             queue = MessageQueue(topic, broker.name, NO_QUEUE)
             now_ms = self.admin.clock.now_ms()
             commands = [requests.send(_SENDER, queue, _EMPTY_MESSAGE, now_ms)]
-            if group is not None:
-                what = f"the groups of {broker.name}"
-                table = self.ask_admin(what, self.admin.group_table, broker.address)
-                if table is not None and group in table.groups:
-                    everything = parse_subscription(topic, None)
-                    commands.append(requests.pull(group, queue, 0, subscription=everything))
+            if group is not None and self._has_group(broker, group):
+                everything = parse_subscription(topic, None)
+                commands.append(requests.pull(group, queue, 0, subscription=everything))
             for command in commands:
-                answer = self.ask_admin("rights", self.admin.call, broker.address, command)
-                remark = (answer and answer.remark) or ""
-                if answer is not None and (requests.is_access_denied(answer) or _DENIED in remark):
-                    self.denied.append((broker.address, remark))
+                self._check_permission(broker.address, command)
+
+    def _has_group(self, broker: BrokerFacts, group: str) -> bool:
+        """Return whether a broker has a group; False if it does not answer."""
+        description = f"the groups of {broker.name}"
+        table = self.ask_admin(description, self.admin.group_table, broker.address)
+        return table is not None and group in table.groups
+
+    def _check_permission(self, address: str, command: Command) -> None:
+        """Send a request to a broker, and record in `denied` if it denies the account access."""
+        answer = self.ask_admin("rights", self.admin.call, address, command)
+        if answer is None:
+            return
+        remark = answer.remark or ""
+        if requests.is_access_denied(answer) or _DENIED in remark:
+            self.denied.append((address, remark))
 
     # ----------------------------------------------------------------------------- group
 
-    def group(
+    def collect_group(
         self, name: str, brokers: Iterable[BrokerFacts]
     ) -> tuple[GroupFacts | None, GroupExplained | None]:
         """Return the facts about a group, and what `explain_group` finds.
@@ -415,25 +459,34 @@ class Walk:
         if facts.config is None:
             return facts, explained
 
+        return self._add_group_details(facts), explained
+
+    def _add_group_details(self, facts: GroupFacts) -> GroupFacts:
+        """Return the facts of a group with its members, messages and filters."""
+        admin = self.admin
+        name = facts.name
         clients = self.ask_admin(f"the members of {name}", admin.consumers, name) or []
         contracts = self.ask_admin(f"the contract of {name}", admin.contract, name) or []
-        dead_letters = self.dead_letter_queues(name)
+        dead_letter_queues = self.fetch_dead_letter_queues(name)
+        dead_letter_times_ms = [queue.last_time_ms for queue in dead_letter_queues]
         has_lanes = any(len(contract.lanes) > 1 for contract in contracts)
-        facts = replace(
+        return replace(
             facts,
             contracts=contracts,
             lags=self.ask_admin(f"the lag of {name}", admin.lag, name) or (),
             progress=self.ask_admin(f"the progress of {name}", admin.progress, name) or (),
-            members=[self.member(name, client) for client in clients[:MEMBERS_MAX]],
+            members=[self.ask_member(name, client) for client in clients[:MEMBERS_MAX]],
             message_models=frozenset(client.message_model for client in clients),
-            dead_letter_count=sum(one.offset_max - one.offset_min for one in dead_letters),
-            dead_letter_time_ms=max((one.last_time_ms for one in dead_letters), default=0),
-            failed_messages=self.failed_messages(name),
-            filters=[] if has_lanes else self.filters(name),
+            dead_letter_count=sum(
+                queue.offset_max - queue.offset_min for queue in dead_letter_queues
+            ),
+            dead_letter_time_ms=max(dead_letter_times_ms, default=0),
+            failed_messages=self.find_failed_messages(name),
+            # Each lane has a filter of its own, so no single filter can be tried.
+            filters=[] if has_lanes else self.try_filters(name),
         )
-        return facts, explained
 
-    def member(self, group: str, client: ConsumerClient) -> MemberFacts:
+    def ask_member(self, group: str, client: ConsumerClient) -> MemberFacts:
         """Return what a member reports about itself, and whether it answers."""
         client_id = client.client_id
         command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
@@ -441,95 +494,129 @@ class Walk:
             answer = self.admin.call(client.broker_address, command)
             if answer.code != requests.SUCCESS:
                 return MemberFacts(client_id, is_mute=answer.code == _NO_ANSWER)
-            info = bodies.decode_running_info(answer.body)
+            running_info = bodies.decode_running_info(answer.body)
         except RequestTimeoutError:
             return MemberFacts(client_id, is_mute=True)
         except (SluiceError, ProtocolError) as error:
             self.unseen.append(f"what {client_id} does: {error.fact}.")
             return MemberFacts(client_id)
-        pulled_ms = max((queue.last_pull_ms for queue in info.queues.values()), default=0)
-        ahead_ms = max(0, pulled_ms - self.admin.clock.now_ms())
-        return MemberFacts.from_info(client_id, info, ahead_ms)
+        pull_times_ms = [queue.last_pull_ms for queue in running_info.queues.values()]
+        # The member's clock is ahead if it says that it pulled in the future.
+        ahead_ms = max(0, max(pull_times_ms, default=0) - self.admin.clock.now_ms())
+        return MemberFacts.from_info(client_id, running_info, ahead_ms)
 
-    def dead_letter_queues(self, group: str) -> list[bodies.QueueStats]:
+    def fetch_dead_letter_queues(self, group: str) -> list[bodies.QueueStats]:
         """Return the offsets of the queues of the group's dead-letter topic, [] without one."""
         topic = DLQ_PREFIX + group
         if topic not in (self.ask_admin("the topics", self.admin.topics) or ()):
             return []
-        return list((self.ask_admin(topic, self.admin.topic_offsets, topic) or {}).values())
+        offsets = self.ask_admin(topic, self.admin.topic_offsets, topic) or {}
+        return list(offsets.values())
 
-    def failed_messages(self, group: str) -> dict[str, int]:
+    def find_failed_messages(self, group: str) -> dict[str, int]:
         """Return message id -> number of failed deliveries, of messages that failed repeatedly.
 
         They failed at least `RETRIES_MIN` times and will be delivered again. The newest messages of
-        the retry topics are looked at. A group that pops has one retry topic for each topic.
+        the retry topics are looked at.
         """
-        admin = self.admin
-        known = set(self.ask_admin("the topics", admin.topics) or ())
-        topics = {one for one in known if pop_origin(one, group) in known - {one}}
-        topics |= known & {RETRY_PREFIX + group}
-        times: dict[str, int] = {}
+        failure_counts: dict[str, int] = {}
+        for retry_topic in self._list_retry_topics(group):
+            self._count_failures(retry_topic, failure_counts)
 
-        def take(page: list[StoredMessage]) -> bool:
+        repeated = [
+            message_id for message_id, count in failure_counts.items() if count >= RETRIES_MIN
+        ]
+        failing = {}
+        for message_id in repeated[:RETRIES_EXPLAINED_MAX]:
+            if self._will_be_delivered_again(message_id, group):
+                failing[message_id] = failure_counts[message_id]
+        return failing
+
+    def _list_retry_topics(self, group: str) -> list[str]:
+        """Return the retry topics of a group, sorted.
+
+        They are the topic RETRY_PREFIX + `group`, and one for each topic that the group pops.
+        """
+        known_topics = set(self.ask_admin("the topics", self.admin.topics) or ())
+        retry_topics = []
+        for topic in sorted(known_topics):
+            popped_topic = pop_origin(topic, group)
+            is_pop_retry = popped_topic != topic and popped_topic in known_topics
+            if is_pop_retry or topic == RETRY_PREFIX + group:
+                retry_topics.append(topic)
+        return retry_topics
+
+    def _count_failures(self, retry_topic: str, failure_counts: dict[str, int]) -> None:
+        """Add the newest messages of a retry topic to `failure_counts`, keyed by message id."""
+        admin = self.admin
+
+        def count_page(page: list[StoredMessage]) -> bool:
             for message in page:
-                count = max(times.get(message.message_id, 0), message.reconsume_times)
-                times[message.message_id] = count
+                earlier_count = failure_counts.get(message.message_id, 0)
+                failure_counts[message.message_id] = max(earlier_count, message.reconsume_times)
             return True
 
-        for topic in sorted(topics):
-            offsets = self.ask_admin(topic, admin.topic_offsets, topic) or {}
-            for queue, stats in offsets.items():
-                low = max(stats.offset_min, stats.offset_max - RETRIES_READ_MAX)
-                conversation = read_range(admin.directory, queue, low, stats.offset_max, take)
-                self.ask_admin(topic, admin.run, conversation)
+        offsets = self.ask_admin(retry_topic, admin.topic_offsets, retry_topic) or {}
+        for queue, stats in offsets.items():
+            low = max(stats.offset_min, stats.offset_max - RETRIES_READ_MAX)
+            conversation = read_range(admin.directory, queue, low, stats.offset_max, count_page)
+            self.ask_admin(retry_topic, admin.run, conversation)
 
-        repeated = [message_id for message_id, count in times.items() if count >= RETRIES_MIN]
-        found = {}
-        for message_id in repeated[:RETRIES_EXPLAINED_MAX]:
-            answer = self.ask_admin(message_id, admin.explain_message, message_id, group=group)
-            fates = {one.fate for one in answer[1]} if answer is not None else set()
-            if fates & {Fate.RETRY, Fate.IN_FLIGHT}:
-                found[message_id] = times[message_id]
-        return found
+    def _will_be_delivered_again(self, message_id: str, group: str) -> bool:
+        """Return whether the group waits for a retry of the message, or is processing it."""
+        answer = self.ask_admin(message_id, self.admin.explain_message, message_id, group=group)
+        if answer is None:
+            return False
+        _, explanations = answer
+        return any(explanation.fate in {Fate.RETRY, Fate.IN_FLIGHT} for explanation in explanations)
 
-    def filters(self, group: str) -> list[FilterFacts]:
+    def try_filters(self, group: str) -> list[FilterFacts]:
         """Try each filter of a group on the newest messages of its topic."""
-        admin = self.admin
+        tried_filters = []
+        for topic, subscription in self._fetch_subscriptions(group).items():
+            if not subscription.is_everything and not topic.startswith(RETRY_PREFIX):
+                tried_filters.append(self._try_filter(topic, subscription))
+        return tried_filters
+
+    def _fetch_subscriptions(self, group: str) -> dict[str, Subscription]:
+        """Return the subscriptions of a group by topic, as the masters know them."""
         subscriptions: dict[str, Subscription] = {}
         command = requests.consumer_connections(group=group)
-        for address in (self.ask_admin("the brokers", admin.masters) or {}).values():
-            answer = self.ask_admin("subscriptions", admin.call, address, command)
+        masters = self.ask_admin("the brokers", self.admin.masters) or {}
+        for address in masters.values():
+            answer = self.ask_admin("subscriptions", self.admin.call, address, command)
             if answer is not None and answer.code == requests.SUCCESS:
                 subscriptions |= bodies.decode_consumer_connections(answer.body).subscriptions
+        return subscriptions
 
-        found = []
-        for topic, subscription in subscriptions.items():
-            if subscription.is_everything or topic.startswith(RETRY_PREFIX):
-                continue
-            expression = subscription.expression
-            kind = subscription.kind
-            what = f"what the filter of {topic} takes"
-            trials = self.ask_admin(
-                what, admin.try_filter, topic, expression, kind, count_max=ROWS_MAX
-            )
-            reports = [trial.report for trial in trials or ()]
-            conditions = [atom for report in reports for atom in report["atoms"]]
-            never_true = {one["text"] for one in conditions if not one["true"]}
-            never_true -= {one["text"] for one in conditions if one["true"]}
-            found.append(
-                FilterFacts(
-                    topic,
-                    expression,
-                    rows=sum(report["rows"] for report in reports),
-                    matched=sum(report["matched"] for report in reports),
-                    never_true=() if is_tag_kind(kind) else tuple(sorted(never_true)),
-                )
-            )
-        return found
+    def _try_filter(self, topic: str, subscription: Subscription) -> FilterFacts:
+        """Return how many of the newest messages of a topic match the filter of a subscription.
+
+        For SQL92, the result names the atoms, its comparisons and bare properties, that are true
+        for no message.
+        """
+        expression = subscription.expression
+        kind = subscription.kind
+        trials = self.ask_admin(
+            f"what the filter of {topic} takes",
+            self.admin.try_filter,
+            topic,
+            expression,
+            kind,
+            count_max=ROWS_MAX,
+        )
+        reports = [trial.report for trial in trials or ()]  # one for each broker
+        return FilterFacts(
+            topic,
+            expression,
+            rows=sum(report["rows"] for report in reports),
+            matched=sum(report["matched"] for report in reports),
+            never_true=() if is_tag_kind(kind) else _find_never_true(reports),
+        )
 
     # --------------------------------------------------------------------------- message
 
-    def message(
+    def search_message(
         self,
         message_id: str,
         topic: str | None,
@@ -543,21 +630,20 @@ class Walk:
         one may have it.
         """
         admin = self.admin
-        deleting = [one for one in brokers if one.is_up and one.number("commitLogMinOffset") > 0]
-        earliest = [broker.number("earliestMessageTimeStamp") for broker in deleting]
         search = MessageSearch(
             message_id,
-            earliest_ms=int(max(0, min(earliest, default=0))),
+            earliest_ms=_earliest_stored_ms(brokers),
             born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )
         try:
             stored, explained = admin.explain_message(message_id, group=group, topic=topic)
         except MessageNotFoundError:
             if down := brokers_without_master(brokers):
-                what = f"the message {message_id}"
-                self.unseen.append(f"{what}: no master of {', '.join(down)} answers.")
+                self.unseen.append(
+                    f"the message {message_id}: no master of {', '.join(down)} answers."
+                )
                 return None
-            return self.waiting_message(search)
+            return self.find_waiting_message(search)
         except SluiceError as error:
             self.unseen.append(f"the message {message_id}: {error.fact}.")
             return search
@@ -569,7 +655,7 @@ class Walk:
             waiting=WAITING_TOPICS.get(stored.message.topic, ""),
         )
 
-    def waiting_message(self, search: MessageSearch) -> MessageSearch:
+    def find_waiting_message(self, search: MessageSearch) -> MessageSearch:
         """Return the search with the message if it waits in a system topic."""
         for topic, waiting in WAITING_TOPICS.items():
             try:
@@ -578,6 +664,55 @@ class Walk:
                 continue
             return replace(search, stored=message, waiting=waiting)
         return search
+
+
+def _list_registered_replicas(
+    name_servers: Iterable[NameServerFacts],
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return (broker name, address) -> (cluster, broker id) of each registered replica."""
+    replicas = {}
+    for server in name_servers:
+        if not server.cluster:
+            continue
+        for broker_data in server.cluster.brokers.values():
+            for broker_id, address in broker_data.addresses.items():
+                replicas[broker_data.broker, address] = (broker_data.cluster, broker_id)
+    return replicas
+
+
+def _count_in_sync(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return broker name -> number of replicas that its master reports as in sync.
+
+    `rows` are the results of `Admin.replicas`. A master that does not report this is left out.
+    """
+    in_sync_sizes = {}
+    for row in rows:
+        reported = row["said"]
+        if row["role"] == "master" and reported and reported.get("inSync"):
+            in_sync_sizes[row["broker"]] = len(reported["inSync"])
+    return in_sync_sizes
+
+
+def _find_never_true(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the texts of the atoms of a filter that are true for no message at any broker."""
+    atom_texts = set()
+    true_texts = set()
+    for report in reports:
+        for atom in report["atoms"]:
+            atom_texts.add(atom["text"])
+            if atom["true"]:
+                true_texts.add(atom["text"])
+    return tuple(sorted(atom_texts - true_texts))
+
+
+def _earliest_stored_ms(brokers: Iterable[BrokerFacts]) -> int:
+    """Return the store time of the oldest message on brokers that have deleted messages, else 0."""
+    store_times_ms = []
+    for broker in brokers:
+        has_deleted = broker.is_up and broker.number("commitLogMinOffset") > 0
+        if has_deleted:
+            store_times_ms.append(broker.number("earliestMessageTimeStamp"))
+    return int(max(0, min(store_times_ms, default=0)))
 
 
 def _with_lag(broker: BrokerFacts, log_ends: dict[str, float]) -> BrokerFacts:

@@ -59,6 +59,7 @@ class Tools:
     """The tools: one method each, whose docstring is the description for the assistant."""
 
     def __init__(self, open_admin: Callable[[], Admin], clock: Clock) -> None:
+        """Create the tools. `open_admin` returns a new client for each question."""
         self._open = open_admin
         self._clock = clock
 
@@ -72,15 +73,18 @@ class Tools:
         """
         if message_id is not None and topic is None:
             raise ToolError("Pass the topic of the message, too.")
-        found = self._ask(
+        diagnosis = self._ask(
             lambda admin: diagnose(admin, topic=topic, group=group, message_id=message_id)
         )
+        cause = None
+        if diagnosis.cause is not None:
+            cause = doctor_record(diagnosis.cause)
         return plain(
             {
-                "healthy": found.is_healthy,
-                "cause": None if found.cause is None else doctor_record(found.cause),
-                "also": [doctor_record(one) for one in found.also],
-                "notes": [doctor_record(one) for one in found.notes],
+                "healthy": diagnosis.is_healthy,
+                "cause": cause,
+                "also": [doctor_record(finding) for finding in diagnosis.also],
+                "notes": [doctor_record(finding) for finding in diagnosis.notes],
             }
         )
 
@@ -98,7 +102,7 @@ class Tools:
     def topic(self, name: str) -> Any:
         """Show the configuration of a topic by broker, its queues' offsets, and its groups."""
 
-        def ask(admin: Admin) -> Any:
+        def describe_topic(admin: Admin) -> Any:
             return {
                 "brokers": admin.topic_configs(name),
                 "queues": [
@@ -108,7 +112,7 @@ class Tools:
                 "groups": admin.groups_of_topic(name),
             }
 
-        return plain(self._ask(ask))
+        return plain(self._ask(describe_topic))
 
     def groups(self, contains: str = "", offset: int = 0, count: Count = 50) -> Any:
         """List the names of consumer groups, sorted."""
@@ -129,7 +133,7 @@ class Tools:
         explained = self._ask(lambda admin: admin.explain_group(group))
         return {
             "group": explained.group,
-            "findings": [explain_record(one) for one in explained.findings],
+            "findings": [explain_record(finding) for finding in explained.findings],
             "lag": explained.lag,
             "matching": explained.matching,
         }
@@ -143,16 +147,16 @@ class Tools:
         that a broker made can be found.
         """
 
-        def ask(admin: Admin) -> Any:
-            about, found = admin.explain_message(
+        def explain(admin: Admin) -> Any:
+            stored, explanations = admin.explain_message(
                 message_id, group=group, topic=topic, anywhere=False
             )
             return {
-                "message": message_fields(about.message),
-                "groups": [message_record(one) for one in found],
+                "message": message_fields(stored.message),
+                "groups": [message_record(explained) for explained in explanations],
             }
 
-        return plain(self._ask(ask))
+        return plain(self._ask(explain))
 
     def search_messages(
         self,
@@ -165,12 +169,12 @@ class Tools:
         if (key is None) == (message_id is None):
             raise ToolError("Pass either key or message_id.")
 
-        def ask(admin: Admin) -> Any:
+        def search(admin: Admin) -> Any:
             if message_id is not None:
                 return [admin.message_by_id(message_id, topic=topic)]
             return admin.messages_by_key(topic, key or "", count_max=count)
 
-        return [message_fields(message) for message in self._ask(ask)]
+        return [message_fields(message) for message in self._ask(search)]
 
     def check_filter(self, expression: str) -> Any:
         """Check whether an SQL92 expression compiles, and means what it seems to mean.
@@ -198,16 +202,18 @@ class Tools:
         the expression with the present filter of that group.
         """
         begin_ms = self._clock.now_ms() - last_minutes * 60_000
-        found = self._ask(
+        trials = self._ask(
             lambda admin: admin.try_filter(
                 topic, expression, begin_ms=begin_ms, group=group, count_max=count
             )
         )
         return [
-            {"broker": one.broker, "rows": one.rows, "report": plain(one.report)} for one in found
+            {"broker": trial.broker, "rows": trial.rows, "report": plain(trial.report)}
+            for trial in trials
         ]
 
     def _ask(self, question: Callable[[Admin], Any]) -> Any:
+        """Return what `question` returns for a new client. Raises ToolError for a SluiceError."""
         try:
             with self._open() as admin:
                 return question(admin)
@@ -238,7 +244,7 @@ def message_record(explained: MessageExplained) -> dict[str, Any]:
     return {
         "group": explained.group,
         "fate": plain(explained.fate),
-        "findings": [explain_record(one) for one in explained.findings],
+        "findings": [explain_record(finding) for finding in explained.findings],
         "times": explained.times,
         "verdict": plain(explained.verdict),
         "owner": explained.owner,
@@ -250,8 +256,8 @@ TOOLS: Final = tuple(name for name in vars(Tools) if not name.startswith("_"))
 
 def page(names: Iterable[str], contains: str, offset: int, count: int) -> dict[str, Any]:
     """Return a part of the names that contain a text, and the number of all of them."""
-    found = sorted(name for name in names if contains.lower() in name.lower())
-    return {"total": len(found), "names": found[offset : offset + count]}
+    matching_names = sorted(name for name in names if contains.lower() in name.lower())
+    return {"total": len(matching_names), "names": matching_names[offset : offset + count]}
 
 
 def message_fields(message: StoredMessage) -> dict[str, Any]:
@@ -278,17 +284,19 @@ def message_fields(message: StoredMessage) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON: dataclasses as objects, enum members as their names in lower case."""
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum):  # before the next line, because some members are strings
         return value.name.lower()
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, bytes):
         return value[:BODY_BYTES_MAX].decode("utf-8", "backslashreplace")
-    kind = type(value)
-    if names := getattr(kind, "__match_args__", ()) or getattr(kind, "__slots__", ()):
-        return {name: plain(getattr(value, name)) for name in names}
+    value_type = type(value)
+    # Dataclasses have __match_args__; other classes of values have __slots__.
+    field_names = getattr(value_type, "__match_args__", ()) or getattr(value_type, "__slots__", ())
+    if field_names:
+        return {name: plain(getattr(value, name)) for name in field_names}
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(element) for key, element in value.items()}
     if isinstance(value, Iterable):
-        return [plain(item) for item in value]
+        return [plain(element) for element in value]
     return str(value)

@@ -71,13 +71,11 @@ from sluicemq.pipelines.sinks.steps import (
 from sluicemq.pipelines.sinks.verify import COLUMNS, rows_in_ranges, verify_rows
 from sluicemq.spark.options import parse_options, parse_timestamp
 from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
+from sluicemq.spark.sources.checkpoints import Offsets, iterate_table, offsets_to_table
 from sluicemq.spark.sources.offsets import (
     Bounds,
-    Offsets,
     QueueRange,
     fetch_bounds,
-    iterate_table,
-    offsets_to_table,
     open_admin,
     parse_topics,
     queue_label,

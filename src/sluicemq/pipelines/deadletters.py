@@ -81,7 +81,8 @@ from sluicemq.pipelines.sinks.steps import (
 )
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
-from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, offsets_to_table, open_admin
+from sluicemq.spark.sources.checkpoints import offsets_to_table
+from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, open_admin
 
 CLUSTERS = "clusters"
 CHECK = "check"

@@ -64,13 +64,11 @@ from sluicemq.spark.references import (
     scala_elements,
 )
 from sluicemq.spark.report import pushdown
+from sluicemq.spark.sources.checkpoints import Offsets, offsets_to_table, parse_checkpoint
 from sluicemq.spark.sources.offsets import (
-    Offsets,
     check_selector,
     fetch_bounds,
-    offsets_to_table,
     open_admin,
-    parse_checkpoint,
     parse_topics,
     queue_label,
     resolve_ending_offsets,

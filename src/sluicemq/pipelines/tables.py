@@ -45,12 +45,8 @@ from sluicemq.spark.references import (
 )
 from sluicemq.spark.schema import AUTOMATIC_PROPERTIES, BASE_TYPES, parse_columns, to_spark_schema
 from sluicemq.spark.selectors import string_literal
-from sluicemq.spark.sources.offsets import (
-    fetch_bounds,
-    offsets_to_table,
-    open_admin,
-    resolve_ending_offsets,
-)
+from sluicemq.spark.sources.checkpoints import offsets_to_table
+from sluicemq.spark.sources.offsets import fetch_bounds, open_admin, resolve_ending_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,9 +31,7 @@ def fetch_proxy_status(
     now = format_call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
-        found: dict[str, Any] = orjson.loads(
-            call_unary(address, STATUS_METHOD, b"", metadata, tls=Tls.resolve(None))
-        )
+        status_json = call_unary(address, STATUS_METHOD, b"", metadata, tls=Tls.resolve(None))
     except CallError as error:
         if error.code != StatusCode.UNIMPLEMENTED:
             raise
@@ -41,4 +39,5 @@ def fetch_proxy_status(
             f"{address} is not a SluiceMQ proxy: {error}",
             fix="Use the address of a proxy that `sluice up` started.",
         ) from error
-    return found
+    status: dict[str, Any] = orjson.loads(status_json)
+    return status

@@ -96,11 +96,11 @@ def master_addresses(route: TopicRoute) -> dict[str, str]:
 
     Brokers without a master are left out.
     """
-    return {
-        data.broker: data.addresses[MASTER_ID]
-        for data in route.brokers
-        if MASTER_ID in data.addresses
-    }
+    addresses = {}
+    for broker_data in route.brokers:
+        if MASTER_ID in broker_data.addresses:
+            addresses[broker_data.broker] = broker_data.addresses[MASTER_ID]
+    return addresses
 
 
 _START = Command(0)
@@ -140,9 +140,10 @@ class ConversationRunner(Generic[T]):
         try:
             if isinstance(response, Exception):
                 step = self._conversation.throw(response)
+            elif response is _START:
+                step = next(self._conversation)
             else:
-                is_first = response is _START
-                step = next(self._conversation) if is_first else self._conversation.send(response)
+                step = self._conversation.send(response)
         except StopIteration as end:
             self._on_done(end.value)
         except Exception as error:  # noqa: BLE001 - the caller responds with it
@@ -160,9 +161,15 @@ class ConversationRunner(Generic[T]):
             else:
                 raise TypeError(f"The proxy cannot run the step {step!r} of a conversation.")
 
-    def _resume_after_conversation(self, result: object) -> None:
-        """Continue after an inner conversation has ended with a result or an exception."""
-        self._resume(result if isinstance(result, Exception) else Command(0))
+    def _resume_after_conversation(self, outcome: object) -> None:
+        """Continue after an inner conversation has ended with a result or an exception.
+
+        An exception is raised in the outer conversation; a result is not passed to it.
+        """
+        if isinstance(outcome, Exception):
+            self._resume(outcome)
+        else:
+            self._resume(Command(0))
 
     def _resume_after_future(self, step: Await, future: asyncio.Future[object]) -> None:
         """Continue after the future of an `Await` step; its result is stored in the step."""

@@ -161,10 +161,7 @@ class Client:
         """
         settings_language = ""
         if self.settings is not None:
-            number = self.settings.user_agent.language
-            settings_language = next(
-                (language.name for language in m.Language if language == number), ""
-            )
+            settings_language = _language_name(self.settings.user_agent.language)
         for grpc_name in (settings_language, self.language.upper()):
             remoting_name = _LANGUAGES.get(grpc_name, grpc_name)
             if remoting_name in LANGUAGES:
@@ -188,37 +185,51 @@ class Client:
     @property
     def info(self) -> ClientInfo:
         """A snapshot of the client; later changes of the client do not change it."""
+        kind = ""
+        if self.settings is not None:
+            kind = client_type_name(self.settings)
         group = ""
-        topics: dict[str, str] = {}
-        if self.heartbeat is not None:
-            # The producer groups of a gRPC client are the topics to which it sends.
-            topics = dict.fromkeys(self.heartbeat.producer_groups, "")
-            for consumer in self.heartbeat.consumers:
-                for subscription in consumer.subscriptions:
-                    topics[subscription.topic] = subscription.expression
-            if self.heartbeat.consumers:
-                group = self.heartbeat.consumers[0].group
+        if self.heartbeat is not None and self.heartbeat.consumers:
+            group = self.heartbeat.consumers[0].group
         addresses = sorted(str(peer.remote) for peer in self.connections)
         return ClientInfo(
             client_id=self.id,
-            kind=client_type_name(self.settings) if self.settings is not None else "",
+            kind=kind,
             language=self.wire_language,
             version=self.version,
             addresses=tuple(addresses),
             since_ms=self.since_ms,
             group=group,
-            topics=topics,
+            topics=self._list_topics(),
             has_stream=self.command_stream is not None,
         )
+
+    def _list_topics(self) -> dict[str, str]:
+        """Return the topics of the client with filter expressions; see `ClientInfo.topics`."""
+        if self.heartbeat is None:
+            return {}
+        # The producer groups of a gRPC client are the topics to which it sends.
+        topics = dict.fromkeys(self.heartbeat.producer_groups, "")
+        for consumer in self.heartbeat.consumers:
+            for subscription in consumer.subscriptions:
+                topics[subscription.topic] = subscription.expression
+        return topics
+
+
+def _language_name(language_number: int) -> str:
+    """Return the name of a language of the gRPC protocol, "" for a number without a name."""
+    for language in m.Language:
+        if language == language_number:
+            return language.name
+    return ""
 
 
 def client_type_name(settings: m.Settings) -> str:
     """Return RocketMQ's name of the client type in the settings, or its number if it is unknown."""
-    number = settings.client_type
     for client_type in m.ClientType:
-        if client_type == number:
+        if client_type == settings.client_type:
             return client_type.name
-    return f"{number}"
+    return f"{settings.client_type}"
 
 
 OnBrokerRequest = Callable[[Client, Command, Callable[[Command], None]], None]
@@ -266,20 +277,14 @@ class Clients:
         """
         client_id = call.headers.get(CLIENT_ID, "")
         peer = call.connection.peer
+        # The new dict is stored only after all checks, by `setdefault`.
         connection_clients = self._by_peer.get(peer, {})
         if not client_id or len(client_id) > CLIENT_ID_MAX:
             raise StatusError(
                 Refusal.CLIENT_ID_MISSING,
                 f"set {CLIENT_ID} in the metadata, to at most {CLIENT_ID_MAX} characters.",
             )
-        if len(connection_clients) >= CLIENTS_PER_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
-            raise StatusError(
-                Refusal.CLIENTS_TOO_MANY,
-                f"There are {len(connection_clients)} clients on this connection and "
-                f"{len(self.by_id)} in all; "
-                f"the limits are {CLIENTS_PER_CONNECTION_MAX} and {CLIENTS_MAX}.",
-                fix="Use fewer clients, or another proxy.",
-            )
+        self._check_client_count(len(connection_clients))
         if client is not None and client.access_key != access_key:
             raise StatusError(
                 Refusal.CLIENT_OF_ANOTHER_ACCOUNT,
@@ -288,13 +293,27 @@ class Clients:
             )
         if peer.closed:
             raise StatusError(Refusal.CONNECTION_CLOSED, "The connection is closed.")
+
         if client is None:
-            client = self.by_id[client_id] = Client(
-                call, self._backend, self._handle_broker_request
-            )
+            client = Client(call, self._backend, self._handle_broker_request)
+            self.by_id[client_id] = client
         client.connections.add(peer)
         self._by_peer.setdefault(peer, connection_clients)[client] = None
         return client
+
+    def _check_client_count(self, connection_count: int) -> None:
+        """Raise StatusError if a connection, or the whole proxy, can have no further client.
+
+        `connection_count` is the number of clients on the connection.
+        """
+        if connection_count >= CLIENTS_PER_CONNECTION_MAX or len(self.by_id) >= CLIENTS_MAX:
+            raise StatusError(
+                Refusal.CLIENTS_TOO_MANY,
+                f"There are {connection_count} clients on this connection and "
+                f"{len(self.by_id)} in all; "
+                f"the limits are {CLIENTS_PER_CONNECTION_MAX} and {CLIENTS_MAX}.",
+                fix="Use fewer clients, or another proxy.",
+            )
 
     def connection_lost(self, peer: Peer) -> None:
         """Forget a closed connection, and remove the clients that have no other connection."""

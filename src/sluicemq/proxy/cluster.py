@@ -122,8 +122,8 @@ class LookupCache(Generic[T]):
             task.add_done_callback(lambda _task: self._running.pop(name))
         step = Await(task)
         yield step
-        value: T = step.value
-        return value
+        result: T = step.value
+        return result
 
     async def _refresh(self, name: str) -> T:
         """Fetch the value for a name, store it in the cache, and return it.
@@ -135,25 +135,32 @@ class LookupCache(Generic[T]):
         """
         cached = self._cached.get(name)
         try:
-            value = await self._shell.run(self._fetch(name))
+            fetched = await self._shell.run(self._fetch(name))
             fetched_s = self._clock.monotonic_s()
         except SluiceError as error:
-            is_gone = isinstance(error, RouteNotFoundError)
-            if cached is None or (
-                is_gone and self._clock.monotonic_s() - cached.fetched_s > MISSING_ROUTE_GRACE_S
-            ):
+            if cached is None or self._is_gone_for_long(cached, error):
                 self._cached.pop(name, None)
                 raise
-            value = cached.value
+            fetched = cached.value
             fetched_s = cached.fetched_s
-        if cached is not None and cached.value == value:
+        if cached is not None and cached.value == fetched:
             # Callers compare values by identity, to keep what they derived from them.
-            value = cached.value
+            fetched = cached.value
+
         if len(self._cached) >= CACHED_NAMES_MAX:
             self._cached.clear()
         fresh_until_s = self._clock.monotonic_s() + FRESHNESS_S
-        self._cached[name] = _CachedValue(value, fresh_until_s, fetched_s)
-        return value
+        self._cached[name] = _CachedValue(fetched, fresh_until_s, fetched_s)
+        return fetched
+
+    def _is_gone_for_long(self, cached: _CachedValue[T], error: SluiceError) -> bool:
+        """Return whether `error` says that a cached route is missing, and its grace time is over.
+
+        The grace time, `MISSING_ROUTE_GRACE_S`, begins when the cached value was fetched.
+        """
+        if not isinstance(error, RouteNotFoundError):
+            return False
+        return self._clock.monotonic_s() - cached.fetched_s > MISSING_ROUTE_GRACE_S
 
     async def close(self) -> None:
         """Cancel the running lookups. Their callers get CancelledError."""
@@ -218,7 +225,7 @@ class ClusterBackend(AsyncioShell):
 
     def list_warnings(self) -> list[str]:
         """Return the warnings about groups with conflicting subscriptions, sorted by group."""
-        return [text for _, text in sorted(self.subscription_conflicts.warnings.items())]
+        return [warning for _, warning in sorted(self.subscription_conflicts.warnings.items())]
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` without blocking other work."""
@@ -270,12 +277,12 @@ class ClusterBackend(AsyncioShell):
 
     def _request_route(self, topic: str) -> Conversation[TopicRoute]:
         """Return the route of a topic from a name server. Raises RouteNotFoundError."""
-        found = yield from self.directory.fetch_route(topic)
-        if found is None:
+        route = yield from self.directory.fetch_route(topic)
+        if route is None:
             raise route_not_found_error(
                 topic, self.directory.name_servers, None, auto_create_tried=False
             )
-        return found
+        return route
 
     def _request_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
         """Return the settings of a topic from the first master that has it, or None."""
@@ -284,10 +291,9 @@ class ClusterBackend(AsyncioShell):
         except RouteNotFoundError:
             return None
         command = requests.topic_config(topic=name)
-        found = yield from _first_success(
-            master_addresses(route).values(), command, TOPIC_NOT_EXIST
-        )
-        return None if found is None else decode_topic_config(found.body)
+        addresses = master_addresses(route).values()
+        response = yield from _request_first_success(addresses, command, TOPIC_NOT_EXIST)
+        return None if response is None else decode_topic_config(response.body)
 
     def _request_group_config(self, name: str) -> Conversation[GroupConfig | None]:
         """Return the settings of a group from the first broker that has it, or None.
@@ -295,10 +301,9 @@ class ClusterBackend(AsyncioShell):
         A group has no route, so any broker may have it.
         """
         brokers = yield from masters(self.directory, self._cluster)
-        found = yield from _first_success(
-            brokers.values(), requests.group_config(group=name), GROUP_NOT_EXIST
-        )
-        return None if found is None else decode_group_config(found.body)
+        command = requests.group_config(group=name)
+        response = yield from _request_first_success(brokers.values(), command, GROUP_NOT_EXIST)
+        return None if response is None else decode_group_config(response.body)
 
 
 @contextlib.asynccontextmanager
@@ -311,7 +316,6 @@ async def serve_cluster_proxy(
     account of `credentials` may do. TLS towards the cluster follows the environment variables.
     Raises ConfigurationError for invalid settings.
     """
-    loop = asyncio.get_running_loop()
     guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
         name_servers,
@@ -320,31 +324,28 @@ async def serve_cluster_proxy(
         with_tls(SOCKET_NETWORK, Tls.resolve(None)).dial,
         cluster=config.cluster,
     )
-    shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, loop.call_soon)
+    shares = FairScheduler(SYSTEM_CLOCK.monotonic_s, asyncio.get_running_loop().call_soon)
     proxy = Proxy(backend, guard, shares, config, limits=config)
+    # Leaving the context closes everything in the reverse order.
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(backend.close)
         if guard is not None:
             guard.load()
-            jobs = Supervisor(SYSTEM_CLOCK, log)
-            watch = jobs.repeat(
-                "access rules", lambda: ACCESS_RULES_CHECK_S, partial(_reload_access_rules, guard)
-            )
-            stack.callback(loop.create_task(watch).cancel)
+            stack.callback(_watch_access_rules(guard).cancel)
         await proxy.start(config.listen_address, config.listen_port)
         stack.push_async_callback(proxy.close)
         log_protected_mode(config)
-        if config.is_pushed:
-            collect = ProxyCollector(proxy).collect
-            push = await asyncio.to_thread(MetricsPusher, collect, config, "proxy", host_name())
-            push.start()
-            stack.push_async_callback(asyncio.to_thread, push.close)
-        if config.metrics_enable:
-            opened = await asyncio.to_thread(serve_metrics, ProxyCollector(proxy), config)
-            if opened is not None:
-                proxy.metrics_port = opened[0]
-                stack.callback(opened[1])
+        await _publish_metrics(proxy, config, stack)
         yield proxy
+
+
+def _watch_access_rules(guard: Guard) -> asyncio.Task[None]:
+    """Start and return the task that applies changes of plain_acl.yml until it is cancelled."""
+    jobs = Supervisor(SYSTEM_CLOCK, log)
+    watch = jobs.repeat(
+        "access rules", lambda: ACCESS_RULES_CHECK_S, partial(_reload_access_rules, guard)
+    )
+    return asyncio.get_running_loop().create_task(watch)
 
 
 async def _reload_access_rules(guard: Guard) -> None:
@@ -352,7 +353,28 @@ async def _reload_access_rules(guard: Guard) -> None:
     guard.apply_checked_files(await asyncio.to_thread(guard.check_files))
 
 
-def _first_success(
+async def _publish_metrics(
+    proxy: Proxy, config: ProxyConfig, stack: contextlib.AsyncExitStack
+) -> None:
+    """Start to push the proxy's metrics, and to serve them, if the settings say so.
+
+    `proxy.metrics_port` is set to the port on which they are served. The closing of `stack` ends
+    both.
+    """
+    if config.is_pushed:
+        collect = ProxyCollector(proxy).collect
+        pusher = await asyncio.to_thread(MetricsPusher, collect, config, "proxy", host_name())
+        pusher.start()
+        stack.push_async_callback(asyncio.to_thread, pusher.close)
+    if config.metrics_enable:
+        served = await asyncio.to_thread(serve_metrics, ProxyCollector(proxy), config)
+        if served is not None:
+            port, close_server = served
+            proxy.metrics_port = port
+            stack.callback(close_server)
+
+
+def _request_first_success(
     addresses: Iterable[str], command: Command, absent: int
 ) -> Conversation[Command | None]:
     """Send a request to one broker after another, and return the first successful response.
@@ -382,6 +404,7 @@ class ClusterClientSession:
     """A client of the proxy, with its own connections to the brokers that it uses."""
 
     def __init__(self, backend: ClusterBackend, on_request: OnRequest) -> None:
+        """Create a session without connections. `on_request` handles requests of brokers."""
         self._backend = backend
         self._on_request = on_request
         self._pool = ChannelPool(
@@ -482,7 +505,9 @@ class SubscriptionConflicts:
     def __init__(self) -> None:
         self.warnings: dict[str, str] = {}
         """The warning about each group that has a conflict, by group."""
+        # For each group, (name, subscription key) of each member and each broker; see `record`.
         self._members: dict[str, dict[ClusterClientSession | str, tuple[str, str]]] = {}
+        # The monotonic time of the last check of each group.
         self._checked_s: dict[str, float] = {}
 
     def record(self, group: str, source: "ClusterClientSession | str", name: str, key: str) -> None:
@@ -495,7 +520,7 @@ class SubscriptionConflicts:
         members = self._members.setdefault(group, {})
         if members.get(source) != (name, key) and (members or not isinstance(source, str)):
             members[source] = (name, key)
-            self._compare(group)
+            self._update_warning(group)
 
     def start_check_if_due(self, group: str, now_s: float) -> bool:
         """Return whether a broker should be asked now for the group's subscription.
@@ -510,34 +535,45 @@ class SubscriptionConflicts:
 
     def remove_session(self, session: ClusterClientSession) -> None:
         """Remove the subscriptions of a session, and update the warnings of its groups."""
-        for group in [name for name, members in self._members.items() if session in members]:
+        groups = [group for group, members in self._members.items() if session in members]
+        for group in groups:
             del self._members[group][session]
-            self._compare(group)
+            self._update_warning(group)
 
-    def _compare(self, group: str) -> None:
+    def _update_warning(self, group: str) -> None:
         """Set, replace or remove the warning of a group; a new text is also logged.
 
         The warning names the first source and another one with a different subscription. If the
         group has no member at this proxy, everything about the group is removed.
         """
         members = self._members[group]
-        if all(isinstance(source, str) for source in members):
+        has_only_brokers = all(isinstance(source, str) for source in members)
+        if has_only_brokers:
             del self._members[group]
             self._checked_s.pop(group, None)
             self.warnings.pop(group, None)
             return
-        (first_name, first_key), *others = members.values()
-        different = next(((name, key) for name, key in others if key != first_key), None)
-        if different is None:
+
+        warning = _describe_conflict(group, list(members.values()))
+        if warning is None:
             self.warnings.pop(group, None)
-            return
-        other_name, other_key = different
-        text = (
-            f"{first_name} and {other_name} of the group {group} have different subscriptions: "
-            f"{describe_difference(first_key, other_key)}. Their broker does not check this, so "
-            "some messages are not delivered. Give one of them another group, or the same "
-            "subscription."
-        )
-        if self.warnings.get(group) != text:
-            self.warnings[group] = text
-            log.warning("%s", text)
+        elif self.warnings.get(group) != warning:
+            self.warnings[group] = warning
+            log.warning("%s", warning)
+
+
+def _describe_conflict(group: str, subscriptions: list[tuple[str, str]]) -> str | None:
+    """Return the warning about the first subscription and one that differs, None without one.
+
+    `subscriptions` has (name of the source, subscription key) for each source of the group.
+    """
+    first_name, first_key = subscriptions[0]
+    for name, key in subscriptions:
+        if key != first_key:
+            return (
+                f"{first_name} and {name} of the group {group} have different subscriptions: "
+                f"{describe_difference(first_key, key)}. Their broker does not check this, so "
+                "some messages are not delivered. Give one of them another group, or the same "
+                "subscription."
+            )
+    return None

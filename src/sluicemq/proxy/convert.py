@@ -1,4 +1,6 @@
-"""The conversion of stored messages to the messages of gRPC clients (spec/grpc.md §5).
+"""The conversion of stored messages to messages of gRPC clients (spec/grpc.md §5).
+
+The filters, invisible durations and receipt handles of clients are converted here, too.
 
 Properties that RocketMQ or the broker uses become fields or are left out; the application's
 properties are copied. Every client can read the body: a body that a remoting producer compressed is
@@ -12,9 +14,13 @@ Each message has a digest of the body as it is sent, because one client fails wi
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
+from sluicemq.errors import FilterSyntaxError, ProtocolError
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.bodies import COMPRESSED, decode_body
+from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import (
     DELAY,
     KEYS,
@@ -33,14 +39,20 @@ from sluicemq.model.properties import (
     PRIORITY,
     TRACE_CONTEXT,
 )
+from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.messages import DigestType, Encoding, MessageType
+from sluicemq.proxy.limits import Refusal, StatusError
+from sluicemq.proxy.messages import DigestType, Encoding, FilterType, MessageType
+from sluicemq.wire.popping import ReceiptHandle
 
 DECODED_BYTES_MAX: Final = 16 * 1024 * 1024
 """The size above which a decompressed body is sent compressed instead, in bytes.
 
 A response has up to 32 messages, and all of their bodies are in memory at the same time.
 """
+
+HANDLE_LENGTH_MAX: Final = 512
+"""The maximum length of a receipt handle, in characters."""
 
 
 class UndecodableCount:
@@ -91,15 +103,17 @@ def to_message(
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
+
     body = stored.raw_body
     encoding = _IDENTITY
     if stored.sys_flag & COMPRESSED:
         body, encoding = _readable_body(stored)
     message.body = body
-    user = message.user_properties
+    user_properties = message.user_properties
     for name, value in properties.items():
         if name not in HIDDEN_PROPERTIES:
-            user[name] = value
+            user_properties[name] = value
+
     system = message.system_properties
     tag = properties.get(TAGS)
     keys = properties.get(KEYS)
@@ -117,6 +131,7 @@ def to_message(
     else:
         system.message_type = message_type_of(properties)
         _set_optional_fields(system, stored)
+
     set_timestamp(system.born_timestamp, stored.born_time_ms)
     system.born_host = properties.get(BORN_HOST) or stored.born_host.address
     set_timestamp(system.store_timestamp, stored.store_time_ms)
@@ -124,8 +139,9 @@ def to_message(
     system.receipt_handle = handle
     system.queue_id = stored.queue_id
     system.queue_offset = stored.queue_offset
-    times = stored.reconsume_times if reconsume_times is None else reconsume_times
-    system.delivery_attempt = times + 1
+    if reconsume_times is None:
+        reconsume_times = stored.reconsume_times
+    system.delivery_attempt = reconsume_times + 1
     return message
 
 
@@ -189,9 +205,9 @@ def _delivery_time_ms(stored: StoredMessage) -> int | None:
 
 def _int_property(stored: StoredMessage, name: str) -> int | None:
     """Return a property as a number; None if it is not a number of up to 15 digits."""
-    text = stored.properties.get(name, "")
-    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
-    return int(text) if is_number else None
+    digits = stored.properties.get(name, "")
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
+    return int(digits) if is_number else None
 
 
 def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
@@ -201,3 +217,70 @@ def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
         return body, _IDENTITY
     UNDECODABLE.value += 1
     return stored.raw_body, Encoding.GZIP
+
+
+def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
+    """Return the filter of a receive or pull as a subscription.
+
+    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
+    (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
+    """
+    if expression.type != FilterType.SQL:
+        return _to_tag_subscription(topic, expression.expression)
+    if not expression.expression:
+        raise StatusError(Refusal.FILTER_EMPTY, "Set an expression, or filter by tags.")
+    return Subscription(topic, expression.expression, SQL92)
+
+
+def _to_tag_subscription(topic: str, tag_expression: str) -> Subscription:
+    """Return a subscription by tags, from a cache unless the texts are unusually long."""
+    if len(topic) + len(tag_expression) <= CACHED_LENGTH_MAX:
+        return _cached_tag_subscription(topic, tag_expression)
+    return _cached_tag_subscription.__wrapped__(topic, tag_expression)
+
+
+@lru_cache(maxsize=1024)
+def _cached_tag_subscription(topic: str, tag_expression: str) -> Subscription:
+    """Return a subscription by tags; the results are cached. Raises StatusError."""
+    try:
+        return parse_subscription(topic, tag_expression, TAG)
+    except FilterSyntaxError as error:
+        raise StatusError(Refusal.FILTER, str(error)) from error
+
+
+def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
+    """Return an invisible duration in ms.
+
+    Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
+    """
+    invisible_ms = to_ms(duration)
+    detail = f"the call asks for {invisible_ms} ms"
+    if invisible_ms < least_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_SMALL, detail, limit=least_ms)
+    if invisible_ms > longest_ms:
+        raise StatusError(Refusal.INVISIBLE_TIME_TOO_LARGE, detail, limit=longest_ms)
+    return invisible_ms
+
+
+def parse_handle(client_handle: str) -> ReceiptHandle:
+    """Return the receipt handle of one message that a client sent as `client_handle`.
+
+    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
+    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
+    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
+    negative.
+    """
+    # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
+    try:
+        handle = ReceiptHandle.parse(client_handle[: HANDLE_LENGTH_MAX + 1])
+    except ProtocolError as error:
+        raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
+    numbers = [field for field in handle if isinstance(field, int)]
+    is_too_large = max(numbers) >= 1 << 63 or handle.queue_id >= 1 << 31
+    is_negative = min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
+    if len(client_handle) > HANDLE_LENGTH_MAX or is_too_large or is_negative:
+        raise StatusError(
+            Refusal.HANDLE_MALFORMED,
+            f"the handle {client_handle[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
+        )
+    return handle

@@ -219,15 +219,16 @@ class StatusError(SluiceError):
     """
 
     def __init__(
-        self, refusal: Refusal, text: str = "", *, fix: str = "", **values: object
+        self, refusal: Refusal, detail: str = "", *, fix: str = "", **values: object
     ) -> None:
         """Create the error of a refusal.
 
-        `values` are the values of the placeholders in the refusal's phrase; `text` follows the
-        phrase.
+        `values` are the values of the placeholders in the refusal's phrase; `detail` follows the
+        phrase, which may be "".
         """
         phrase = refusal.phrase.format(**values)
-        super().__init__(": ".join(part for part in (phrase, text) if part), fix=fix)
+        separator = ": " if phrase and detail else ""
+        super().__init__(phrase + separator + detail, fix=fix)
         self.refusal = refusal
         self.code = refusal.code
 
@@ -249,11 +250,17 @@ SEND_METADATA_BYTES_MAX: Final = 1024 * 1024
 """The maximum size of all messages of a send without their bodies, in bytes."""
 _BODY_FIELD: Final = 4
 """The protobuf field number of `Message.body`."""
+_VARINT: Final = 0
+"""The protobuf wire type of integers of any length."""
+_FIXED_64_BITS: Final = 1
+"""The protobuf wire type of numbers of 8 bytes."""
 _LENGTH_DELIMITED: Final = 2
 """The protobuf wire type of strings, bytes and messages."""
+_FIXED_32_BITS: Final = 5
+"""The protobuf wire type of numbers of 4 bytes."""
 
 
-def check_shape(data: bytes, *, has_bodies: bool) -> None:
+def check_shape(encoded: bytes, *, has_bodies: bool) -> None:
     """Raise StatusError if decoding a request could take longer than a few milliseconds.
 
     A request of 16 MiB could contain eight million empty fields. `has_bodies` means that the
@@ -261,20 +268,23 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
     accepted here, and refused by the protobuf decoder.
     """
     if not has_bodies:
-        if len(data) > REQUEST_BYTES_MAX:
+        if len(encoded) > REQUEST_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
-                f"the request has {len(data)} bytes, the limit is {REQUEST_BYTES_MAX}.",
+                f"the request has {len(encoded)} bytes, the limit is {REQUEST_BYTES_MAX}.",
             )
         return
-    if len(data) <= SEND_FIELDS_MAX:
+    if len(encoded) <= SEND_FIELDS_MAX:  # a field has at least one byte
         return
-    fields = count()
-    rest = 0
-    for _, begin, end in _read_fields(data, 0, len(data), fields):
-        for number, start, stop in _read_fields(data, begin, end, fields):
-            rest += 0 if number == _BODY_FIELD else stop - start
-        if rest > SEND_METADATA_BYTES_MAX:
+    field_counter = count()
+    metadata_bytes = 0
+    # The fields of the request are the messages. Their own fields are one level below.
+    for _, message_start, message_end in _read_fields(encoded, 0, len(encoded), field_counter):
+        fields = _read_fields(encoded, message_start, message_end, field_counter)
+        for field_number, start, end in fields:
+            if field_number != _BODY_FIELD:
+                metadata_bytes += end - start
+        if metadata_bytes > SEND_METADATA_BYTES_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
                 f"the messages have more than {SEND_METADATA_BYTES_MAX} bytes in addition to "
@@ -283,43 +293,47 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
 
 
 def _read_fields(
-    data: bytes, begin: int, end: int, counted: Iterator[int]
+    encoded: bytes, position: int, end: int, field_counter: Iterator[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the number, start and end of each length-delimited field of a protobuf message.
 
-    Ends silently at malformed data. Raises StatusError when `counted` reaches `SEND_FIELDS_MAX`.
+    The message is `data[position:end]`. Ends silently at malformed data. `field_counter` counts all
+    fields of a request. Raises StatusError when it reaches `SEND_FIELDS_MAX`.
     """
-    while begin < end:
-        if next(counted) > SEND_FIELDS_MAX:
+    while position < end:
+        if next(field_counter) > SEND_FIELDS_MAX:
             raise StatusError(
                 Refusal.REQUEST_TOO_LARGE,
                 f"the request has more than {SEND_FIELDS_MAX} messages and fields of messages.",
             )
-        tag, begin = _read_varint(data, begin, end)
-        kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
-            size, begin = _read_varint(data, begin, end)
-            if begin + size > end:
+        tag, position = _read_varint(encoded, position, end)
+        field_number = tag >> 3
+        wire_type = tag & 7
+        if wire_type == _LENGTH_DELIMITED:
+            size, position = _read_varint(encoded, position, end)
+            if position + size > end:
                 return
-            yield tag >> 3, begin, begin + size
-            begin += size
-        elif kind == 0:
-            _, begin = _read_varint(data, begin, end)
-        elif kind in (1, 5):
-            begin += 8 if kind == 1 else 4
+            yield field_number, position, position + size
+            position += size
+        elif wire_type == _VARINT:
+            _, position = _read_varint(encoded, position, end)
+        elif wire_type == _FIXED_64_BITS:
+            position += 8
+        elif wire_type == _FIXED_32_BITS:
+            position += 4
         else:
             return
 
 
-def _read_varint(data: bytes, begin: int, end: int) -> tuple[int, int]:
-    """Return the varint at `begin` and the index behind it; (0, `end`) if it is malformed."""
-    value = shift = 0
-    while begin < end and shift < 64:
-        byte = data[begin]
-        begin += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, begin
+def _read_varint(encoded: bytes, position: int, end: int) -> tuple[int, int]:
+    """Return the varint at `position` and the index behind it; (0, `end`) if it is malformed."""
+    number = shift = 0
+    while position < end and shift < 64:
+        byte = encoded[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # the last byte of a varint has no high bit
+            return number, position
         shift += 7
     return 0, end
 
@@ -332,8 +346,8 @@ def checked_topic(resource: m.Resource) -> str:
     """
     name = resource.name
     if is_rocketmq_system_topic(name):
-        text = f"the topic {name!r} belongs to the broker itself."
-        raise StatusError(Refusal.TOPIC_OF_SYSTEM, text)
+        detail = f"the topic {name!r} belongs to the broker itself."
+        raise StatusError(Refusal.TOPIC_OF_SYSTEM, detail)
     try:
         return names.check_topic_to_send(name)
     except ConfigurationError as error:
@@ -353,8 +367,8 @@ def checked_group(resource: m.Resource) -> str:
     """
     name = resource.name
     if is_reserved_group(name):
-        text = f"the group {name!r} belongs to the broker itself."
-        raise StatusError(Refusal.GROUP_OF_SYSTEM, text)
+        detail = f"the group {name!r} belongs to the broker itself."
+        raise StatusError(Refusal.GROUP_OF_SYSTEM, detail)
     try:
         return names.check_group(name)
     except ConfigurationError as error:
@@ -386,18 +400,19 @@ def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[byt
     """
     limit = limits.body_bytes_largest
     flag = 0
-    found = f"the body has {len(body)} bytes"
+    size_detail = f"the body has {len(body)} bytes"
     if encoding == _GZIP and body:
-        plain = _decompress(body, limit + 1)
-        if plain is None:
+        # One byte more than the limit is enough to see that a body is too large.
+        decompressed = _decompress(body, limit + 1)
+        if decompressed is None:
             flag = COMPRESSED
         else:
-            body = plain
-            found = "the decompressed body is larger"
+            body = decompressed
+            size_detail = "the decompressed body is larger"
     if not body and limits.checks_body_empty:
         raise StatusError(Refusal.BODY_EMPTY)
     if len(body) > limit:
-        raise StatusError(Refusal.BODY_TOO_LARGE, found, limit=limit)
+        raise StatusError(Refusal.BODY_TOO_LARGE, size_detail, limit=limit)
     return body, flag
 
 
@@ -429,44 +444,50 @@ def check_message_texts(
     tag = system.tag
     message_id = system.message_id
     group = system.message_group
-    texts = "".join([*user, *user.values(), tag, *system.keys])
+    property_text = "".join([*user, *user.values(), tag, *system.keys])
     # A character has at most 4 bytes in UTF-8, so most texts need not be encoded to measure them.
-    if len(texts) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
-        _check_properties_limits(user, texts, limits)
+    if len(property_text) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
+        _check_properties_limits(user, property_text, limits)
     if group and len(group) * 4 >= limits.message_group_bytes_max:
         _check_group_size(group, limits.message_group_bytes_max)
     if "|" in tag:
         raise StatusError(Refusal.TAG_BAR)
     if not message_id or message_id.isspace():
         raise StatusError(Refusal.MESSAGE_ID_EMPTY)
-    text = f"{texts}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
+
     # Blank texts and control characters are rare. One test of all texts together excludes them.
-    if " " in text or "" in user or not text.isprintable():
+    all_text = (
+        f"{property_text}{message_id}{group}{system.born_host}{system.trace_context}"
+        f"{system.lite_topic}"
+    )
+    if " " in all_text or "" in user or not all_text.isprintable():
         _check_each_text(user, system)
 
 
-def _check_properties_limits(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
-    """Raise StatusError if there are too many properties, or if `texts` has too many bytes.
+def _check_properties_limits(
+    user: Mapping[str, str], property_text: str, limits: ProxyLimits
+) -> None:
+    """Raise StatusError if there are too many properties, or if their text has too many bytes.
 
-    `user` has the application's properties. `texts` is the concatenation of their names and values,
-    the tag and the keys. A `properties_bytes_max` of 0 or less means no limit of bytes.
+    `user` has the application's properties. `property_text` is the concatenation of their names and
+    values, the tag and the keys. A `properties_bytes_max` of 0 or less means no limit of bytes.
     """
     if len(user) > limits.properties_max:
-        text = f"the message has {len(user)}"
-        raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
+        detail = f"the message has {len(user)}"
+        raise StatusError(Refusal.PROPERTIES_TOO_MANY, detail, limit=limits.properties_max)
     limit = limits.properties_bytes_max
-    size = len(texts.encode())
+    size = len(property_text.encode())
     if 0 < limit < size:
-        text = f"properties, tag and keys have {size} bytes"
-        raise StatusError(Refusal.PROPERTIES_TOO_LARGE, text, limit=limit)
+        detail = f"properties, tag and keys have {size} bytes"
+        raise StatusError(Refusal.PROPERTIES_TOO_LARGE, detail, limit=limit)
 
 
 def _check_group_size(group: str, limit: int) -> None:
     """Raise StatusError if a message group has `limit` bytes or more; 0 or less means no limit."""
     size = len(group.encode())
     if 0 < limit <= size:
-        text = f"the message group has {size} bytes and must have fewer"
-        raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, text, limit=limit)
+        detail = f"the message group has {size} bytes and must have fewer"
+        raise StatusError(Refusal.MESSAGE_GROUP_TOO_LONG, detail, limit=limit)
 
 
 _TEXT_FIELDS: Final = (
@@ -497,26 +518,31 @@ def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> Non
     for name, value in user.items():
         if not name:
             raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
-        _check_controls(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
-        _check_controls(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
-    for field, what, blank, control in _TEXT_FIELDS:
-        value_or_values = getattr(system, field)  # `keys` has several values
-        values = (value_or_values,) if isinstance(value_or_values, str) else value_or_values
-        for text in values:
-            if text.isspace():
-                raise StatusError(blank, f"{what} is {text!r}")
-            _check_controls(control, what, text)
-    _check_controls(Refusal.BORN_HOST_CONTROL, "the born host", system.born_host)
-    _check_controls(Refusal.TRACE_CONTEXT_CONTROL, "the trace context", system.trace_context)
+        _check_control_characters(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
+        _check_control_characters(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
+    for field, label, blank_refusal, control_refusal in _TEXT_FIELDS:
+        field_texts = getattr(system, field)
+        if isinstance(field_texts, str):  # all fields but `keys` have a single text
+            field_texts = (field_texts,)
+        for field_text in field_texts:
+            if field_text.isspace():
+                raise StatusError(blank_refusal, f"{label} is {field_text!r}")
+            _check_control_characters(control_refusal, label, field_text)
+    _check_control_characters(Refusal.BORN_HOST_CONTROL, "the born host", system.born_host)
+    _check_control_characters(
+        Refusal.TRACE_CONTEXT_CONTROL, "the trace context", system.trace_context
+    )
 
 
-def _check_controls(refusal: Refusal, what: str, text: str) -> None:
-    """Raise StatusError with `refusal` if `text` contains a control character.
+def _check_control_characters(refusal: Refusal, label: str, field_text: str) -> None:
+    """Raise StatusError with `refusal` if `field_text` contains a control character.
 
-    `what` names the text in the error.
+    `label` names the field in the error.
     """
-    if _find_control(text):
-        raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
+    if _find_control(field_text):
+        raise StatusError(
+            refusal, f"remove the control character from {label} {field_text!r:.100}."
+        )
 
 
 def check_lite_topic(name: str) -> None:
@@ -525,15 +551,15 @@ def check_lite_topic(name: str) -> None:
     `check_message_texts` checks its characters.
     """
     if len(name) > LITE_TOPIC_LENGTH_MAX:
-        text = f"the lite topic has {len(name)} characters"
-        raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, text, limit=LITE_TOPIC_LENGTH_MAX)
+        detail = f"the lite topic has {len(name)} characters"
+        raise StatusError(Refusal.LITE_TOPIC_TOO_LONG, detail, limit=LITE_TOPIC_LENGTH_MAX)
 
 
 def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
     """Raise StatusError if the delay of a message exceeds the limit; 0 or less means no limit."""
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
-        text = f"the message is due in {deliver_ms - now_ms} ms"
-        raise StatusError(Refusal.DELIVERY_TIME, text, limit=limits.delay_ms_max)
+        detail = f"the message is due in {deliver_ms - now_ms} ms"
+        raise StatusError(Refusal.DELIVERY_TIME, detail, limit=limits.delay_ms_max)
 
 
 def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
@@ -542,5 +568,5 @@ def check_recovery_time(seconds: int, limits: ProxyLimits) -> None:
     A limit of 0 or less means no limit.
     """
     if 0 < limits.recovery_s_max < seconds:
-        text = f"the transaction has {seconds} s"
-        raise StatusError(Refusal.RECOVERY_TIME, text, limit=limits.recovery_s_max)
+        detail = f"the transaction has {seconds} s"
+        raise StatusError(Refusal.RECOVERY_TIME, detail, limit=limits.recovery_s_max)

@@ -92,6 +92,10 @@ class LocalBackend:
     """A backend with one broker, which runs in the same process."""
 
     def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
+        """Serve the broker with this state and dispatcher, until it changes its role.
+
+        `call_soon` calls a function in the next iteration of the event loop.
+        """
         self.state = state
         self.clock = state.clock
         self.dispatcher: Dispatcher | None = dispatcher
@@ -102,6 +106,7 @@ class LocalBackend:
         ] = []
         """Requests that arrived between two roles, each with the account that signed it."""
         self._call_soon = call_soon
+        # Frames from the broker that `_deliver_frames` has not delivered yet.
         self._received_frames: list[tuple[LocalClientSession, bytes]] = []
         self._route_cache: dict[str, tuple[TopicConfig, BrokerConfig, TopicRoute]] = {}
         """The route of each topic with the settings from which it was built.
@@ -141,13 +146,13 @@ class LocalBackend:
 
         Raises RouteNotFoundError if the topic does not exist.
         """
-        yield from ()
-        entry = self.state.topics.get(topic)
-        if entry is None:
+        yield from ()  # the method is a generator, although it sends no request
+        topic_entry = self.state.topics.get(topic)
+        if topic_entry is None:
             raise RouteNotFoundError(
                 f"The topic {topic} does not exist.", fix=f"Create it: sluice topic create {topic}"
             )
-        config = entry.config
+        config = topic_entry.config
         broker = self.state.settings.broker
         cached = self._route_cache.get(topic)
         if cached is not None:
@@ -155,18 +160,8 @@ class LocalBackend:
             # Settings are replaced as a whole when they change.
             if cached_config is config and cached_broker is broker:
                 return cached_route
-        route = TopicRoute(
-            (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: LOCAL_ADDRESS}),),
-            (
-                QueueData(
-                    broker.broker_name,
-                    config.read_queues,
-                    config.write_queues,
-                    config.perm,
-                    config.sys_flag,
-                ),
-            ),
-        )
+
+        route = _build_route(config, broker)
         if len(self._route_cache) >= CACHED_ROUTES_MAX:
             self._route_cache.clear()
         self._route_cache[topic] = config, broker, route
@@ -186,14 +181,14 @@ class LocalBackend:
         """Return no warnings: the broker checks subscriptions itself."""
         return []
 
-    def schedule_delivery(self, session: "LocalClientSession", data: bytes) -> None:
+    def schedule_delivery(self, session: "LocalClientSession", frames: bytes) -> None:
         """Deliver frames to a session in the next iteration of the event loop.
 
         All frames that arrive until then are delivered together.
         """
         if not self._received_frames:
             self._call_soon(self._deliver_frames)
-        self._received_frames.append((session, data))
+        self._received_frames.append((session, frames))
 
     def _deliver_frames(self) -> None:
         """Deliver all frames that are waiting, to each session in their order.
@@ -202,12 +197,21 @@ class LocalBackend:
         """
         received_frames = self._received_frames
         self._received_frames = []
-        for session, data in received_frames:
+        for session, frames in received_frames:
             try:
-                session.handle_frames(data)
+                session.handle_frames(frames)
             except Exception:
                 # A bug in one call must not prevent the delivery of other responses.
                 log.exception("A response for the client at %s was lost.", session.peer.remote)
+
+
+def _build_route(config: TopicConfig, broker: BrokerConfig) -> TopicRoute:
+    """Return the route of a topic with the settings `config` that only `broker` has."""
+    broker_data = BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: LOCAL_ADDRESS})
+    queue_data = QueueData(
+        broker.broker_name, config.read_queues, config.write_queues, config.perm, config.sys_flag
+    )
+    return TopicRoute((broker_data,), (queue_data,))
 
 
 class _SessionTransport(NamedTuple):
@@ -234,11 +238,16 @@ class LocalClientSession:
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
+        """Create the session of a client at `remote`, which reached the proxy at `local`.
+
+        `on_request` handles requests of the broker to the client.
+        """
         self.peer = self._new_peer(remote, local)
         self._is_closed = False
         self._backend = backend
         self._on_request = on_request
         self._reader = FrameReader()
+        # The callbacks of open requests by opaque, the number that identifies a request.
         self._pending: dict[int, OnResponse] = {}
         self._opaque = 0
 
@@ -251,10 +260,11 @@ class LocalClientSession:
         dispatcher = self._backend.dispatcher
         if guard is not None and self.peer.remote == PROXY_HOST:
             guard.account = None  # the proxy itself; the guard still has the previous account
-        if dispatcher is None:
+        if dispatcher is None:  # the broker is between two roles
             account = None if guard is None else guard.account
             self._backend.pending_requests.append((self, call, on_response, account))
             return
+
         if self.peer.closed:
             self.peer = self._new_peer(self.peer.remote, self.peer.local)
         command = call.command
@@ -298,16 +308,16 @@ class LocalClientSession:
         for on_response in pending.values():
             on_response(ConnectionLostError("The broker closed the connection. Try again."))
 
-    def write(self, data: bytes) -> None:
+    def write(self, frames: bytes) -> None:
         """Accept frames from the broker, for delivery in the next iteration of the event loop."""
-        self._backend.schedule_delivery(self, data)
+        self._backend.schedule_delivery(self, frames)
 
-    def handle_frames(self, data: bytes) -> None:
+    def handle_frames(self, frames: bytes) -> None:
         """Decode frames from the broker, and call the callbacks of their responses and requests.
 
         A response to a request that is no longer open is ignored.
         """
-        for command in self._reader.feed(data):
+        for command in self._reader.feed(frames):
             if command.flag & FLAG_RESPONSE:
                 on_response = self._pending.pop(command.opaque, None)
                 if on_response is not None:

@@ -27,13 +27,14 @@ def _build_message_classes() -> dict[str, Any]:
     They are built from the file `proto/descriptors.binpb`, a serialized FileDescriptorSet. Names
     have no package. Nested messages and enumerations are not included.
     """
-    data = files("sluicemq.proxy").joinpath("proto/descriptors.binpb").read_bytes()
+    descriptors_path = files("sluicemq.proxy").joinpath("proto/descriptors.binpb")
+    descriptors = descriptor_pb2.FileDescriptorSet.FromString(descriptors_path.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     classes: dict[str, Any] = {}
-    for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+    for file in descriptors.file:
         pool.Add(file)
         for enum in file.enum_type:
-            members = {value.name: value.number for value in enum.value}
+            members = {member.name: member.number for member in enum.value}
             classes[enum.name] = IntEnum(enum.name, members)
         for message in file.message_type:
             descriptor = pool.FindMessageTypeByName(f"{file.package}.{message.name}")

@@ -20,7 +20,13 @@ from collections.abc import Iterable
 from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.identity import restart_offset
-from sluicemq.client.core.requests import PullStatus, expect_success, int_field, parse_pull_response
+from sluicemq.client.core.requests import (
+    PullResponse,
+    PullStatus,
+    expect_success,
+    int_field,
+    parse_pull_response,
+)
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -29,14 +35,13 @@ from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
-from sluicemq.proxy.convert import to_message, to_ms
+from sluicemq.proxy.convert import to_message, to_ms, to_subscription
 from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import Code, QueryOffsetPolicy
 from sluicemq.proxy.receiving import (
     BATCH_MAX,
     BROKER_RESPONSE_S,
     DEADLINE_MARGIN_MS,
-    to_subscription,
 )
 from sluicemq.record.codec import decode_records
 
@@ -45,8 +50,10 @@ class Pulling:
     """The service object of clients that read queues by offset."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
+        """Create the service object. It pulls from the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
+        # The calls whose pull a broker may park, in the order of their pulls.
         self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:
@@ -69,12 +76,10 @@ class Pulling:
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
         subscription = to_subscription(queue.topic, request.filter_expression)
-        count = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
+        count_max = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
         clock = self._backend.clock
-        wait_ms = to_ms(request.long_polling_timeout)
-        if call.remaining_s is not None:
-            wait_ms = min(wait_ms, int(call.remaining_s * 1000) - DEADLINE_MARGIN_MS)
-        until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
+        until_s = clock.monotonic_s() + self._poll_ms(request, call) / 1000
+
         offset = request.offset
         while not call.is_closed:
             wait_ms = max(round((until_s - clock.monotonic_s()) * 1000), 0)
@@ -82,7 +87,7 @@ class Pulling:
                 group,
                 queue,
                 offset,
-                count_max=count,
+                count_max=count_max,
                 subscription=subscription,
                 suspend_timeout_ms=wait_ms,
             )
@@ -93,27 +98,32 @@ class Pulling:
                 )
             finally:
                 del self._polling_calls[call]
-            result = parse_pull_response(response, address)
-            next_offset = result.next_offset
-            if result.status is PullStatus.OFFSET_ILLEGAL:
-                beginning = restart_offset(result, offset)
-                if beginning is not None:
-                    next_offset = beginning
-                text = (
-                    f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
-                    f"{result.offset_min} up to {result.offset_max}; instead of {offset} go on at "
-                    f"{next_offset}."
-                )
-                return _pull_responses(Code.ILLEGAL_OFFSET, text, next_offset)
-            records = decode_records(result.data, broker=queue.broker)
-            found = [record for record in records if tag_matches(subscription, record.tag)]
-            if found:
-                return _pull_responses(Code.OK, "OK", next_offset, found)
-            is_through = result.status is PullStatus.NO_NEW_MSG or next_offset <= offset
+            pulled = parse_pull_response(response, address)
+            if pulled.status is PullStatus.OFFSET_ILLEGAL:
+                return _illegal_offset_responses(queue, offset, pulled)
+
+            next_offset = pulled.next_offset
+            records = decode_records(pulled.data, broker=queue.broker)
+            # The broker compares tags only by hash.
+            matching = [record for record in records if tag_matches(subscription, record.tag)]
+            if matching:
+                return _pull_responses(Code.OK, "OK", next_offset, matching)
+
+            has_read_all = pulled.status is PullStatus.NO_NEW_MSG or next_offset <= offset
             offset = next_offset
-            if is_through or clock.monotonic_s() >= until_s:
+            if has_read_all or clock.monotonic_s() >= until_s:
                 break
         return _pull_responses(Code.MESSAGE_NOT_FOUND, "no new message", offset)
+
+    def _poll_ms(self, request: m.PullMessageRequest, call: Call) -> int:
+        """Return the polling time of a request in ms, limited by the proxy and the call's deadline.
+
+        The result is negative if the deadline is too near.
+        """
+        poll_ms = min(to_ms(request.long_polling_timeout), self._limits.poll_ms_longest)
+        if call.remaining_s is None:
+            return poll_ms
+        return min(poll_ms, int(call.remaining_s * 1000) - DEADLINE_MARGIN_MS)
 
     def update_offset(
         self, client: Client, request: m.UpdateOffsetRequest, call: Call
@@ -177,13 +187,13 @@ class Pulling:
             Refusal.LITE_TOPICS, "there are no lite topics here. Subscribe to normal topics."
         )
 
-    def _resolve_queue(self, asked: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
+    def _resolve_queue(self, requested: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
         """Return the queue that a request names, and the address of its broker.
 
         Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError.
         """
-        topic = checked_topic(asked.topic)
-        broker = asked.broker.name
+        topic = checked_topic(requested.topic)
+        broker = requested.broker.name
         route = yield from self._backend.fetch_route(topic)
         address = master_addresses(route).get(broker)
         if address is None:
@@ -191,25 +201,46 @@ class Pulling:
                 Refusal.QUEUE_BROKER,
                 f"the broker {broker!r} does not have the topic {topic}. Query its route.",
             )
-        counts = [
-            data.read_queues
-            for data in route.queues
-            if data.broker == broker and data.perm & PERM_READ
-        ]
-        if not 0 <= asked.id < sum(counts):
+
+        is_readable = False
+        readable_count = 0
+        for queue_data in route.queues:
+            if queue_data.broker == broker and queue_data.perm & PERM_READ:
+                is_readable = True
+                readable_count += queue_data.read_queues
+        if not 0 <= requested.id < readable_count:
             raise StatusError(
-                Refusal.QUEUE_UNKNOWN if counts else Refusal.QUEUE_UNREADABLE,
-                f"queue {asked.id} of {topic} cannot be read on {broker}: it has {sum(counts)} "
-                "readable queues.",
+                Refusal.QUEUE_UNKNOWN if is_readable else Refusal.QUEUE_UNREADABLE,
+                f"queue {requested.id} of {topic} cannot be read on {broker}: it has "
+                f"{readable_count} readable queues.",
             )
-        return MessageQueue(topic, broker, asked.id), address
+        return MessageQueue(topic, broker, requested.id), address
+
+
+def _illegal_offset_responses(
+    queue: MessageQueue, offset: int, pulled: PullResponse
+) -> list[m.PullMessageResponse]:
+    """Return the responses to a pull from an `offset` that the queue does not have.
+
+    They name the offset at which the client should go on.
+    """
+    next_offset = pulled.next_offset
+    beginning = restart_offset(pulled, offset)
+    if beginning is not None:
+        next_offset = beginning
+    status_message = (
+        f"{queue.topic}:{queue.queue_id} on {queue.broker} has the offsets from "
+        f"{pulled.offset_min} up to {pulled.offset_max}; instead of {offset} go on at "
+        f"{next_offset}."
+    )
+    return _pull_responses(Code.ILLEGAL_OFFSET, status_message, next_offset)
 
 
 def _pull_responses(
-    code: Code, text: str, next_offset: int, records: Iterable[StoredMessage] = ()
+    code: Code, status_message: str, next_offset: int, records: Iterable[StoredMessage] = ()
 ) -> list[m.PullMessageResponse]:
     """Return the responses to a pull: a status, the messages, and the next offset."""
-    responses = [m.PullMessageResponse(status=m.Status(code=code, message=text))]
+    responses = [m.PullMessageResponse(status=m.Status(code=code, message=status_message))]
     for record in records:
         responses.append(m.PullMessageResponse())
         to_message(record, into=responses[-1].message)

@@ -13,26 +13,31 @@ arrive, they are returned to the broker.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sluicemq.client.core import conversations, requests
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, header_fields, request_error
 from sluicemq.config.proxying import ProxyLimits
-from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
-from sluicemq.filter.subscriptions import parse_subscription, tag_matches
-from sluicemq.model.ids import CACHED_LENGTH_MAX
+from sluicemq.errors import ProtocolError, RequestError, SluiceError
+from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import PERM_READ, POP_NORMAL, GroupConfig, pop_kind, pop_topic
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client, Clients
-from sluicemq.proxy.convert import set_timestamp, to_message, to_ms
+from sluicemq.proxy.convert import (
+    checked_invisible_ms,
+    parse_handle,
+    set_timestamp,
+    to_message,
+    to_ms,
+    to_subscription,
+)
 from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
-from sluicemq.proxy.messages import Code, FilterType
+from sluicemq.proxy.messages import Code
 from sluicemq.proxy.renewal import InFlightMessage, ReceiptHandleRenewer
 from sluicemq.proxy.service import to_status
 from sluicemq.record.codec import decode_records
@@ -60,8 +65,6 @@ BROKER_RESPONSE_S: Final = 3.0
 """The time in seconds that a broker may take to respond, in addition to a long poll."""
 INIT_FROM_END: Final = "1"
 """The init mode of a pop by which a new group begins at the end of each queue."""
-HANDLE_LENGTH_MAX: Final = 512
-"""The maximum length of a receipt handle, in characters."""
 ENTRIES_MAX: Final = 1024
 """The maximum number of entries of one AckMessage, which limits the work of one call."""
 BATCH_SPAN_MAX: Final = 4096
@@ -98,10 +101,12 @@ class Receiving:
     """The service object of consumers that receive messages by pop."""
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
+        """Create the service object. It pops from the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
-        self._broker_turn = 0
+        self._broker_turn = 0  # the counter of the round robin over brokers
+        # The calls whose pop a broker may park, in the order of their pops.
         self._polling_calls: dict[Call, None] = {}
         self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 
@@ -133,21 +138,18 @@ class Receiving:
         Raises StatusError for an invalid request, or if the client has too many renewed messages.
         Raises SluiceError if the broker fails.
         """
-        limits = self._limits
-        poll_ms = poll_timeout_ms(client, request, call.remaining_s, limits)
+        poll_ms = poll_timeout_ms(client, request, call.remaining_s, self._limits)
         topic = checked_topic(request.message_queue.topic)
         group = checked_group(request.group)
-        invisible_ms = limits.invisible_ms
-        is_renewed = request.auto_renew and limits.renews
-        if not is_renewed:
-            least_ms = limits.invisible_ms_min
-            longest_ms = limits.invisible_ms_longest
-            invisible_ms = checked_invisible_ms(request.invisible_duration, least_ms, longest_ms)
-        elif not self.renewal.has_room(client):
-            raise StatusError(
-                Refusal.MESSAGES_HELD_TOO_MANY,
-                f"there are {self.renewal.count} messages that clients of this proxy work on, and "
-                "this client has too many of them. Acknowledge some.",
+        is_renewed = request.auto_renew and self._limits.renews
+        if is_renewed:
+            self._check_renewal_room(client)
+            invisible_ms = self._limits.invisible_ms
+        else:
+            invisible_ms = checked_invisible_ms(
+                request.invisible_duration,
+                self._limits.invisible_ms_min,
+                self._limits.invisible_ms_longest,
             )
         subscription = to_subscription(topic, request.filter_expression)
         broker, address = yield from self._choose_broker(topic, request.message_queue.broker.name)
@@ -162,6 +164,8 @@ class Receiving:
             request.attempt_id,
             is_order=config is not None and config.consume_message_orderly,
         )
+
+        # While the broker parks the pop, `drain` may end the call.
         self._polling_calls[call] = None
         try:
             response = yield conversations.Call(address, pop, poll_ms / 1000 + BROKER_RESPONSE_S)
@@ -169,26 +173,43 @@ class Receiving:
             del self._polling_calls[call]
         if response.code != ResponseCode.SUCCESS:
             return self._empty_response_for(response)
+
         popped = list(decode_popped(response, broker))
         if call.is_closed:
             yield from self._return_messages(group, topic, address, popped)
             return []
-        times_max = config.retry_times_max + 1 if config is not None else DEFAULT_ATTEMPTS_MAX
+        times_max = DEFAULT_ATTEMPTS_MAX if config is None else config.retry_times_max + 1
         deliverable = yield from self._filter_popped(
             group, subscription, times_max, address, popped
         )
         if not deliverable:
             return self._empty_response("no match message")
+
         responses = [_OK_RESPONSE]
         for stored, handle, times in deliverable:
-            one = m.ReceiveMessageResponse()
-            text = handle.encode()
-            to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
-            responses.append(one)
+            response_with_message = m.ReceiveMessageResponse()
+            client_handle = handle.encode()
+            to_message(
+                stored,
+                client_handle,
+                topic=topic,
+                reconsume_times=times,
+                into=response_with_message.message,
+            )
+            responses.append(response_with_message)
             if is_renewed:
-                self.renewal.track(client, group, topic, text, handle, times)
+                self.renewal.track(client, group, topic, client_handle, handle, times)
         responses.append(self._delivery_time())
         return responses
+
+    def _check_renewal_room(self, client: Client) -> None:
+        """Raise StatusError if the client has as many renewed messages as it may have."""
+        if not self.renewal.has_room(client):
+            raise StatusError(
+                Refusal.MESSAGES_HELD_TOO_MANY,
+                f"there are {self.renewal.count} messages that clients of this proxy work on, and "
+                "this client has too many of them. Acknowledge some.",
+            )
 
     def _choose_broker(self, topic: str, preferred: str) -> Conversation[tuple[str, str]]:
         """Return the name and address of the broker to pop from.
@@ -198,13 +219,18 @@ class Receiving:
         """
         route = yield from self._backend.fetch_route(topic)
         masters = master_addresses(route)
-        names = [it.broker for it in route.queues if it.perm & PERM_READ and it.broker in masters]
-        if not names:
+        readable_brokers = [
+            queue_data.broker
+            for queue_data in route.queues
+            if queue_data.perm & PERM_READ and queue_data.broker in masters
+        ]
+        if not readable_brokers:
             raise StatusError(Refusal.NO_READABLE_QUEUE)
-        if preferred not in names:
-            self._broker_turn += 1
-            preferred = names[self._broker_turn % len(names)]
-        return preferred, masters[preferred]
+        if preferred in readable_brokers:
+            return preferred, masters[preferred]
+        self._broker_turn += 1
+        broker = readable_brokers[self._broker_turn % len(readable_brokers)]
+        return broker, masters[broker]
 
     def _empty_response_for(self, response: Command) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a client for a broker's response without messages.
@@ -222,10 +248,10 @@ class Receiving:
         return self._empty_response("no new message")
 
     def _empty_response(
-        self, text: str, code: Code = Code.MESSAGE_NOT_FOUND
+        self, status_message: str, code: Code = Code.MESSAGE_NOT_FOUND
     ) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a receive without messages: a status and the delivery time."""
-        status = m.Status(code=code, message=text)
+        status = m.Status(code=code, message=status_message)
         return [m.ReceiveMessageResponse(status=status), self._delivery_time()]
 
     def _delivery_time(self) -> m.ReceiveMessageResponse:
@@ -300,33 +326,36 @@ class Receiving:
                 f"{len(request.entries)} entries are more than {ENTRIES_MAX}; send some at a time.",
             )
         masters = master_addresses((yield from self._backend.fetch_route(topic)))
+        # All of these refer to an entry by its index in the request.
         statuses: dict[int, m.Status] = {}
-        taken: dict[int, InFlightMessage] = {}
-        single: list[tuple[int, str, ReceiptHandle]] = []
-        for number, entry in enumerate(request.entries):
+        renewed_messages: dict[int, InFlightMessage] = {}
+        acks: list[tuple[int, str, ReceiptHandle]] = []
+        for index, entry in enumerate(request.entries):
             try:
                 # The proxy does not renew a message while it is being acknowledged.
                 in_flight = yield from self.renewal.take(client, group, entry.receipt_handle)
                 handle = self._valid_handle(entry.receipt_handle, in_flight)
-                single.append((number, broker_address(masters, handle), handle))
+                acks.append((index, broker_address(masters, handle), handle))
             except StatusError as error:
-                statuses[number] = to_status(error)
+                statuses[index] = to_status(error)
             else:
                 if in_flight is not None:
-                    taken[number] = in_flight
-        single, batches = split_acks(single)
+                    renewed_messages[index] = in_flight
+
+        single_acks, batches = split_acks(acks)
         for (address, broker), batch in batches.items():
             handles = [handle for _, handle in batch]
             status = yield from self._acknowledge_at_broker(
                 address, batch_ack_request(group, topic, broker, handles)
             )
-            statuses.update((number, status) for number, _ in batch)
-        for number, address, handle in single:
-            statuses[number] = yield from self._acknowledge_at_broker(
+            statuses.update((index, status) for index, _ in batch)
+        for index, address, handle in single_acks:
+            statuses[index] = yield from self._acknowledge_at_broker(
                 address, ack_request(group, topic, handle)
             )
-        for number, in_flight in taken.items():
-            if statuses[number].code not in _FINAL_CODES:
+
+        for index, in_flight in renewed_messages.items():
+            if statuses[index].code not in _FINAL_CODES:
                 self.renewal.add(in_flight)
         return to_ack_response(request, statuses)
 
@@ -353,20 +382,20 @@ class Receiving:
         """
         topic = checked_topic(request.topic)
         group = checked_group(request.group)
-        time_ms = checked_invisible_ms(
+        invisible_ms = checked_invisible_ms(
             request.invisible_duration, 0, self._limits.invisible_ms_longest
         )
         in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
         handle = self._valid_handle(request.receipt_handle, in_flight)
         try:
-            changed = yield from self._change_handle(
-                group, topic, handle, time_ms, suspend=request.suspend
+            new_handle = yield from self._change_handle(
+                group, topic, handle, invisible_ms, suspend=request.suspend
             )
         except SluiceError as error:
             if in_flight is not None and not isinstance(error, StatusError):
                 self.renewal.add(in_flight)
             raise
-        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
+        return m.ChangeInvisibleDurationResponse(status=OK, receipt_handle=new_handle.encode())
 
     def _change_handle(
         self, group: str, topic: str, handle: ReceiptHandle, time_ms: int, *, suspend: bool = False
@@ -378,9 +407,8 @@ class Receiving:
         passed the message already. Raises StatusError if the message does not exist any longer, and
         SluiceError if the broker fails.
         """
-        address = broker_address(
-            master_addresses((yield from self._backend.fetch_route(topic))), handle
-        )
+        masters = master_addresses((yield from self._backend.fetch_route(topic)))
+        address = broker_address(masters, handle)
         command = change_invisible_request(group, topic, handle, time_ms, suspend=suspend)
         response = yield conversations.Call(address, command, BROKER_RESPONSE_S)
         if response.code != ResponseCode.SUCCESS:
@@ -415,9 +443,8 @@ class Receiving:
                 f"the handle {request.receipt_handle!r} does not contain the position of the "
                 "message.",
             )
-        address = broker_address(
-            master_addresses((yield from self._backend.fetch_route(topic))), handle
-        )
+        masters = master_addresses((yield from self._backend.fetch_route(topic)))
+        address = broker_address(masters, handle)
         command = dead_letter_request(group, topic, handle, request.message_id)
         try:
             expect_success((yield conversations.Call(address, command)), address)
@@ -428,20 +455,20 @@ class Receiving:
         yield from self._acknowledge_at_broker(address, ack_request(group, topic, handle))
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
-    def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> ReceiptHandle:
-        """Return the current handle of a message, for the handle `text` that the client has.
+    def _valid_handle(self, client_handle: str, in_flight: InFlightMessage | None) -> ReceiptHandle:
+        """Return the current handle of a message, for the handle that the client has.
 
         If the proxy renews the message, `in_flight` is this message, and its handle is returned
         instead of the client's. Otherwise `in_flight` is None. Raises StatusError if the returned
         handle would be malformed or expired.
         """
-        handle = parse_handle(text) if in_flight is None else in_flight.handle
+        handle = parse_handle(client_handle) if in_flight is None else in_flight.handle
         late_ms = self._clock.now_ms() - handle.deadline_ms
         if late_ms >= 0:
             raise StatusError(
                 Refusal.HANDLE_EXPIRED,
-                f"the handle {text!r} expired {late_ms} ms ago. The message will be delivered "
-                "again.",
+                f"the handle {client_handle!r} expired {late_ms} ms ago. The message will be "
+                "delivered again.",
             )
         return handle
 
@@ -464,97 +491,29 @@ def poll_timeout_ms(
     """
     least_ms = limits.poll_ms_min
     longest_ms = limits.poll_ms_longest
-    left_ms = None if remaining_s is None else int(remaining_s * 1000)
+    remaining_ms = None if remaining_s is None else int(remaining_s * 1000)
     if request.HasField("long_polling_timeout"):
         wait_ms = to_ms(request.long_polling_timeout)
-    elif left_ms is None:
+    elif remaining_ms is None:
         wait_ms = longest_ms
     else:
         settings = client.settings
-        timeout_ms = 0 if settings is None else to_ms(settings.request_timeout)
-        wait_ms = left_ms - timeout_ms // 2
+        request_timeout_ms = 0 if settings is None else to_ms(settings.request_timeout)
+        wait_ms = remaining_ms - request_timeout_ms // 2
     wait_ms = min(max(wait_ms, least_ms), longest_ms)
-    if left_ms is None:
+
+    if remaining_ms is None:
         return wait_ms
-    if wait_ms > left_ms < least_ms:
-        is_known = client.version >= POLLING_TIME_SINCE
+    if remaining_ms < wait_ms and remaining_ms < least_ms:
+        refusal = Refusal.POLLING_TIME
+        if client.version < POLLING_TIME_SINCE:
+            refusal = Refusal.POLLING_TIME_OLD_CLIENT
         raise StatusError(
-            Refusal.POLLING_TIME if is_known else Refusal.POLLING_TIME_OLD_CLIENT,
-            f"the call ends in {left_ms} ms, and a receive waits for at least {least_ms} ms. "
+            refusal,
+            f"the call ends in {remaining_ms} ms, and a receive waits for at least {least_ms} ms. "
             "Set a later deadline.",
         )
-    return max(min(wait_ms, left_ms - DEADLINE_MARGIN_MS), 0)
-
-
-def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
-    """Return the filter of a receive as a subscription.
-
-    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
-    (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
-    """
-    text = expression.expression
-    if expression.type != FilterType.SQL:
-        return _tag_subscription(topic, text)
-    if not text:
-        raise StatusError(Refusal.FILTER_EMPTY, "Set an expression, or filter by tags.")
-    return Subscription(topic, text, SQL92)
-
-
-def _tag_subscription(topic: str, text: str) -> Subscription:
-    """Return a subscription by tags, from a cache unless the texts are unusually long."""
-    is_usual = len(topic) + len(text) <= CACHED_LENGTH_MAX
-    create = _cached_tag_subscription if is_usual else _cached_tag_subscription.__wrapped__
-    return create(topic, text)
-
-
-@lru_cache(maxsize=1024)
-def _cached_tag_subscription(topic: str, text: str) -> Subscription:
-    """Return a subscription by tags; the results are cached. Raises StatusError."""
-    try:
-        return parse_subscription(topic, text, TAG)
-    except FilterSyntaxError as error:
-        raise StatusError(Refusal.FILTER, str(error)) from error
-
-
-def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
-    """Return an invisible duration in ms.
-
-    Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
-    """
-    time_ms = to_ms(duration)
-    text = f"the call asks for {time_ms} ms"
-    if time_ms < least_ms:
-        raise StatusError(Refusal.INVISIBLE_TIME_TOO_SMALL, text, limit=least_ms)
-    if time_ms > longest_ms:
-        raise StatusError(Refusal.INVISIBLE_TIME_TOO_LARGE, text, limit=longest_ms)
-    return time_ms
-
-
-def parse_handle(text: str) -> ReceiptHandle:
-    """Return the receipt handle of one message that a client sent as `text`.
-
-    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
-    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
-    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
-    negative.
-    """
-    # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
-    try:
-        handle = ReceiptHandle.parse(text[: HANDLE_LENGTH_MAX + 1])
-    except ProtocolError as error:
-        raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
-    numbers = [part for part in handle if isinstance(part, int)]
-    is_out_of_range = (
-        max(numbers) >= 1 << 63
-        or handle.queue_id >= 1 << 31
-        or min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
-    )
-    if len(text) > HANDLE_LENGTH_MAX or is_out_of_range:
-        raise StatusError(
-            Refusal.HANDLE_MALFORMED,
-            f"the handle {text[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
-        )
-    return handle
+    return max(min(wait_ms, remaining_ms - DEADLINE_MARGIN_MS), 0)
 
 
 def broker_address(masters: dict[str, str], handle: ReceiptHandle) -> str:
@@ -674,31 +633,31 @@ def dead_letter_request(group: str, topic: str, handle: ReceiptHandle, message_i
 
 
 def split_acks(
-    items: list[tuple[int, str, ReceiptHandle]],
+    acks: list[tuple[int, str, ReceiptHandle]],
 ) -> tuple[
     list[tuple[int, str, ReceiptHandle]], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]
 ]:
     """Split acknowledgements into single ones, and batches for one broker each.
 
-    An item is the index of an entry, the address of its broker, and its handle. The first result is
-    the list of the items that are acknowledged one by one: those that are too far from the first
-    offset of their pop, and those that would be alone in a batch. The second result has the batches
-    by (address, broker name); an item of a batch is the index and the handle.
+    An acknowledgement is the index of an entry in the client's request, the address of its broker,
+    and its handle. The first result has those that are sent one by one: those that are too far from
+    the first offset of their pop, and those that would be alone in a batch. The second result has
+    the batches by (address, broker name); a batch contains (index, handle).
     """
-    single = []
+    single_acks = []
     batches = dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
-    for item in items:
-        number, address, handle = item
+    for index, address, handle in acks:
         if 0 <= handle.offset - handle.start_offset < BATCH_SPAN_MAX:
-            batches.setdefault((address, handle.broker), []).append((number, handle))
+            batches.setdefault((address, handle.broker), []).append((index, handle))
         else:
-            single.append(item)
-    for key, batch in list(batches.items()):
+            single_acks.append((index, address, handle))
+
+    for (address, broker), batch in list(batches.items()):
         if len(batch) == 1:
-            address, _ = key
-            ((number, handle),) = batches.pop(key)
-            single.append((number, address, handle))
-    return single, batches
+            index, handle = batch[0]
+            single_acks.append((index, address, handle))
+            del batches[address, broker]
+    return single_acks, batches
 
 
 # ---------------------------------------------------------------------- responses of brokers
@@ -713,26 +672,35 @@ def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
     in the header, by which an ordered group counts. Raises ProtocolError for a malformed response.
     """
     header = decode_header(PopMessageResponse, response.fields)
-    kinds = _TopicKinds(header.message_offset_info)
-    starts = _parse_numbers_by_queue(header.start_offset_info)
-    times = _parse_numbers_by_queue(header.order_count_info)
+    topic_kinds = _TopicKinds(header.message_offset_info)
+    start_offsets = _parse_numbers_by_queue(header.start_offset_info)
+    ordered_counts = _parse_numbers_by_queue(header.order_count_info)
     pop_ms = header.pop_ms
     invisible_ms = header.invisible_ms
-    revive = header.revive_queue
+    revive_queue = header.revive_queue
     for stored in decode_records(response.body):
         queue_id = stored.queue_id
         offset = stored.queue_offset
-        count = stored.reconsume_times
-        position = stored.physical_offset
-        kind = kinds.take(stored)
-        start = starts.get(f"{kind} {queue_id}", offset)
+        topic_kind = topic_kinds.take(stored)
         handle = ReceiptHandle(
-            start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, position
+            start_offsets.get(f"{topic_kind} {queue_id}", offset),
+            pop_ms,
+            invisible_ms,
+            revive_queue,
+            topic_kind,
+            broker,
+            queue_id,
+            offset,
+            stored.physical_offset,
         )
-        if times:
-            known = times.get(f"{kind} qo{queue_id}%{offset}") or times.get(f"{kind} {queue_id}")
-            count = known or count
-        yield PoppedMessage(stored, handle, count)
+        reconsume_times = stored.reconsume_times
+        if ordered_counts:
+            # An ordered group counts by message, or else by queue.
+            ordered_count = ordered_counts.get(
+                f"{topic_kind} qo{queue_id}%{offset}"
+            ) or ordered_counts.get(f"{topic_kind} {queue_id}")
+            reconsume_times = ordered_count or reconsume_times
+        yield PoppedMessage(stored, handle, reconsume_times)
 
 
 class _TopicKinds:
@@ -741,20 +709,26 @@ class _TopicKinds:
     The messages of a retry topic have the name of the subscribed topic.
     """
 
-    def __init__(self, info: str | None) -> None:
+    def __init__(self, offset_info: str | None) -> None:
         """Parse the kinds from a header field; None and "" mean no entries.
 
-        `info` lists `kind queue offset,…` in the order of the messages, joined by `;`. Raises
-        ProtocolError if it is malformed.
+        `offset_info` lists `kind queue offset,…` in the order of the messages, joined by `;`.
+        Raises ProtocolError if it is malformed.
         """
+        # The kinds of the messages that `take` has not returned yet, by (queue id, offset).
         self._left: dict[tuple[int, int], deque[int]] = {}
+        if not offset_info:
+            return
         try:
-            for part in (info or "").split(";") if info else ():
-                kind, queue_id, offsets = part.split(" ")
+            for queue_info in offset_info.split(";"):
+                kind, queue_id, offsets = queue_info.split(" ")
                 for offset in offsets.split(","):
-                    self._left.setdefault((int(queue_id), int(offset)), deque()).append(int(kind))
+                    kinds = self._left.setdefault((int(queue_id), int(offset)), deque())
+                    kinds.append(int(kind))
         except ValueError:
-            raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
+            raise ProtocolError(
+                f"Malformed header field of a pop response: {offset_info!r}."
+            ) from None
 
     def take(self, stored: StoredMessage) -> int:
         """Return the topic kind of the message `stored`, the next one of the response. HOT.
@@ -767,18 +741,21 @@ class _TopicKinds:
         return pop_kind(stored.topic) or listed
 
 
-def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
+def _parse_numbers_by_queue(queue_infos: str | None) -> dict[str, int]:
     """Return the numbers in a header field `kind queue number;…` by the key "kind queue".
 
     None and "" mean no entries. Raises ProtocolError if the field is malformed.
     """
-    if not info:
-        return {}
+    numbers: dict[str, int] = {}
+    if not queue_infos:
+        return numbers
     try:
-        pairs = [part.rpartition(" ") for part in info.split(";")]
-        return {queue: int(number) for queue, _, number in pairs}
+        for queue_info in queue_infos.split(";"):
+            queue, _, number = queue_info.rpartition(" ")
+            numbers[queue] = int(number)
     except ValueError:
-        raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
+        raise ProtocolError(f"Malformed header field of a pop response: {queue_infos!r}.") from None
+    return numbers
 
 
 def to_handle_error(response: Command) -> StatusError | RequestError:
@@ -802,13 +779,17 @@ def to_ack_response(
     if not statuses:
         raise StatusError(Refusal.ENTRIES_NONE, "Name the messages to acknowledge.")
     response = m.AckMessageResponse()
-    for number, entry in enumerate(request.entries):
-        status = statuses[number]
-        one = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-        one.status.code = status.code
-        one.status.message = status.message
+    for index, entry in enumerate(request.entries):
+        entry_result = response.entries.add(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle
+        )
+        entry_result.status.code = statuses[index].code
+        entry_result.status.message = statuses[index].message
+
     codes = {status.code for status in statuses.values()}
-    code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
+    code = Code.MULTIPLE_RESULTS
+    if len(codes) == 1:
+        code = Code(codes.pop())
     response.status.code = code
     response.status.message = code.name
     return response

@@ -257,11 +257,11 @@ class ReceiptHandleRenewer:
             ConversationRunner(self._pending.popleft(), self._session.send, self._finish_request)
         self._is_starting = False
 
-    def _finish_request(self, result: object) -> None:
-        """Count a request as ended, and start the next ones. Log `result` if it is an exception."""
+    def _finish_request(self, outcome: object) -> None:
+        """Count a request as ended, and start the next ones. An exception is logged."""
         self._running_count -= 1
-        if isinstance(result, Exception):
-            log.error("The renewal of a message failed because of a bug.", exc_info=result)
+        if isinstance(outcome, Exception):
+            log.error("The renewal of a message failed because of a bug.", exc_info=outcome)
         self._start_requests()
 
     def _renew(self, message: InFlightMessage) -> Conversation[None]:
@@ -273,27 +273,14 @@ class ReceiptHandleRenewer:
         """
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
-        if is_last:
-            invisible_ms = backoff_ms(message)
-        else:
-            step = min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)
-            invisible_ms = INVISIBLE_STEPS_MS[step]
-
+        invisible_ms = backoff_ms(message) if is_last else next_step_ms(message)
         try:
             message.handle = yield from self._change(
                 message.group, message.topic, message.handle, invisible_ms
             )
         except SluiceError as error:
-            message.failures += 1
-            is_gone = isinstance(error, StatusError)
-            has_failed_too_often = message.failures >= self._limits.renew_attempts_max
-            is_last = is_last or is_gone or has_failed_too_often
-            log.warning(
-                "Cannot renew message %s of group %s: %s",
-                message.client_handle,
-                message.group,
-                error,
-            )
+            can_succeed_later = self._record_failure(message, error)
+            is_last = is_last or not can_succeed_later
         else:
             message.handle_received_ms = now_ms
             message.renewals += 1
@@ -311,12 +298,27 @@ class ReceiptHandleRenewer:
         if renewing is not None:
             renewing.set_result(None)
 
+    def _record_failure(self, message: InFlightMessage, error: SluiceError) -> bool:
+        """Count and log a failed renewal, and return whether a later one could succeed."""
+        message.failures += 1
+        log.warning(
+            "Cannot renew message %s of group %s: %s", message.client_handle, message.group, error
+        )
+        is_gone = isinstance(error, StatusError)
+        return not is_gone and message.failures < self._limits.renew_attempts_max
+
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
         """Make a message visible to other clients soon. Errors are ignored."""
         with suppress(SluiceError):  # then its invisible duration ends by itself
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
             )
+
+
+def next_step_ms(message: InFlightMessage) -> int:
+    """Return the invisible duration of the next renewal in ms; each renewal takes the next step."""
+    step = min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)
+    return INVISIBLE_STEPS_MS[step]
 
 
 def backoff_ms(message: InFlightMessage) -> int:

@@ -23,7 +23,7 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.grpc import Call
 from sluicemq.proxy import messages as m
-from sluicemq.proxy.backend import Backend
+from sluicemq.proxy.backend import Backend, master_addresses
 from sluicemq.proxy.clients import OK, Client
 from sluicemq.proxy.limits import Refusal, StatusError, checked_group, checked_topic
 from sluicemq.proxy.messages import AddressScheme, MessageType, Permission
@@ -76,7 +76,9 @@ class Routing:
 
         response = m.QueryRouteResponse(status=OK)
         # The ids of the replicas of each broker; the master has id 0.
-        replica_ids = {data.broker: sorted(data.addresses) for data in route.brokers}
+        replica_ids = {
+            broker_data.broker: sorted(broker_data.addresses) for broker_data in route.brokers
+        }
         for queue_data in route.queues:
             for broker_id in replica_ids.get(queue_data.broker, ()):
                 broker = m.Broker(name=queue_data.broker, id=broker_id, endpoints=endpoints)
@@ -106,23 +108,19 @@ class Routing:
         is_ordered = config is not None and config.consume_message_orderly
 
         response = m.QueryAssignmentResponse(status=OK)
-        brokers_with_master = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
+        masters = master_addresses(route)
         for queue_data in route.queues:
             is_readable = bool(queue_data.perm & PERM_READ)
-            if not is_readable or queue_data.broker not in brokers_with_master:
+            if not is_readable or queue_data.broker not in masters:
                 continue
             permission = _PERMISSIONS[queue_data.perm & (PERM_READ | PERM_WRITE)]
             broker = m.Broker(name=queue_data.broker, id=MASTER_ID, endpoints=endpoints)
             queue_ids = range(queue_data.read_queues) if is_ordered else (ANY_QUEUE,)
             for queue_id in queue_ids:
-                response.assignments.add(
-                    message_queue=m.MessageQueue(
-                        topic=request.topic,
-                        id=queue_id,
-                        permission=permission,
-                        broker=broker,
-                    )
+                queue = m.MessageQueue(
+                    topic=request.topic, id=queue_id, permission=permission, broker=broker
                 )
+                response.assignments.add(message_queue=queue)
         if not response.assignments:
             raise StatusError(Refusal.NO_READABLE_QUEUE)
         return response

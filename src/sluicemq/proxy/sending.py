@@ -119,11 +119,12 @@ class Sending:
     """The service object of SendMessage, EndTransaction and RecallMessage."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
+        """Create the service object. It sends to the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
         self._chooser = QueueChooser(partial(Random().getrandbits, FIRST_QUEUE_BITS))
-        self._topics: dict[str, TopicQueues] = {}
+        self._topics: dict[str, TopicQueues] = {}  # by name; see `_find_topic`
 
     # -------------------------------------------------------------------------------- sends
 
@@ -142,11 +143,14 @@ class Sending:
         began_ms = self._clock.now_ms()
         is_batch = len(messages) > 1
         peer = call.connection.peer.remote
-        parts = [
-            to_outgoing_message(it, topic_queues.message_type, peer, began_ms, self._limits)
-            for it in messages
+        outgoing_messages = [
+            to_outgoing_message(message, topic_queues.message_type, peer, began_ms, self._limits)
+            for message in messages
         ]
-        outgoing = to_batch(messages, parts) if is_batch else parts[0]
+        outgoing = outgoing_messages[0]
+        if is_batch:
+            outgoing = to_batch(messages, outgoing_messages)
+
         topic = outgoing.topic
         began_s = self._clock.monotonic_s()
         queue = self._choose_queue(topic_queues, outgoing.sharding_key, began_s)
@@ -160,13 +164,12 @@ class Sending:
             raise
         now_s = self._clock.monotonic_s()
         self._chooser.record_latency(queue.broker, now_s - began_s, now_s)
+
         transaction_id = header_fields(response).get("transactionId", "")
         if outgoing.sys_flag & PREPARED and response.code == SUCCESS:
-            (result,) = requests.parse_send_response(
-                response, queue, (outgoing.message_id,), address
-            )
-            transaction_id = format_transaction_id(locate_prepared(result, topic))
-        return to_send_response(response, [it.message_id for it in parts], transaction_id, address)
+            transaction_id = _make_transaction_id(response, queue, outgoing, address)
+        message_ids = [message.message_id for message in outgoing_messages]
+        return to_send_response(response, message_ids, transaction_id, address)
 
     def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
         """Return the queues of a topic for sending. HOT.
@@ -175,19 +178,21 @@ class Sending:
         objects. Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
         """
         name = resource.name
-        found = self._topics.get(name)
-        if found is None:  # a cached name was checked before
+        cached = self._topics.get(name)
+        if cached is None:  # a cached name was checked before
             checked_topic(resource)
         route = yield from self._backend.fetch_route(name)
         config = yield from self._backend.fetch_topic_config(name)
-        if found is None or found.route is not route or found.config is not config:
-            masters = master_addresses(route)
-            queues = sorted(it for it in list_write_queues(name, route) if it.broker in masters)
-            found = TopicQueues(route, config, topic_type(config), queues, masters)
-            if len(self._topics) >= CACHED_TOPICS_MAX:
-                self._topics.clear()
-            self._topics[name] = found
-        return found
+        if cached is not None and cached.route is route and cached.config is config:
+            return cached
+
+        masters = master_addresses(route)
+        queues = [queue for queue in list_write_queues(name, route) if queue.broker in masters]
+        topic_queues = TopicQueues(route, config, topic_type(config), sorted(queues), masters)
+        if len(self._topics) >= CACHED_TOPICS_MAX:
+            self._topics.clear()
+        self._topics[name] = topic_queues
+        return topic_queues
 
     def _choose_queue(
         self, topic_queues: TopicQueues, group: str | None, now_s: float
@@ -255,6 +260,14 @@ class Sending:
         return m.RecallMessageResponse(status=OK, message_id=message_id)
 
 
+def _make_transaction_id(
+    response: Command, queue: MessageQueue, outgoing: OutgoingMessage, address: str
+) -> str:
+    """Return the id by which any proxy finds the prepared message that a broker has stored."""
+    (sent,) = requests.parse_send_response(response, queue, (outgoing.message_id,), address)
+    return format_transaction_id(locate_prepared(sent, outgoing.topic))
+
+
 def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> str:
     """Return the address of the broker that an id or handle names.
 
@@ -281,6 +294,8 @@ def to_outgoing_message(
     topic = message.topic.name
     properties = dict(message.user_properties)
     check_message_texts(properties, system, limits)
+
+    # Properties that each message has, then those of special messages.
     message_id = properties[UNIQ_KEY] = system.message_id
     if system.tag:
         properties[TAGS] = system.tag
@@ -307,15 +322,16 @@ def to_outgoing_message(
     if system.message_type == _TRANSACTION:
         sys_flag = PREPARED
         _set_transaction_properties(properties, system, limits)
-    if limits.checks_type:
+    if limits.checks_type:  # after all properties are set, because they decide the type
         check_type(expected, message_type_of(properties).name)
-    body, compressed = to_stored_body(message.body, system.body_encoding, limits)
+
+    body, compression_flag = to_stored_body(message.body, system.body_encoding, limits)
     return OutgoingMessage(
         topic,
         body,
         format_property_text(properties),
         message_id,
-        sys_flag | compressed,
+        sys_flag | compression_flag,
         flag=0,
         wait_store_ok=True,
         sharding_key=properties.get(SHARDING_KEY),
@@ -343,34 +359,33 @@ def _set_transaction_properties(
         properties[CHECK_IMMUNITY] = str(seconds)
 
 
-def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) -> OutgoingMessage:
+def to_batch(
+    messages: Sequence[m.Message], outgoing_messages: Sequence[OutgoingMessage]
+) -> OutgoingMessage:
     """Join messages into one batch, which goes to the queue of their message group.
 
-    Messages without a group may be in the same batch as those of one group. A batch has a single
-    compression flag. If only some of its bodies are GZIP that could not be decompressed, the batch
-    has no flag, and consumers get these bodies as they were sent. Raises StatusError if the
-    messages have different topics or different message groups (a batch is stored in one queue), or
-    if one of several messages is delayed or belongs to a transaction.
+    `outgoing_messages` are the converted `messages`, in the same order. Messages without a group
+    may be in the same batch as those of one group. A batch has a single compression flag. If only
+    some of its bodies are GZIP that could not be decompressed, the batch has no flag, and consumers
+    get these bodies as they were sent. Raises StatusError if the messages have different topics or
+    different message groups (a batch is stored in one queue), or if one of several messages is
+    delayed or belongs to a transaction.
     """
-    for message, part in zip(messages, parts, strict=True):
+    for message, outgoing in zip(messages, outgoing_messages, strict=True):
         if message.topic != messages[0].topic:
             raise StatusError(Refusal.TOPICS_DIFFER)
-        is_delayed = message.system_properties.HasField("delivery_timestamp")
-        if is_delayed or part.sys_flag & PREPARED:
-            raise StatusError(
-                Refusal.BATCH_OF_SPECIAL,
-                "a message that is delayed or of a transaction cannot be in a batch. Send it by "
-                "itself.",
-            )
-    groups = list(dict.fromkeys(part.sharding_key for part in parts if part.sharding_key))
+        _check_can_be_batched(message, outgoing)
+
+    sharding_keys = (outgoing.sharding_key for outgoing in outgoing_messages)
+    groups = list(dict.fromkeys(key for key in sharding_keys if key))
     if len(groups) > 1:
         raise StatusError(
             Refusal.BATCH_OF_GROUPS,
             f"the batch has messages of the groups {groups[0]!r} and {groups[1]!r}, but is stored "
             "in one queue. Send each message group in a batch of its own.",
         )
-    joined = join_batch(parts, parts[0].message_id)
-    is_compressed = all(part.sys_flag & COMPRESSED for part in parts)
+    joined = join_batch(outgoing_messages, outgoing_messages[0].message_id)
+    is_compressed = all(outgoing.sys_flag & COMPRESSED for outgoing in outgoing_messages)
     return replace(
         joined,
         sharding_key=groups[0] if groups else None,
@@ -378,12 +393,23 @@ def to_batch(messages: Sequence[m.Message], parts: Sequence[OutgoingMessage]) ->
     )
 
 
+def _check_can_be_batched(message: m.Message, outgoing: OutgoingMessage) -> None:
+    """Raise StatusError if a message is delayed or belongs to a transaction."""
+    is_delayed = message.system_properties.HasField("delivery_timestamp")
+    if is_delayed or outgoing.sys_flag & PREPARED:
+        raise StatusError(
+            Refusal.BATCH_OF_SPECIAL,
+            "a message that is delayed or of a transaction cannot be in a batch. Send it by "
+            "itself.",
+        )
+
+
 # ----------------------------------------------------------------------------------- responses
 
 
-def _status(code: Code, text: str = "") -> m.Status:
-    """Return a status with a text, or with the name of the code as text."""
-    return m.Status(code=code, message=text or code.name)
+def _make_status(code: Code, message: str = "") -> m.Status:
+    """Return a status with a message, or with the name of the code as message."""
+    return m.Status(code=code, message=message or code.name)
 
 
 def to_send_response(
@@ -397,25 +423,26 @@ def to_send_response(
     may be lost after a crash. Raises RequestError if they are not stored.
     """
     if response.code == SUCCESS:
-        offset = requests.int_field(response, "queueOffset")
-        handle = header_fields(response).get("recallHandle")
-        result = m.SendMessageResponse(status=OK)
-        add = result.entries.add
+        first_offset = requests.int_field(response, "queueOffset")
+        recall_handle = header_fields(response).get("recallHandle")
+        send_response = m.SendMessageResponse(status=OK)
+        add_entry = send_response.entries.add
         for index, message_id in enumerate(message_ids):
-            add(
+            add_entry(
                 status=OK,
                 message_id=message_id,
-                offset=offset + index,
+                offset=first_offset + index,
                 transaction_id=transaction_id,
-                recall_handle=handle,
+                recall_handle=recall_handle,
             )
-        return result
+        return send_response
+
     code = _CODE_BY_UNSAFE_STATUS.get(response.code)
     if code is None:
         raise requests.request_error(response, address)
-    text = f"send message failed, sendStatus={SendStatus(response.code).name}"
-    entry = m.SendResultEntry(status=_status(code, text))
-    return m.SendMessageResponse(status=_status(code), entries=[entry] * len(message_ids))
+    status_message = f"send message failed, sendStatus={SendStatus(response.code).name}"
+    entry = m.SendResultEntry(status=_make_status(code, status_message))
+    return m.SendMessageResponse(status=_make_status(code), entries=[entry] * len(message_ids))
 
 
 # ------------------------------------------------------------------- queues, transaction ids
@@ -450,13 +477,10 @@ def format_transaction_id(location: PreparedMessageLocation) -> str:
     It has four parts, separated by spaces: message id, broker name, offset in the queue of prepared
     messages, and position in the commit log.
     """
-    parts = (
-        location.message_id,
-        location.queue.broker,
-        location.half_queue_offset,
-        location.physical_offset,
+    return (
+        f"{location.message_id} {location.queue.broker} {location.half_queue_offset} "
+        f"{location.physical_offset}"
     )
-    return " ".join(map(str, parts))
 
 
 def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
@@ -467,19 +491,15 @@ def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLoca
     """
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)
-    found = _TRANSACTION_ID.fullmatch(transaction_id)
-    if found is None:
+    match = _TRANSACTION_ID.fullmatch(transaction_id)
+    if match is None:
         raise StatusError(
             Refusal.TRANSACTION_UNKNOWN,
             f"the transaction id {transaction_id!r} does not identify a prepared message. Use the "
             "one in the response to the send.",
         )
-    message_id, broker, queue_offset, physical_offset = found.groups()
+    message_id, broker, queue_offset, physical_offset = match.groups()
+    queue = MessageQueue(topic, broker, 0)
     return PreparedMessageLocation(
-        topic,
-        MessageQueue(topic, broker, 0),
-        int(queue_offset),
-        int(physical_offset),
-        message_id,
-        message_id,
+        topic, queue, int(queue_offset), int(physical_offset), message_id, message_id
     )

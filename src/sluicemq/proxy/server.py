@@ -35,13 +35,13 @@ from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.proxy import STATUS_METHOD
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.backend import Backend
-from sluicemq.proxy.clients import CLIENT_ID, Clients
+from sluicemq.proxy.clients import CLIENT_ID, ClientInfo, Clients
 from sluicemq.proxy.convert import UNDECODABLE
 from sluicemq.proxy.pulling import Pulling
 from sluicemq.proxy.receiving import Receiving
 from sluicemq.proxy.routes import Routing
 from sluicemq.proxy.sending import Sending
-from sluicemq.proxy.service import PATH, CallDispatcher, Method
+from sluicemq.proxy.service import PATH, CallDispatcher, Method, MethodStats
 from sluicemq.proxy.telemetry import Telemetry
 from sluicemq.supervision import Supervisor
 from sluicemq.wire.codes import RequestCode
@@ -59,19 +59,17 @@ LONG_POLL_METHODS: Final = frozenset({"ReceiveMessage", "PullMessage"})
 
 def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
     """Return the methods of the protocol by name, bound to service objects that apply `limits`."""
-    routing = Routing(backend)
-    pulling = Pulling(backend, limits)
-    telemetry = Telemetry(backend, clients, limits)
-    receiving = Receiving(backend, clients, limits)
-    sending = Sending(backend, limits)
     return {
-        "SendMessage": Method(m.SendMessageRequest, m.SendMessageResponse, sending.send_message),
-        "EndTransaction": Method(
-            m.EndTransactionRequest, m.EndTransactionResponse, sending.end_transaction
-        ),
-        "RecallMessage": Method(
-            m.RecallMessageRequest, m.RecallMessageResponse, sending.recall_message
-        ),
+        **_sending_methods(Sending(backend, limits)),
+        **_client_methods(Routing(backend), Telemetry(backend, clients, limits)),
+        **_receiving_methods(Receiving(backend, clients, limits)),
+        **_pulling_methods(Pulling(backend, limits)),
+    }
+
+
+def _client_methods(routing: Routing, telemetry: Telemetry) -> dict[str, Method]:
+    """Return the methods by which clients introduce themselves and find queues."""
+    return {
         "Telemetry": Method(
             m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_bidirectional=True
         ),
@@ -85,6 +83,25 @@ def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Map
         "QueryAssignment": Method(
             m.QueryAssignmentRequest, m.QueryAssignmentResponse, routing.query_assignment
         ),
+    }
+
+
+def _sending_methods(sending: Sending) -> dict[str, Method]:
+    """Return the methods of producers."""
+    return {
+        "SendMessage": Method(m.SendMessageRequest, m.SendMessageResponse, sending.send_message),
+        "EndTransaction": Method(
+            m.EndTransactionRequest, m.EndTransactionResponse, sending.end_transaction
+        ),
+        "RecallMessage": Method(
+            m.RecallMessageRequest, m.RecallMessageResponse, sending.recall_message
+        ),
+    }
+
+
+def _receiving_methods(receiving: Receiving) -> dict[str, Method]:
+    """Return the methods of consumers that receive messages by pop."""
+    return {
         "ReceiveMessage": Method(
             m.ReceiveMessageRequest,
             m.ReceiveMessageResponse,
@@ -102,6 +119,12 @@ def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Map
             m.ForwardMessageToDeadLetterQueueResponse,
             receiving.forward_to_dead_letter_queue,
         ),
+    }
+
+
+def _pulling_methods(pulling: Pulling) -> dict[str, Method]:
+    """Return the methods of clients that read queues by offset."""
+    return {
         "PullMessage": Method(
             m.PullMessageRequest, m.PullMessageResponse, pulling.pull, streams_responses=True
         ),
@@ -154,19 +177,23 @@ class Proxy:
         methods = method_table(backend, self.clients, limits)
         self.methods = self.dispatcher.bind_methods(methods) | {STATUS_METHOD: self._answer_status}
         """The handler of each method, by path."""
+        # Each conversation is a bound method of its service object.
         services: list[Any] = [
-            getattr(it.conversation, "__self__", None) for it in methods.values()
+            getattr(method.conversation, "__self__", None) for method in methods.values()
         ]
         self.services = list(dict.fromkeys([*services, self.clients]))
         """The service objects that have methods of the protocol, and the clients."""
         self._shares = shares
+        tls = None
+        if config.tls_mode != "disabled":
+            tls = TlsAcceptor(config, ALPN)
         self._server = GrpcServer(
             self.methods,
             shares,
             is_guarded=guard is not None,
             on_disconnect=self._connection_lost,
             limits=ServerLimits.from_config(config),
-            tls=None if config.tls_mode == "disabled" else TlsAcceptor(config, ALPN),
+            tls=tls,
         )
         self.jobs = Supervisor(backend.clock, log)
         self._runner: asyncio.TimerHandle | None = None
@@ -222,40 +249,46 @@ class Proxy:
 
         Methods that were never called are left out.
         """
-        calls: dict[str, Counter[str]] = defaultdict(Counter)
-        for call in self._server.open_calls:
-            name = call.headers.get(":path", "").removeprefix(PATH)
-            if name != "Telemetry":  # it lasts as long as its client
-                calls[call.headers.get(CLIENT_ID, "")][name] += 1
+        open_calls = self._count_open_calls()
         return {
             "mode": "local" if isinstance(self.config, BrokerConfig) else "cluster",
             "connections": len(self.peers),
             "warnings": self.backend.list_warnings(),
             "methods": [
-                {
-                    "method": name,
-                    "in_flight": it.in_flight_count,
-                    "codes": it.count_by_status_name,
-                    "mean_ms": round(it.latency_sum_ms / it.ended_count, 3)
-                    if it.ended_count
-                    else 0.0,
-                }
-                for name, it in self.dispatcher.stats_by_method.items()
-                if it.started_count
+                _method_status(name, stats)
+                for name, stats in self.dispatcher.stats_by_method.items()
+                if stats.started_count
             ],
             "clients": [
-                asdict(it)
-                | {
-                    "in_flight": calls[it.client_id].total(),
-                    "polls": sum(calls[it.client_id][name] for name in LONG_POLL_METHODS),
-                    "works_on": sum(
-                        service.in_flight_count(self.clients.by_id[it.client_id])
-                        for service in self.services
-                        if hasattr(service, "in_flight_count")
-                    ),
-                }
-                for it in self.clients.list_clients()
+                self._client_status(client_info, open_calls[client_info.client_id])
+                for client_info in self.clients.list_clients()
             ],
+        }
+
+    def _count_open_calls(self) -> dict[str, Counter[str]]:
+        """Return the number of open calls by client id and method; absent clients have none.
+
+        Telemetry streams are not counted, because they last as long as their clients.
+        """
+        open_calls: dict[str, Counter[str]] = defaultdict(Counter)
+        for call in self._server.open_calls:
+            name = call.headers.get(":path", "").removeprefix(PATH)
+            if name != "Telemetry":
+                open_calls[call.headers.get(CLIENT_ID, "")][name] += 1
+        return open_calls
+
+    def _client_status(self, client_info: ClientInfo, open_calls: Counter[str]) -> dict[str, Any]:
+        """Return the entry of a client in the status. `open_calls` counts its calls by method."""
+        client = self.clients.by_id[client_info.client_id]
+        work_counts = [
+            service.in_flight_count(client)
+            for service in self.services
+            if hasattr(service, "in_flight_count")
+        ]
+        return asdict(client_info) | {
+            "in_flight": open_calls.total(),
+            "polls": sum(open_calls[name] for name in LONG_POLL_METHODS),
+            "works_on": sum(work_counts),
         }
 
     def _answer_status(self, _message: bytes, call: Call) -> bytes:
@@ -281,6 +314,19 @@ class Proxy:
         self._shares.remove(peer)
 
 
+def _method_status(name: str, stats: MethodStats) -> dict[str, Any]:
+    """Return the entry of a method in the status."""
+    mean_ms = 0.0
+    if stats.ended_count:
+        mean_ms = round(stats.latency_sum_ms / stats.ended_count, 3)
+    return {
+        "method": name,
+        "in_flight": stats.in_flight_count,
+        "codes": stats.count_by_status_name,
+        "mean_ms": mean_ms,
+    }
+
+
 _MetricRow = tuple[Any, str, str, tuple[str, ...], list[tuple[Any, ...]]]
 """The class, name, help text and labels of a metric, and its samples.
 
@@ -296,9 +342,11 @@ class ProxyCollector:
     """
 
     def __init__(self, proxy: "Proxy") -> None:
+        """Create the collector of `proxy`, which serves one broker or a cluster."""
         self._proxy = proxy
         config = proxy.config
         is_local = isinstance(config, BrokerConfig)
+        # The values of `_NODE_LABELS`, which each metric has.
         self._node = [
             getattr(config, "cluster_name", ""),
             "proxy",
@@ -314,13 +362,13 @@ class ProxyCollector:
             HistogramMetricFamily,
         )
 
-        for make, metric_name, text, labels, samples in self._metrics(
-            CounterMetricFamily, GaugeMetricFamily
-        ):
-            metric = make(metric_name, text, labels=[*_NODE_LABELS, *labels])
-            for *values, number in samples:
-                metric.add_metric([*self._node, *values], number)
+        rows = self._metric_rows(CounterMetricFamily, GaugeMetricFamily)
+        for metric_class, metric_name, help_text, labels, samples in rows:
+            metric = metric_class(metric_name, help_text, labels=[*_NODE_LABELS, *labels])
+            for *label_values, measurement in samples:
+                metric.add_metric([*self._node, *label_values], measurement)
             yield metric
+
         latency = HistogramMetricFamily(
             "rocketmq_proxy_rpc_latency",
             "Milliseconds from a call to its response, with the wait of a long poll.",
@@ -331,13 +379,9 @@ class ProxyCollector:
                 latency.add_metric([*self._node, name], stats.buckets, stats.latency_sum_ms)
         yield latency
 
-    def _metrics(self, counter: Any, gauge: Any) -> list[_MetricRow]:
+    def _metric_rows(self, counter: Any, gauge: Any) -> list[_MetricRow]:
         """Return the metrics that are not histograms. `counter` and `gauge` are their classes."""
         proxy = self._proxy
-        stats_by_method = self._proxy.dispatcher.stats_by_method
-        clients = Counter(
-            (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
-        )
         return [
             (
                 gauge,
@@ -358,25 +402,24 @@ class ProxyCollector:
                 "rocketmq_proxy_clients",
                 "Clients by language and version.",
                 ("language", "version"),
-                [(*key, count) for key, count in clients.most_common(CLIENT_LABELS_MAX)],
+                self._client_samples(),
             ),
             (
                 gauge,
                 "rocketmq_proxy_calls_in_flight",
                 "Calls without a response yet.",
                 ("rpc",),
-                [(name, it.in_flight_count) for name, it in stats_by_method.items()],
+                [
+                    (name, stats.in_flight_count)
+                    for name, stats in proxy.dispatcher.stats_by_method.items()
+                ],
             ),
             (
                 counter,
                 "rocketmq_proxy_calls",
                 "Calls by the status of their response.",
                 ("rpc", "code"),
-                [
-                    (name, code, count)
-                    for name, it in stats_by_method.items()
-                    for code, count in it.count_by_status_name.items()
-                ],
+                self._call_samples(),
             ),
             (
                 counter,
@@ -393,6 +436,25 @@ class ProxyCollector:
                 [*self._proxy.jobs.failures.copy().items()],
             ),
         ]
+
+    def _client_samples(self) -> list[tuple[Any, ...]]:
+        """Return (language, version, number of clients) for the most frequent pairs."""
+        clients = tuple(self._proxy.clients.by_id.values())
+        counts = Counter((client.wire_language, client.version) for client in clients)
+        return [
+            (language, version, count)
+            for (language, version), count in counts.most_common(CLIENT_LABELS_MAX)
+        ]
+
+    def _call_samples(self) -> list[tuple[Any, ...]]:
+        """Return (method, status name, number of calls) for each method and status."""
+        samples: list[tuple[Any, ...]] = []
+        for method_name, stats in self._proxy.dispatcher.stats_by_method.items():
+            samples.extend(
+                (method_name, status_name, count)
+                for status_name, count in stats.count_by_status_name.items()
+            )
+        return samples
 
     def describe(self) -> "list[Metric]":
         """Return an empty list, so that registering this does not call `collect`."""

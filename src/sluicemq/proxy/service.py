@@ -78,21 +78,21 @@ def to_status(error: Exception) -> m.Status:
     name.
     """
     code = Code.INTERNAL_SERVER_ERROR
-    text = str(error)
+    message = str(error)
     if isinstance(error, StatusError):
         code = error.code
     elif isinstance(error, RequestError):
         code = _CODE_BY_RESPONSE.get(error.code, code)
-        text = error.remark
+        message = error.remark
     elif isinstance(error, RouteNotFoundError):
         code = Code.TOPIC_NOT_FOUND
-        text = f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
+        message = f"{Refusal.TOPIC_UNKNOWN.phrase}: {message}"
     elif isinstance(error, RequestTimeoutError | ConnectionLostError):
         code = Code.PROXY_TIMEOUT
     elif not isinstance(error, SluiceError):
         log.error("A call failed because of a bug in the proxy.", exc_info=error)
-        text = type(error).__name__
-    return m.Status(code=code, message=text)
+        message = type(error).__name__
+    return m.Status(code=code, message=message)
 
 
 _GRPC_STATUS_BY_CODE: Final[Mapping[int, StatusCode]] = {
@@ -112,9 +112,9 @@ def to_call_error(error: Exception) -> CallError:
         return error
     status = to_status(error)
     is_client_error = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
-    code = StatusCode.INVALID_ARGUMENT if is_client_error else StatusCode.INTERNAL
-    text = f"{status.message} ({status.code:d} {Code(status.code).name})"
-    return CallError(_GRPC_STATUS_BY_CODE.get(status.code, code), text)
+    default_code = StatusCode.INVALID_ARGUMENT if is_client_error else StatusCode.INTERNAL
+    grpc_code = _GRPC_STATUS_BY_CODE.get(status.code, default_code)
+    return CallError(grpc_code, f"{status.message} ({status.code:d} {Code(status.code).name})")
 
 
 def to_telemetry_error(error: Exception) -> CallError:
@@ -168,14 +168,14 @@ class BidirectionalCall:
         self._is_running = False
         call.on_half_close = self._start_next
 
-    def receive(self, data: bytes, call: Call) -> None:
+    def receive(self, message: bytes, call: Call) -> None:
         """Process a message, or queue it while another one is being processed.
 
         Raises CallError if more than `PENDING_MESSAGES_MAX` messages or `MESSAGE_BYTES_MAX` bytes
         wait.
         """
-        self._pending.append(data)
-        self._pending_bytes += len(data)
+        self._pending.append(message)
+        self._pending_bytes += len(message)
         if len(self._pending) > PENDING_MESSAGES_MAX or self._pending_bytes > MESSAGE_BYTES_MAX:
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
@@ -190,20 +190,20 @@ class BidirectionalCall:
             return
         if self._pending:
             self._is_running = True
-            data = self._pending.popleft()
-            self._pending_bytes -= len(data)
-            self._start(self._finish, data)
+            message = self._pending.popleft()
+            self._pending_bytes -= len(message)
+            self._start(self._finish, message)
         elif self._call.is_half_closed:
             self._call.end()
 
-    def _finish(self, result: Sequence[Any] | Exception) -> None:
+    def _finish(self, outcome: Sequence[Any] | Exception) -> None:
         """Send the responses to a message and start the next one, or end the call with an error."""
         self._is_running = False
-        if isinstance(result, Exception):
-            error = to_telemetry_error(result)
+        if isinstance(outcome, Exception):
+            error = to_telemetry_error(outcome)
             self._call.end(error.code, str(error))
             return
-        for response in result:
+        for response in outcome:
             self._call.send(response.SerializeToString())
         self._start_next()
 
@@ -226,6 +226,7 @@ class MethodStats:
         self.count_by_status: Counter[int] = Counter()
         """The number of ended calls by status code; a gRPC status is negative."""
         self.latency_sum_ms = 0.0
+        # The number of calls in each bucket of the latency histogram; the last one has no bound.
         self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def record_end(self, code: int, age_s: float) -> None:
@@ -259,8 +260,12 @@ class MethodStats:
 
 def _status_name(code: int) -> str:
     """Return the name of a status code; a negative code is a gRPC status."""
-    names: dict[int, str] = {it: it.name for it in Code}
-    return f"grpc {StatusCode(-code).name}" if code < 0 else names.get(code, f"{code}")
+    if code < 0:
+        return f"grpc {StatusCode(-code).name}"
+    for known_code in Code:
+        if known_code == code:
+            return known_code.name
+    return f"{code}"
 
 
 class CallDispatcher:
@@ -269,6 +274,10 @@ class CallDispatcher:
     def __init__(
         self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
     ) -> None:
+        """Create a dispatcher without methods; `bind_methods` adds them.
+
+        `guard` decides which account may do what; None allows everything.
+        """
         self.clients = clients
         self.guard = guard
         self._clock = clock
@@ -281,15 +290,15 @@ class CallDispatcher:
 
     def bind_methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
         """Return the handler of each method by path, and create their counters."""
-        self.stats_by_method = {
-            name: MethodStats() for name, it in table.items() if not it.is_bidirectional
-        }
-        return {
-            PATH + name: partial(self._start_bidirectional, method)
-            if method.is_bidirectional
-            else partial(self._handle_unary, method, self.stats_by_method[name])
-            for name, method in table.items()
-        }
+        self.stats_by_method = {}
+        handlers: dict[str, Handler] = {}
+        for name, method in table.items():
+            if method.is_bidirectional:
+                handlers[PATH + name] = partial(self._start_bidirectional, method)
+            else:
+                stats = self.stats_by_method[name] = MethodStats()
+                handlers[PATH + name] = partial(self._handle_unary, method, stats)
+        return handlers
 
     def authenticate(self, call: Call) -> Account | None:
         """Return the account that signed a call, or None if the caller may do everything.
@@ -317,43 +326,50 @@ class CallDispatcher:
         peer.is_trusted = True
         return verdict.account
 
-    def _handle_unary(self, method: Method, stats: MethodStats, data: bytes, call: Call) -> None:
+    def _handle_unary(self, method: Method, stats: MethodStats, message: bytes, call: Call) -> None:
         """Count the start of a call, and process its only request message."""
         stats.started_count += 1
-        self._start(method, call, partial(self._finish, method, stats, call), data)
+        self._start(method, call, partial(self._finish, method, stats, call), message)
 
-    def _start_bidirectional(self, method: Method, data: bytes, call: Call) -> None:
+    def _start_bidirectional(self, method: Method, message: bytes, call: Call) -> None:
         """Process the first message of a bidirectional stream, and prepare for the next ones."""
         bidirectional = BidirectionalCall(call, partial(self._start, method, call))
         call.on_message = bidirectional.receive
-        bidirectional.receive(data, call)
+        bidirectional.receive(message, call)
 
-    def _start(self, method: Method, call: Call, done: Callable[[Any], None], data: bytes) -> None:
+    def _start(
+        self, method: Method, call: Call, on_done: Callable[[Any], None], message: bytes
+    ) -> None:
         """Decode a request message, authenticate it, and run the method's conversation.
 
-        `done` is called with the result or the error, possibly before this method returns.
+        `on_done` is called with the result or the error, possibly before this method returns.
         """
         try:
-            check_shape(data, has_bodies=method.request is m.SendMessageRequest)
+            # Before the message is decoded, because that could take long.
+            check_shape(message, has_bodies=method.request is m.SendMessageRequest)
         except StatusError as error:
-            done(error)
+            on_done(error)
             return
+
         try:
-            request = method.request.FromString(data)
+            request = method.request.FromString(message)
         except Exception:  # noqa: BLE001 - protobuf raises several classes
-            text = f"The request is not a valid {method.request.__name__}."
-            done(CallError(StatusCode.INVALID_ARGUMENT, text))
+            reason = f"The request is not a valid {method.request.__name__}."
+            on_done(CallError(StatusCode.INVALID_ARGUMENT, reason))
             return
+
         try:
             account = self.authenticate(call)
-            client = self.clients.identify(call, "" if account is None else account.access_key)
+            access_key = "" if account is None else account.access_key
+            client = self.clients.identify(call, access_key)
         except StatusError as error:
-            done(error)
+            on_done(error)
             return
+
         ConversationRunner(
             method.conversation(client, request, call),
             partial(self.send_request, client, account),
-            done,
+            on_done,
         )
 
     def check_permission(self, code: int, call: Call) -> None:
@@ -393,19 +409,26 @@ class CallDispatcher:
                 return
         client.session.send(call, on_response)
 
-    def _finish(self, method: Method, stats: MethodStats, call: Call, result: Any) -> None:
-        """Count an ended call, and send its response or its gRPC error."""
-        if isinstance(result, CallError):
-            stats.record_end(-result.code, call.age_s)
-            call.end(result.code, str(result))
+    def _finish(self, method: Method, stats: MethodStats, call: Call, outcome: Any) -> None:
+        """Count an ended call, and send its response or its gRPC error.
+
+        `outcome` is an exception, or what the method's conversation returned: a response, or the
+        list of responses of a method that streams them.
+        """
+        if isinstance(outcome, CallError):
+            stats.record_end(-outcome.code, call.age_s)
+            call.end(outcome.code, str(outcome))
             return
-        if isinstance(result, Exception):
-            result = method.response(status=to_status(result))
-            result = [result] if method.streams_responses else result
+
+        if isinstance(outcome, Exception):
+            error_response = method.response(status=to_status(outcome))
+            outcome = [error_response] if method.streams_responses else error_response
         if method.streams_responses:
-            responses: Sequence[Any] = result
-            stats.record_end(responses[0].status.code if responses else Code.OK, call.age_s)
+            responses: Sequence[Any] = outcome
+            # A call that its client has ended has no responses.
+            code = responses[0].status.code if responses else Code.OK
+            stats.record_end(code, call.age_s)
             call.reply_all([response.SerializeToString() for response in responses])
         else:
-            stats.record_end(result.status.code, call.age_s)
-            call.reply(result.SerializeToString())
+            stats.record_end(outcome.status.code, call.age_s)
+            call.reply(outcome.SerializeToString())

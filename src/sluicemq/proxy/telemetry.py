@@ -14,11 +14,11 @@ responds to the broker instead. A transaction check needs no reply, because brok
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import Call as BrokerCall
@@ -51,7 +51,6 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import GetConsumerRunningInfoRequest
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 TOPICS_PER_CLIENT_MAX: Final = 4096
 """The maximum number of topics or subscriptions in the settings of a client."""
@@ -120,9 +119,10 @@ def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
             )
         )
     else:
-        items = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
-        delays_ms = [_int_or_default(it, 0) for it in items] if isinstance(items, list) else []
-        if not delays_ms:
+        stored_delays = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
+        if isinstance(stored_delays, list) and stored_delays:
+            delays_ms = [_int_or_default(delay, 0) for delay in stored_delays]
+        else:
             delays_ms = list(parse_delay_levels(DEFAULT_LEVELS))
         policy.customized_backoff.CopyFrom(
             m.CustomizedBackoff(next=[to_duration(delay_ms) for delay_ms in delays_ms])
@@ -130,15 +130,16 @@ def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
     return policy
 
 
-def _dict_or_empty(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the JSON object `value[name]`, or an empty one if it is missing or not an object."""
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+def _dict_or_empty(json_object: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the JSON object `json_object[name]`; {} if it is missing or not an object."""
+    member = json_object.get(name)
+    return member if isinstance(member, dict) else {}
 
 
-def _int_or_default(value: Any, default: int) -> int:
-    """Return `value` if it is an integer from 0 to 2^40 - 1, or else `default`."""
-    return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
+def _int_or_default(json_value: Any, default: int) -> int:
+    """Return `json_value` if it is an integer from 0 to 2^40 - 1, or else `default`."""
+    is_valid = isinstance(json_value, int) and 0 <= json_value < 1 << 40
+    return json_value if is_valid else default
 
 
 def merge_settings(
@@ -185,48 +186,52 @@ def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.He
     `TOPICS_PER_CLIENT_MAX` topics, and for invalid names, client types or tag expressions.
     """
     if settings.HasField("publishing"):
-        topics = dict.fromkeys(
-            checked_topic(it) for it in _checked_count(settings.publishing.topics)
-        )
+        resources = settings.publishing.topics
+        _check_topic_count(len(resources))
+        topics = dict.fromkeys(checked_topic(resource) for resource in resources)
         return bodies.Heartbeat(client_id, tuple(topics))
-    if not settings.HasField("subscription"):
+    if settings.HasField("subscription"):
+        consumer = _to_consumer_data(settings, now_ms)
+        return bodies.Heartbeat(client_id, (), (consumer,))
+    raise StatusError(Refusal.SETTINGS_EMPTY, "name what the client publishes or subscribes to.")
+
+
+def _to_consumer_data(settings: m.Settings, now_ms: int) -> bodies.ConsumerData:
+    """Return the group of a consumer's heartbeat, with its subscriptions of version `now_ms`.
+
+    Raises the errors of `to_heartbeat`.
+    """
+    consume_type = CONSUME_TYPES.get(settings.client_type)
+    if consume_type is None:
+        valid_types = ", ".join(m.ClientType(client_type).name for client_type in CONSUME_TYPES)
         raise StatusError(
-            Refusal.SETTINGS_EMPTY, "name what the client publishes or subscribes to."
-        )
-    kind = CONSUME_TYPES.get(settings.client_type)
-    if kind is None:
-        raise StatusError(
-            Refusal.CLIENT_TYPE,
-            f"use one of {', '.join(m.ClientType(kind).name for kind in CONSUME_TYPES)}.",
-            kind=client_type_name(settings),
+            Refusal.CLIENT_TYPE, f"use one of {valid_types}.", kind=client_type_name(settings)
         )
     group = checked_group(settings.subscription.group)
-    subscriptions = tuple(
-        _to_subscription(it, now_ms) for it in _checked_count(settings.subscription.subscriptions)
-    )
-    consumer = bodies.ConsumerData(group, kind, subscriptions=subscriptions)
-    return bodies.Heartbeat(client_id, (), (consumer,))
+    entries = settings.subscription.subscriptions
+    _check_topic_count(len(entries))
+    subscriptions = tuple(_to_subscription(entry, now_ms) for entry in entries)
+    return bodies.ConsumerData(group, consume_type, subscriptions=subscriptions)
 
 
-def _checked_count(entries: Collection[T]) -> Collection[T]:
-    """Return `entries`. Raises StatusError for more than `TOPICS_PER_CLIENT_MAX` items."""
-    if len(entries) > TOPICS_PER_CLIENT_MAX:
+def _check_topic_count(topic_count: int) -> None:
+    """Raise StatusError if the settings of a client name too many topics."""
+    if topic_count > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(entries)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
+            f"The settings name {topic_count} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
-    return entries
 
 
-def _to_subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
+def _to_subscription(subscription_entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
     """Return the subscription of an entry in the settings, with the version `now_ms`.
 
     Raises StatusError for an invalid topic or tag expression. SQL92 is not checked.
     """
-    topic = checked_topic(entry.topic)
-    expression = entry.expression.expression
-    if entry.expression.type == FilterType.SQL:
+    topic = checked_topic(subscription_entry.topic)
+    expression = subscription_entry.expression.expression
+    if subscription_entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
     try:
         return parse_subscription(topic, expression, version=now_ms)
@@ -234,14 +239,15 @@ def _to_subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
         raise StatusError(Refusal.FILTER_OF_SETTINGS, str(error)) from error
 
 
-def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
+def _iter_topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
     """Yield the topics that a client sends to, then those to which it has subscribed.
 
     A topic may be yielded more than once.
     """
     yield from heartbeat.producer_groups
     for consumer in heartbeat.consumers:
-        yield from (it.topic for it in consumer.subscriptions)
+        for subscription in consumer.subscriptions:
+            yield subscription.topic
 
 
 # ------------------------------------------------------------------------------------- the service
@@ -268,10 +274,12 @@ class Telemetry:
     """
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
+        """Create the service object, and let it handle the requests of brokers to `clients`."""
         self._backend = backend
         self._clients = clients
         self._limits = limits
-        self._pending: dict[str, PendingCommand] = {}  # by nonce, the oldest first
+        # The commands without a reply by nonce, the text that identifies a command, oldest first.
+        self._pending: dict[str, PendingCommand] = {}
         self._nonces = count(1)
         clients.on_broker_request = self.handle_broker_request
 
@@ -307,34 +315,41 @@ class Telemetry:
         Raises StatusError, which ends the stream, also for invalid settings, if the first message
         has no settings, and if the client does not read its responses.
         """
-        if not message.HasField("settings"):
-            if call not in client.streams:
-                raise StatusError(
-                    Refusal.SETTINGS_MISSING,
-                    "A stream begins with the client's settings. Send them first.",
-                )
-            self._handle_reply(client, message)
-            return ()
+        if message.HasField("settings"):
+            return (yield from self._apply_settings(client, message.settings, call))
+        if call not in client.streams:
+            raise StatusError(
+                Refusal.SETTINGS_MISSING,
+                "A stream begins with the client's settings. Send them first.",
+            )
+        self._handle_reply(client, message)
+        return ()
+
+    def _apply_settings(
+        self, client: Client, client_settings: m.Settings, call: Call
+    ) -> Conversation[Sequence[m.TelemetryCommand]]:
+        """Store new settings of a client, and let it leave and join groups; see `telemetry`."""
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
             raise StatusError(
                 Refusal.ANSWERS_NOT_TAKEN,
                 "The client does not read its responses. Read from the stream.",
             )
-        heartbeat = to_heartbeat(client.id, message.settings, self._backend.clock.now_ms())
+        heartbeat = to_heartbeat(client.id, client_settings, self._backend.clock.now_ms())
         client.use_stream(call)
-        group = None
-        for consumer in heartbeat.consumers:
-            group = yield from self._backend.fetch_group_config(consumer.group)
-        before = client.heartbeat
+        group_config = None
+        for consumer in heartbeat.consumers:  # there is one at most
+            group_config = yield from self._backend.fetch_group_config(consumer.group)
+        previous_heartbeat = client.heartbeat
         client.heartbeat = heartbeat
-        client.settings = settings = merge_settings(message.settings, group, self._limits)
+        client.settings = settings = merge_settings(client_settings, group_config, self._limits)
+
         status = OK
         try:
-            if before is not None:
-                yield from self._leave_groups(client, before, heartbeat)
+            if previous_heartbeat is not None:
+                yield from self._leave_groups(client, previous_heartbeat, heartbeat)
             yield from self._send_heartbeat(client, heartbeat)
         except (StatusError, PermissionDeniedError) as error:
-            if before is None:
+            if previous_heartbeat is None:
                 raise
             status = m.Status(code=Code.FORBIDDEN, message=str(error))
         except SluiceError as error:  # the next heartbeat retries
@@ -371,7 +386,7 @@ class Telemetry:
         A topic that does not exist (yet) is skipped.
         """
         addresses_by_broker = dict[str, str]()
-        for topic in _topics(heartbeat):
+        for topic in _iter_topics(heartbeat):
             with suppress(RouteNotFoundError):
                 route = yield from self._backend.fetch_route(topic)
                 addresses_by_broker |= master_addresses(route)
@@ -403,33 +418,38 @@ class Telemetry:
             raise failure
 
     def _leave_groups(
-        self, client: Client, heartbeat: bodies.Heartbeat, now: bodies.Heartbeat | None = None
+        self,
+        client: Client,
+        previous_heartbeat: bodies.Heartbeat,
+        new_heartbeat: bodies.Heartbeat | None = None,
     ) -> Conversation[None]:
-        """Remove a client from the groups in its heartbeat, except those in the heartbeat `now`.
+        """Remove a client from the groups in its previous heartbeat that are not in its new one.
 
-        `heartbeat` is the client's previous heartbeat. `now` is its new one; None means that the
-        client leaves all groups. Does nothing if no group is left. Errors are ignored: a broker
-        that is not reachable removes the client by itself later.
+        A `new_heartbeat` of None means that the client leaves all groups. Does nothing if the
+        client leaves no group. Errors are ignored: a broker that is not reachable removes the
+        client by itself later.
         """
-        remaining = now or bodies.Heartbeat(client.id)
-        remaining_groups = {it.group for it in remaining.consumers}
+        new_heartbeat = new_heartbeat or bodies.Heartbeat(client.id)
+        remaining_groups = {consumer.group for consumer in new_heartbeat.consumers}
         # Keyword arguments of `requests.unregister`.
         groups_to_leave = [
-            {"producer": it}
-            for it in heartbeat.producer_groups
-            if it not in remaining.producer_groups
+            {"producer": producer_group}
+            for producer_group in previous_heartbeat.producer_groups
+            if producer_group not in new_heartbeat.producer_groups
         ]
         groups_to_leave += [
-            {"consumer": it.group} for it in heartbeat.consumers if it.group not in remaining_groups
+            {"consumer": consumer.group}
+            for consumer in previous_heartbeat.consumers
+            if consumer.group not in remaining_groups
         ]
         if not groups_to_leave:
             return
-        for address in (yield from self._broker_addresses(heartbeat)):
+
+        for address in (yield from self._broker_addresses(previous_heartbeat)):
             for group in groups_to_leave:
+                command = requests.unregister(client.id, **group)
                 with suppress(SluiceError):
-                    yield BrokerCall(
-                        address, requests.unregister(client.id, **group), BROKER_TIMEOUT_S
-                    )
+                    yield BrokerCall(address, command, BROKER_TIMEOUT_S)
 
     # ------------------------------------------------------------ requests of brokers to clients
 
@@ -484,22 +504,22 @@ class Telemetry:
         """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
-        def send_info(reply: m.TelemetryCommand | None) -> None:
-            stack = None if reply is None else reply.thread_stack_trace.thread_stack_trace
-            info = to_running_info(client, header.group, stack)
-            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info)))
+        def respond_with_info(stack: str | None) -> None:
+            running_info = to_running_info(client, header.group, stack)
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(running_info)))
 
-        if not header.stack_enable:
-            send_info(None)
-            return
-        self._send_to_client(
-            client,
-            respond,
-            send_info,
-            lambda nonce: m.TelemetryCommand(
+        def handle_stack_reply(reply: m.TelemetryCommand) -> None:
+            respond_with_info(reply.thread_stack_trace.thread_stack_trace)
+
+        def make_stack_command(nonce: str) -> m.TelemetryCommand:
+            return m.TelemetryCommand(
                 print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
-            ),
-        )
+            )
+
+        if header.stack_enable:
+            self._send_to_client(client, respond, handle_stack_reply, make_stack_command)
+        else:
+            respond_with_info(None)
 
     def _request_direct_consumption(
         self, client: Client, command: Command, respond: Respond
@@ -513,24 +533,23 @@ class Telemetry:
         message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
-        def send_result(reply: m.TelemetryCommand) -> None:
+        def handle_result_reply(reply: m.TelemetryCommand) -> None:
             code = reply.status.code
-            result = bodies.DirectResult(
+            spent_ms = int((self._backend.clock.monotonic_s() - began_s) * 1000)
+            direct_result = bodies.DirectResult(
                 _RESULT_BY_CODE.get(code, bodies.ConsumeResult.EXCEPTION),
                 reply.status.message or f"status {code}",
-                int((self._backend.clock.monotonic_s() - began_s) * 1000),
+                spent_ms,
                 client.settings is not None and client.settings.subscription.fifo,
             )
-            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result)))
+            respond(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(direct_result)))
 
-        self._send_to_client(
-            client,
-            respond,
-            send_result,
-            lambda nonce: m.TelemetryCommand(
+        def make_verify_command(nonce: str) -> m.TelemetryCommand:
+            return m.TelemetryCommand(
                 verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
-            ),
-        )
+            )
+
+        self._send_to_client(client, respond, handle_result_reply, make_verify_command)
 
     def _send_to_client(
         self,
@@ -602,17 +621,20 @@ def to_running_info(client: Client, group: str, stack: str | None) -> bodies.Run
     The subscriptions are those of `group`; there are none if the client is not in that group.
     `stack` is the text of the client's thread stacks; None means that they were not requested.
     """
-    info = client.info
-    heartbeat = client.heartbeat or bodies.Heartbeat(client.id)
-    consumers = [it for it in heartbeat.consumers if it.group == group]
+    consume_type = ""
+    subscriptions: list[Subscription] = []
+    if client.heartbeat is not None:
+        for consumer in client.heartbeat.consumers:  # there is one at most
+            if consumer.group == group:
+                consume_type = consumer.consume_type
+                subscriptions.extend(consumer.subscriptions)
     settings = client.settings or m.Settings()
     properties = {
-        "PROP_CONSUME_TYPE": consumers[0].consume_type if consumers else "",
-        "PROP_CLIENT_VERSION": info.version,
+        "PROP_CONSUME_TYPE": consume_type,
+        "PROP_CLIENT_VERSION": client.version,
         "PROP_CONSUMEORDERLY": str(settings.subscription.fifo).lower(),
-        "PROP_CONSUMER_START_TIMESTAMP": str(info.since_ms),
-        "language": info.language,
+        "PROP_CONSUMER_START_TIMESTAMP": str(client.since_ms),
+        "language": client.wire_language,
         "consumerGroup": group,
     }
-    subscriptions = tuple(it for one in consumers for it in one.subscriptions)
-    return bodies.RunningInfo(properties, subscriptions, stack=stack)
+    return bodies.RunningInfo(properties, tuple(subscriptions), stack=stack)

@@ -14,7 +14,7 @@ or at the broker, is halved until its bad rows are found. The option `badRows` d
 
 import base64
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Final
 
 import orjson
@@ -91,16 +91,20 @@ class BadRowHandler:
             checked_rows = self._check_rows(batch, row_numbers)
         except RowError:
             # The error does not say which rows are bad, so the batch is searched.
-            errors = dict(self._find_bad_rows(batch, 0, batch.num_rows))
-            good_indexes = [index for index in range(batch.num_rows) if index not in errors]
-            if good_indexes:
-                good_batch = batch.take(pa.array(good_indexes, pa.int64()))
-                good_numbers = [row_numbers[index] for index in good_indexes]
-                yield self._check_rows(good_batch, good_numbers)
-            yield from self._handle_bad_rows(batch, row_numbers, errors)
+            yield from self._separate_bad_rows(batch, row_numbers)
         else:
             yield checked_rows
         self.row_count += batch.num_rows
+
+    def _separate_bad_rows(self, batch: Any, row_numbers: Sequence[int]) -> Iterator[PreparedRows]:
+        """Yield the good rows of a batch that has bad rows, then messages for the bad ones."""
+        errors = dict(self._find_bad_rows(batch, 0, batch.num_rows))
+        good_indexes = [index for index in range(batch.num_rows) if index not in errors]
+        if good_indexes:
+            good_batch = batch.take(pa.array(good_indexes, pa.int64()))
+            good_numbers = [row_numbers[index] for index in good_indexes]
+            yield self._check_rows(good_batch, good_numbers)
+        yield from self._handle_bad_rows(batch, row_numbers, errors)
 
     def _check_rows(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
         """Return the rows of `batch`, ready to send, or raise RowError if one of them is bad.
@@ -109,13 +113,7 @@ class BadRowHandler:
         does not write are logged, each once in a task.
         """
         checked_rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
-        unlogged_properties = checked_rows.skipped_properties - self._logged_properties
-        if unlogged_properties:
-            self._logged_properties |= unlogged_properties
-            logger.info(
-                "Properties of a message's first delivery are not written: %s",
-                ", ".join(sorted(unlogged_properties)),
-            )
+        self._log_skipped_properties(checked_rows.skipped_properties)
 
         # The sender adds properties to each message, and their size depends on the topic. All rows
         # are checked with the largest size.
@@ -128,6 +126,16 @@ class BadRowHandler:
         )
         checked_rows.check_sizes(added_bytes_max)
         return checked_rows
+
+    def _log_skipped_properties(self, skipped_properties: Set[str]) -> None:
+        """Log the names of properties that the sink does not write, each once in a task."""
+        unlogged_properties = skipped_properties - self._logged_properties
+        if unlogged_properties:
+            self._logged_properties |= unlogged_properties
+            logger.info(
+                "Properties of a message's first delivery are not written: %s",
+                ", ".join(sorted(unlogged_properties)),
+            )
 
     def _find_bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
         """Yield (index, error) of each bad row of `batch` in [start, stop), in order of the index.
@@ -160,10 +168,7 @@ class BadRowHandler:
             rows, index, error = self._sender.refused_rows.pop(0)
             if not rows.row_numbers:  # the message of a bad row, for the topic of bad rows
                 raise error
-            # A broker names no column. It refuses a row for its size or for its delay.
-            role = "body"
-            if "delay" in error.fact:
-                role = next((name for name in _DELAY_ROLES if name in self._roles), role)
+            role = self._find_refused_role(error.fact)
             row_error = RowError(f"{error.fact}.", role=role, fix=error.fix)
             _, errors = errors_by_batch.setdefault(id(rows), (rows, {}))
             errors[index] = row_error
@@ -173,6 +178,17 @@ class BadRowHandler:
                 index = min(errors)
                 raise self._make_error(rows.batch, index, rows.row_numbers[index], errors[index])
             yield from self._handle_bad_rows(rows.batch, rows.row_numbers, errors)
+
+    def _find_refused_role(self, error_fact: str) -> str:
+        """Return the role of the column for which a broker refused a row.
+
+        A broker names no column. It refuses a row for its size or for its delay.
+        """
+        if "delay" in error_fact:
+            for role in _DELAY_ROLES:
+                if role in self._roles:
+                    return role
+        return "body"
 
     def _handle_bad_rows(
         self, batch: Any, row_numbers: Sequence[int], errors: Mapping[int, RowError]
@@ -195,22 +211,29 @@ class BadRowHandler:
     def _make_error(self, batch: Any, index: int, row_number: int, error: RowError) -> RowError:
         """Return the error that fails the task because of one bad row."""
         fix = f"{error.fix} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
-        text = self._describe(batch, index, row_number, error)
-        return RowError(text, role=error.role, fix=fix)
+        description = self._describe(batch, index, row_number, error)
+        return RowError(description, role=error.role, fix=fix)
 
     def _describe(self, batch: Any, index: int, row_number: int, error: RowError) -> str:
         """Return a text such as `row 18 of partition 3 (keys 'k17'), column 'tag': …`."""
+        partition = ""
         context = TaskContext.get()
-        partition = "" if context is None else f" of partition {context.partitionId()}"
-        identifiers = []
-        for role in _IDENTIFYING_ROLES:
-            if role in self._roles:
-                value = batch.column(self._roles[role])[index].as_py()
-                if value:
-                    identifiers.append(f"{role} {str(value)[:_SHOWN_LENGTH_MAX]!r}")
+        if context is not None:
+            partition = f" of partition {context.partitionId()}"
+        identifiers = self._list_identifiers(batch, index)
         identification = f" ({', '.join(identifiers)})" if identifiers else ""
         column = self._roles.get(error.role, error.role)
         return f"row {row_number}{partition}{identification}, column {column!r}: {error.fact}."
+
+    def _list_identifiers(self, batch: Any, index: int) -> list[str]:
+        """Return texts such as `keys 'k17'` for the values that identify the row at `index`."""
+        identifiers = []
+        for role in _IDENTIFYING_ROLES:
+            if role in self._roles:
+                column_value = batch.column(self._roles[role])[index].as_py()
+                if column_value:
+                    identifiers.append(f"{role} {str(column_value)[:_SHOWN_LENGTH_MAX]!r}")
+        return identifiers
 
 
 def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
@@ -220,42 +243,53 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
     maps as objects. The properties contain the reason and the column. If the body would exceed
     RocketMQ's limit, its long values are truncated and a property says so.
     """
-
-    def to_text(value: Any) -> str:
-        return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-    def replace_separators(text: str) -> str:
-        visible_start = "\N{SYMBOL FOR START OF HEADING}"
-        visible_end = "\N{SYMBOL FOR START OF TEXT}"
-        return text.replace("\x01", visible_start).replace("\x02", visible_end)
-
     bodies = []
     properties = []
     for index, error in errors.items():
         (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
-        column = roles.get(error.role, error.role)
+        body, is_truncated = _encode_row(row)
         row_properties = {
             REASON_PROPERTY: str(error)[:_VALUE_LENGTH_MAX],
-            COLUMN_PROPERTY: column,
+            COLUMN_PROPERTY: roles.get(error.role, error.role),
         }
-        body = orjson.dumps(row, default=to_text)
-        if len(body) > BODY_BYTES_MAX:
-            body = orjson.dumps(_truncate(row), default=to_text)
+        if is_truncated:
             row_properties[TRUNCATED_PROPERTY] = "true"
         bodies.append(body)
-        properties.append(
-            [(name, replace_separators(text)) for name, text in row_properties.items()]
-        )
+        properties.append([(name, _show_separators(text)) for name, text in row_properties.items()])
     map_type = pa.map_(pa.string(), pa.string())
     return pa.record_batch(
         {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, map_type)}
     )
 
 
+def _encode_row(row: dict[str, Any]) -> tuple[bytes, bool]:
+    """Return a row as JSON, and whether its long values are truncated to fit into a body."""
+    body = orjson.dumps(row, default=_to_json_string)
+    if len(body) <= BODY_BYTES_MAX:
+        return body, False
+    return orjson.dumps(_truncate(row), default=_to_json_string), True
+
+
+def _to_json_string(value: Any) -> str:
+    """Return a value of a row that JSON does not have: binary values in base64."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _show_separators(text: str) -> str:
+    """Return `text` with visible symbols instead of the characters that separate properties."""
+    visible_start = "\N{SYMBOL FOR START OF HEADING}"
+    visible_end = "\N{SYMBOL FOR START OF TEXT}"
+    return text.replace("\x01", visible_start).replace("\x02", visible_end)
+
+
 def _truncate(value: Any) -> Any:
     """Return `value` with every string and bytes in it cut to `_VALUE_LENGTH_MAX`."""
     if isinstance(value, dict):
-        return {name: _truncate(inner) for name, inner in value.items()}
+        return {name: _truncate(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_truncate(inner) for inner in value]
-    return value[:_VALUE_LENGTH_MAX] if isinstance(value, str | bytes) else value
+        return [_truncate(element) for element in value]
+    if isinstance(value, str | bytes):
+        return value[:_VALUE_LENGTH_MAX]
+    return value

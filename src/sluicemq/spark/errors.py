@@ -174,9 +174,9 @@ class FileProblem:
 
         An example is `late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`
         """
-        kind = "" if self.is_error else "warning: "
+        severity = "" if self.is_error else "warning: "
         key = f"{self.key}: " if self.key else ""
-        return f"{path}:{self.line}: {kind}{key}{self.message} {self.fix}".rstrip()
+        return f"{path}:{self.line}: {severity}{key}{self.message} {self.fix}".rstrip()
 
 
 class PlaceError(Exception):
@@ -193,13 +193,13 @@ class Secrets:
 
     masks: dict[str, str] = field(default_factory=dict)
 
-    def add(self, text: str, mask: str = MASK) -> None:
-        """Replace `text` by `mask` from now on.
+    def add(self, secret: str, mask: str = MASK) -> None:
+        """Replace `secret` by `mask` from now on.
 
-        An empty text is ignored. A text that was added before keeps its first mask.
+        An empty secret is ignored. A secret that was added before keeps its first mask.
         """
-        if text:
-            self.masks.setdefault(text, mask)
+        if secret:
+            self.masks.setdefault(secret, mask)
 
     def add_url(self, url: str) -> None:
         """Add the passwords in the URLs that `url` contains, as they are written there.

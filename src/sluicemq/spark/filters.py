@@ -116,6 +116,14 @@ _OPERATORS: Final = {
     "LessThan": "<",
     "LessThanOrEqual": "<=",
 }
+_MEMBERSHIP_FIELDS: Final = {
+    "topic": "topics",
+    "broker": "brokers",
+    "queue_id": "queue_ids",
+    "tags": "tags",
+    "keys": "keys",
+}
+"""The field of `PushedFilters` with the accepted values of a column, by the column's name."""
 logger = logging.getLogger(__name__)
 
 
@@ -146,22 +154,26 @@ class PushedFilters:
         An example is `tags in ['UA']; SQL92 delay > 60`. Return "nothing" if there are no
         conditions.
         """
-        sets = (
+        memberships = (
             ("topic", self.topics),
             ("broker", self.brokers),
             ("queue_id", self.queue_ids),
             ("tags", self.tags),
             ("keys", self.keys),
         )
-        parts = [f"{name} in {sorted(values)}" for name, values in sets if values is not None]
+        conditions = [
+            f"{column_name} in {sorted(accepted)}"
+            for column_name, accepted in memberships
+            if accepted is not None
+        ]
         if self.offset_min or self.offset_end != _OFFSET_END_MAX:
             end = "" if self.offset_end == _OFFSET_END_MAX else str(self.offset_end)
-            parts.append(f"queue_offset {self.offset_min}..{end}")
+            conditions.append(f"queue_offset {self.offset_min}..{end}")
         if self.time_min_ms is not None or self.time_max_ms is not None:
             times = f"{self.time_min_ms or ''}..{self.time_max_ms or ''}"
-            parts.append(f"store_time {times} ms (approximately)")
-        parts += [f"SQL92 {selector}" for selector in self.selectors]
-        return "; ".join(parts) or "nothing"
+            conditions.append(f"store_time {times} ms (approximately)")
+        conditions += [f"SQL92 {selector}" for selector in self.selectors]
+        return "; ".join(conditions) or "nothing"
 
 
 @dataclass(slots=True)
@@ -183,7 +195,9 @@ class FilterPushdown:
         """
         # IS NOT NULL comes last: it needs no condition of its own if a comparison of the same
         # column was pushed before.
-        not_null_last = sorted(predicates, key=lambda one: type(one).__name__ == "IsNotNull")
+        not_null_last = sorted(
+            predicates, key=lambda predicate: type(predicate).__name__ == "IsNotNull"
+        )
         pushed_ids = {id(predicate) for predicate in not_null_last if self.push(predicate)}
         return [predicate for predicate in predicates if id(predicate) not in pushed_ids]
 
@@ -194,87 +208,124 @@ class FilterPushdown:
         that Spark must apply the predicate; `pushed` may have become narrower all the same, as for
         a comparison of `store_time`.
         """
-        path = column_path(predicate)
-        negated = type(predicate).__name__ == "Not"
-        predicate = predicate.child if negated else predicate
-        # The name of Spark's class (`EqualTo` …); IsNull and IsNotNull have no value.
-        kind = type(predicate).__name__
-        literal = getattr(predicate, "value", None)
-        column = next((one for one in self.columns if (one.name,) == path), None)
+        column = self._find_column(predicate)
         if column is None:
             return False
-        property_name = column.property_name
-        is_never_null = column.name in self.pushed.compared_columns or (
-            property_name is None and column.name in NON_NULL_COLUMNS
-        )
-        if kind == "IsNotNull" and not negated and is_never_null:
+        negated = type(predicate).__name__ == "Not"
+        if negated:
+            predicate = predicate.child
+        # The name of Spark's class (`EqualTo` …); IsNull and IsNotNull have no value.
+        predicate_class = type(predicate).__name__
+        literal = getattr(predicate, "value", None)
+
+        if predicate_class == "IsNotNull" and not negated and self._is_never_null(column):
             return True
-        if property_name is None:
-            return not negated and self._push_base_column(column.name, kind, literal)
-        is_pushed = is_identifier(property_name) and self._push_selector(
-            _to_sql92(property_name, column.type_name, kind, literal, negated=negated)
+        if column.property_name is None:
+            return not negated and self._push_base_column(column.name, predicate_class, literal)
+        if not is_identifier(column.property_name):
+            return False
+        selector = _to_sql92(
+            column.property_name, column.type_name, predicate_class, literal, negated=negated
         )
-        if is_pushed and kind != "IsNull":
+        is_pushed = self._push_selector(selector)
+        if is_pushed and predicate_class != "IsNull":
             self._mark_compared(column.name)
         return is_pushed
 
-    def _push_base_column(self, name: str, kind: str, literal: Any) -> bool:
+    def _find_column(self, predicate: Any) -> Column | None:
+        """Return the top-level column of a predicate; None for a field of a struct."""
+        path = column_path(predicate)
+        for column in self.columns:
+            if (column.name,) == path:
+                return column
+        return None
+
+    def _is_never_null(self, column: Column) -> bool:
+        """Return whether the rows that the source delivers have no null in the column."""
+        if column.name in self.pushed.compared_columns:
+            return True
+        return column.property_name is None and column.name in NON_NULL_COLUMNS
+
+    def _push_base_column(self, name: str, predicate_class: str, literal: Any) -> bool:
         """Push a predicate on a column that is not a property, and return whether that is exact.
 
-        `name` is the column, `kind` is the name of the predicate's class, and `literal` is its
-        value. `queue_offset` cuts the range of offsets exactly. `store_time` cuts the range of
-        store times, but the result is False, because Spark has to compare again.
+        `name` is the column, `predicate_class` is the name of the predicate's class, and `literal`
+        is its value. `queue_offset` cuts the range of offsets exactly. `store_time` cuts the range
+        of store times, but the result is False, because Spark has to compare again.
         """
-        if kind in ("EqualTo", "In") and name in ("topic", "broker", "queue_id", "tags", "keys"):
-            return self._push_membership(name, literal if kind == "In" else (literal,))
-        operator = _OPERATORS.get(kind)
-        if operator is not None and name == "queue_offset" and isinstance(literal, int):
-            # The bound after the literal: inclusive for the start, exclusive for the end.
-            low = literal + (operator == ">") if operator in ("=", ">", ">=") else 0
-            end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END_MAX
-            low = max(low, self.pushed.offset_min)
-            end = min(end, self.pushed.offset_end)
-            self.pushed = replace(self.pushed, offset_min=low, offset_end=end)
+        if name in _MEMBERSHIP_FIELDS:
+            if predicate_class == "In":
+                return self._push_membership(name, literal)
+            if predicate_class == "EqualTo":
+                return self._push_membership(name, (literal,))
+        operator = _OPERATORS.get(predicate_class)
+        if operator is None:
+            return False
+        if name == "queue_offset" and isinstance(literal, int):
+            self._narrow_offsets(operator, literal)
             return True
         if name == "store_time" and isinstance(literal, datetime.datetime) and literal.tzinfo:
-            # The literal is rounded outwards to whole milliseconds, as store times are.
-            since = literal - _EPOCH
-            if operator in (">", ">=", "="):
-                low = since // _MILLISECOND
-                pushed_low = self.pushed.time_min_ms
-                low = low if pushed_low is None else max(pushed_low, low)
-                self.pushed = replace(self.pushed, time_min_ms=low)
-            if operator in ("<", "<=", "="):
-                high = -(-since // _MILLISECOND)
-                pushed_high = self.pushed.time_max_ms
-                high = high if pushed_high is None else min(pushed_high, high)
-                self.pushed = replace(self.pushed, time_max_ms=high)
+            self._narrow_times(operator, literal)
         return False
+
+    def _narrow_offsets(self, operator: str, literal: int) -> None:
+        """Narrow the pushed range of queue offsets by a comparison with `literal`.
+
+        `operator` is one of `_OPERATORS`. The start of the range is inclusive, its end exclusive.
+        """
+        offset_min = self.pushed.offset_min
+        offset_end = self.pushed.offset_end
+        if operator in ("=", ">="):
+            offset_min = max(offset_min, literal)
+        if operator == ">":
+            offset_min = max(offset_min, literal + 1)
+        if operator in ("=", "<="):
+            offset_end = min(offset_end, literal + 1)
+        if operator == "<":
+            offset_end = min(offset_end, literal)
+        self.pushed = replace(self.pushed, offset_min=offset_min, offset_end=offset_end)
+
+    def _narrow_times(self, operator: str, literal: datetime.datetime) -> None:
+        """Narrow the pushed range of store times by a comparison with `literal`.
+
+        `operator` is one of `_OPERATORS`. The literal is rounded outwards to whole milliseconds, as
+        store times are.
+        """
+        since_epoch = literal - _EPOCH
+        if operator in (">", ">=", "="):
+            time_min_ms = since_epoch // _MILLISECOND
+            if self.pushed.time_min_ms is not None:
+                time_min_ms = max(self.pushed.time_min_ms, time_min_ms)
+            self.pushed = replace(self.pushed, time_min_ms=time_min_ms)
+        if operator in ("<", "<=", "="):
+            time_max_ms = -(-since_epoch // _MILLISECOND)  # rounded up
+            if self.pushed.time_max_ms is not None:
+                time_max_ms = min(self.pushed.time_max_ms, time_max_ms)
+            self.pushed = replace(self.pushed, time_max_ms=time_max_ms)
 
     def _push_membership(self, name: str, literals: Iterable[Any]) -> bool:
         """Push the condition that a column has one of the values, and return whether that is exact.
 
-        `name` is topic, broker, queue_id, tags or keys. Nulls among `literals` are left out. Tags
-        that a subscription cannot name are not pushed. Keys always narrow the read by the key
-        index; that is exact only if their SQL92 condition could be pushed too.
+        `name` is a key of `_MEMBERSHIP_FIELDS`. Nulls among `literals` are left out. Tags that a
+        subscription cannot name are not pushed. Keys always narrow the read by the key index; that
+        is exact only if their SQL92 condition could be pushed too.
         """
+        accepted = frozenset(literals) - {None}
         if name == "keys":
-            values = frozenset(literals) - {None, ""}
-        else:
-            values = frozenset(literals) - {None}
-        if name == "tags" and not _are_tags(values):
+            accepted -= {""}
+        if name == "tags" and not _are_tags(accepted):
             return False
-        attribute = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(
-            name, name
-        )
-        pushed_values = getattr(self.pushed, attribute)
-        both = values if pushed_values is None else pushed_values & values
-        changes: dict[str, Any] = {attribute: both}
+
+        field_name = _MEMBERSHIP_FIELDS[name]
+        accepted_before = getattr(self.pushed, field_name)
+        accepted_by_all = accepted if accepted_before is None else accepted_before & accepted
+        changes: dict[str, Any] = {field_name: accepted_by_all}
         self.pushed = replace(self.pushed, **changes)
-        if name == "keys" and not self._push_selector(
-            _in_condition("KEYS", "string", sorted(values), negated=False)
-        ):
-            return False
+
+        if name == "keys":
+            selector = _in_condition("KEYS", "string", sorted(accepted), negated=False)
+            if not self._push_selector(selector):
+                return False
         self._mark_compared(name)
         return True
 
@@ -306,10 +357,16 @@ def _are_tags(values: Iterable[Any]) -> bool:
 
     A value such as `UA||AA` is not: in a tag expression it names two tags.
     """
-    try:
-        return all(isinstance(one, str) and parse_tags(one)[1] == {one} for one in values)
-    except FilterSyntaxError:
-        return False
+    for value in values:
+        if not isinstance(value, str):
+            return False
+        try:
+            _, named_tags, _ = parse_tags(value)
+        except FilterSyntaxError:
+            return False
+        if named_tags != {value}:
+            return False
+    return True
 
 
 def column_path(predicate: Any) -> tuple[str, ...]:
@@ -345,30 +402,41 @@ def _to_sql92(
     if predicate == "In":
         return _in_condition(name, type_name, literal, negated=negated)
     operator = _OPERATORS.get(predicate)
-    if negated:
+    if negated:  # only an equality has a negated operator that is exact
         operator = "<>" if operator == "=" else None
-    text = None if operator is None else _sql92_literal(type_name, literal, operator)
-    return None if text is None else f"{name} {operator} {text}"
+    if operator is None:
+        return None
+    sql_literal = _sql92_literal(type_name, literal, operator)
+    return None if sql_literal is None else f"{name} {operator} {sql_literal}"
 
 
-def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: bool) -> str | None:
+def _in_condition(
+    name: str, type_name: str, literals: Sequence[Any], *, negated: bool
+) -> str | None:
     """Return the SQL92 condition for [NOT] IN.
 
-    Return None if `values` is empty, if one of the values cannot be compared exactly, or if
+    Return None if `literals` is empty, if one of the values cannot be compared exactly, or if
     `type_name` is neither string nor int.
     """
     operator = "<>" if negated else "="
-    texts = [_sql92_literal(type_name, value, operator) for value in values]
-    literals = [text for text in texts if text is not None]
-    if not literals or len(literals) < len(texts):
+    sql_literals = []
+    for literal in literals:
+        sql_literal = _sql92_literal(type_name, literal, operator)
+        if sql_literal is None:
+            return None
+        sql_literals.append(sql_literal)
+    if not sql_literals:
         return None
+
     if type_name == "string":
-        return f"{name} {'NOT IN' if negated else 'IN'} ({', '.join(literals)})"
+        in_operator = "NOT IN" if negated else "IN"
+        return f"{name} {in_operator} ({', '.join(sql_literals)})"
     if type_name != "int":
         return None  # conversions of different Java classes may fail on different values
+    # SQL92 has no IN for numbers.
+    comparisons = [f"{name} {operator} {sql_literal}" for sql_literal in sql_literals]
     conjunction = " AND " if negated else " OR "
-    joined = conjunction.join(f"{name} {operator} {text}" for text in literals)
-    return f"({joined})"
+    return f"({conjunction.join(comparisons)})"
 
 
 def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
@@ -377,31 +445,38 @@ def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
     `type_name` is the type of the property that is compared, and `operator` is the SQL92 operator.
     Some literals are exact for `=` only.
     """
-    text: str | None = None
     is_whole = type(literal) is int
     match type_name:
         case "string" if isinstance(literal, str) and literal and operator in ("=", "<>"):
-            text = None if has_surrogate(literal) else "'" + literal.replace("'", "''") + "'"
+            if not has_surrogate(literal):
+                return "'" + literal.replace("'", "''") + "'"
         case "int" if is_whole and abs(literal) <= _INTEGER_MAX:
             # The literal is an Integer, so the broker reads the property by Integer.valueOf, as the
             # column is. -2^31 is excluded: it is not a literal, but a minus sign and 2147483648,
             # which is a Long.
-            text = str(literal)
+            return str(literal)
         case "bigint" if is_whole and abs(literal) < 1 << 63:
             # The literal must be a Long. `x > 5` would make the broker use Integer.valueOf, which
             # fails on 3000000000, where the comparison is true. `x = 5` is not true there either
             # way.
             is_long = abs(literal) > _INTEGER_MAX
-            text = str(literal) if is_long or operator == "=" else None
+            if is_long or operator == "=":
+                return str(literal)
         case "double" if isinstance(literal, float) and math.isfinite(literal):
             # Zero does not compile as a float (spec/filter.md §6), so it stays with Spark.
-            mantissa, _, exponent = repr(literal).partition("e")
-            has_point = "." in mantissa or not exponent
-            text = repr(literal) if has_point else f"{mantissa}.0e{exponent}"
+            return _format_float(literal)
         case "boolean" if literal is True and operator == "=":
             # Boolean.valueOf reads every string but "true" as false, where the column is null.
-            text = "TRUE"
-    return text
+            return "TRUE"
+    return None
+
+
+def _format_float(number: float) -> str:
+    """Return a number with a point in it, as SQL92 requires: `1.0e+20` for Python's `1e+20`."""
+    mantissa, _, exponent = repr(number).partition("e")
+    if exponent and "." not in mantissa:
+        return f"{mantissa}.0e{exponent}"
+    return repr(number)
 
 
 def build_subscription(
@@ -419,23 +494,18 @@ def build_subscription(
     FilterSyntaxError if an expression does not compile, or is followed by text that RocketMQ
     ignores.
     """
-    text, tag_set, _ = parse_tags(tags)
-    # None means that every tag is wanted; an empty set means that no message can match.
-    wanted = pushed.tags if text == ALL else tag_set
-    if text != ALL and pushed.tags is not None:
-        wanted = tag_set & pushed.tags
-    if wanted is not None and not wanted:
+    matching_tags = _intersect_tags(tags, pushed.tags)
+    if matching_tags is not None and not matching_tags:
         return None
+    conditions = list(pushed.selectors)
     if sql is not None:
         compile_complete(sql)
-    conditions = [*([sql] if sql is not None else []), *pushed.selectors]
+        conditions.insert(0, sql)
+
     if not conditions:
-        if wanted is None:
-            return Subscription(topic, ALL, TAG), None
-        text, tag_set, codes = parse_tags(SEPARATOR.join(sorted(wanted)))
-        return Subscription(topic, text, TAG, tag_set, codes), wanted
-    if wanted is not None:
-        conditions.append(_tags_condition(wanted))
+        return _build_tag_subscription(topic, matching_tags), matching_tags
+    if matching_tags is not None:
+        conditions.append(_tags_condition(matching_tags))
     if len(conditions) == 1:
         return Subscription(topic, conditions[0], SQL92), None
     # Conditions are joined as trees. In a joined text, a parenthesis or a comment of one condition
@@ -445,9 +515,34 @@ def build_subscription(
     return Subscription(topic, expression, SQL92), None
 
 
+def _intersect_tags(
+    tag_expression: str | None, pushed_tags: frozenset[str] | None
+) -> frozenset[str] | None:
+    """Return the tags that both a tag expression and a pushed condition accept; None means all.
+
+    The result is empty if no tag matches. A `pushed_tags` of None accepts all tags. Raises
+    FilterSyntaxError if the expression does not compile.
+    """
+    canonical_expression, expression_tags, _ = parse_tags(tag_expression)
+    if canonical_expression == ALL:
+        return pushed_tags
+    if pushed_tags is None:
+        return expression_tags
+    return expression_tags & pushed_tags
+
+
+def _build_tag_subscription(topic: str, tags: frozenset[str] | None) -> Subscription:
+    """Return the subscription that matches any of `tags`; None means all messages."""
+    if tags is None:
+        return Subscription(topic, ALL, TAG)
+    expression, tag_set, codes = parse_tags(SEPARATOR.join(sorted(tags)))
+    return Subscription(topic, expression, TAG, tag_set, codes)
+
+
 def _tags_condition(tags: frozenset[str]) -> str:
     """Return the SQL92 condition that the tag is one of `tags`."""
-    return f"TAGS IN ({', '.join(str(_sql92_literal('string', tag, '=')) for tag in sorted(tags))})"
+    sql_literals = [str(_sql92_literal("string", tag, "=")) for tag in sorted(tags)]
+    return f"TAGS IN ({', '.join(sql_literals)})"
 
 
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
@@ -458,8 +553,10 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
     there are no conditions, and `FALSE` if nothing can match. `selectors.column` is the opposite
     direction.
     """
-    selectable = [one for one in columns if one.property_name or one.name in ("tags", "keys")]
-    pushdown = FilterPushdown(selectable)
+    selectable_columns = [
+        column for column in columns if column.property_name or column.name in ("tags", "keys")
+    ]
+    pushdown = FilterPushdown(selectable_columns)
     remaining = pushdown.push_all(filters)
     subscription_and_tags = build_subscription("", None, None, pushdown.pushed)
     if subscription_and_tags is None:
@@ -467,43 +564,52 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
     subscription, tags = subscription_and_tags
     if tags is not None:
         return _tags_condition(tags), remaining
-    return (subscription.expression if subscription.kind == SQL92 else None), remaining
+    if subscription.kind == SQL92:
+        return subscription.expression, remaining
+    return None, remaining
 
 
 # ---- the option `predicates`
 
 
-def parse_predicates(text: str | None) -> list[Any]:
+def parse_predicates(predicates_json: str | None) -> list[Any]:
     """Return the predicates of the option `predicates` as objects of `pyspark.sql.datasource`.
 
-    `text` is JSON in the format of the module's docstring; None means no predicates. Raises
-    ConfigurationError if the text is not in that format.
+    `predicates_json` is in the format of the module's docstring; None means no predicates. Raises
+    ConfigurationError if it is not in that format.
     """
-
-    def to_value(given: Any) -> Any:
-        """Return the Python value of a JSON value: {"us": …} is a time, a list is of IN."""
-        if isinstance(given, list):
-            return [to_value(one) for one in given]
-        if isinstance(given, dict):
-            return _EPOCH + datetime.timedelta(microseconds=given["us"])
-        return given
-
-    def to_predicate(given: Mapping[str, Any]) -> Any:
-        kind = given["is"]
-        path = (given["column"],)
-        if kind not in (*NULL_CHECKS, *COMPARISONS):
-            raise ValueError(kind)
-        values = () if kind in NULL_CHECKS else (to_value(given["value"]),)
-        predicate = getattr(datasource, kind)(path, *values)
-        return datasource.Not(predicate) if given.get("not") else predicate
-
     try:
-        return [to_predicate(given) for given in json.loads(text or "[]")]
+        return [_parse_predicate(described) for described in json.loads(predicates_json or "[]")]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"the option 'predicates' has an invalid value: {error!r}.",
             fix="Remove it; load_where, sluice sql and pipelines write it.",
         ) from None
+
+
+def _parse_predicate(described: Mapping[str, Any]) -> Any:
+    """Return the predicate of one item of the option `predicates`.
+
+    Raises ValueError, KeyError or TypeError if the item is not in the format of the option.
+    """
+    class_name = described["is"]
+    path = (described["column"],)
+    if class_name in NULL_CHECKS:
+        predicate = getattr(datasource, class_name)(path)
+    elif class_name in COMPARISONS:
+        predicate = getattr(datasource, class_name)(path, _parse_literal(described["value"]))
+    else:
+        raise ValueError(class_name)
+    return datasource.Not(predicate) if described.get("not") else predicate
+
+
+def _parse_literal(json_value: Any) -> Any:
+    """Return the Python value of a JSON value: {"us": …} is a time, and a list belongs to IN."""
+    if isinstance(json_value, list):
+        return [_parse_literal(element) for element in json_value]
+    if isinstance(json_value, dict):
+        return _EPOCH + datetime.timedelta(microseconds=json_value["us"])
+    return json_value
 
 
 def log_pushdown(
@@ -590,19 +696,29 @@ def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) 
     matches any message (see `_ALWAYS_LOGGED`). A SluiceError of `run_trial` is logged and otherwise
     ignored, because it must not make a read fail.
     """
-    findings = [f"{one.what} {one.instead}" for one in check_sql92(expression) if not one.is_error]
+    texts = [
+        f"{finding.what} {finding.instead}"
+        for finding in check_sql92(expression)
+        if not finding.is_error
+    ]
     try:
         for report in run_trial(expression):
-            newest = f"Of the newest {report['rows']} messages {report['matched']} match."
-            findings += [
-                f"{newest} {one['what']} {one['instead']}"
-                for item in report["properties"]
-                for one in item["findings"]
-                if one["code"] in _ALWAYS_LOGGED or not report["matched"]
-            ]
+            texts += _describe_trial(report)
     except SluiceError as error:
         logger.debug("filter.sql %r could not be tried: %s", expression, error)
-    return list(dict.fromkeys(findings))
+    return list(dict.fromkeys(texts))
+
+
+def _describe_trial(report: Mapping[str, Any]) -> list[str]:
+    """Return a text for each finding of a trial that is to be logged; see `collect_findings`."""
+    matches = f"Of the newest {report['rows']} messages {report['matched']} match."
+    texts = []
+    for property_report in report["properties"]:
+        for finding in property_report["findings"]:
+            is_logged = finding["code"] in _ALWAYS_LOGGED or not report["matched"]
+            if is_logged:
+                texts.append(f"{matches} {finding['what']} {finding['instead']}")
+    return texts
 
 
 def log_filter_findings(expression: str | None, run_trial: Callable[[str], TrialReports]) -> None:
@@ -610,5 +726,7 @@ def log_filter_findings(expression: str | None, run_trial: Callable[[str], Trial
 
     None means that the option is not set; nothing is logged then.
     """
-    for finding in collect_findings(expression, run_trial) if expression is not None else ():
+    if expression is None:
+        return
+    for finding in collect_findings(expression, run_trial):
         logger.warning("filter.sql %r: %s", expression, finding)

@@ -67,12 +67,12 @@ def find_java_version() -> int:
     if java is None or not os.access(java, os.X_OK):
         return 0
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    return parse_java_version(done.stderr + done.stdout)
+    return parse_java_version(completed.stderr + completed.stdout)
 
 
 def _find_java() -> str | None:
@@ -97,12 +97,12 @@ def find_java_home() -> Path | None:
     return home if not is_script and (home / "lib" / "modules").is_file() else None
 
 
-def parse_java_version(text: str) -> int:
+def parse_java_version(output: str) -> int:
     """Return the major version in the output of `java -version`; 0 if there is none.
 
     It is 17 for "17.0.15", and 8 for "1.8.0_402".
     """
-    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else 0
 
 
@@ -129,22 +129,31 @@ def create_wrapped_java_home(java_home: Path, directory: str | None = None) -> s
     again.
     """
     digest = hashlib.sha256(str(java_home).encode()).hexdigest()[:12]
-    home = (Path(directory) if directory else make_cache_directory()) / f"java-{digest}"
-    (home / "bin").mkdir(parents=True, exist_ok=True)
-    path = home / "bin" / "java"
-    text = _WRAPPER.format(flag=_MODULE_FLAG, java=java_home / "bin" / "java")
-    if not path.exists() or path.read_text() != text:
-        # Written beside the final path and renamed, so that two processes may do it at once.
-        draft = path.with_name(f"java.{os.getpid()}")
-        draft.write_text(text)
-        draft.chmod(0o755)
-        draft.rename(path)
-    for entry in java_home.iterdir():
-        link = home / entry.name
-        if entry.name != "bin" and not link.exists():
+    parent = Path(directory) if directory else make_cache_directory()
+    wrapped_home = parent / f"java-{digest}"
+    (wrapped_home / "bin").mkdir(parents=True, exist_ok=True)
+    script = _WRAPPER.format(flag=_MODULE_FLAG, java=java_home / "bin" / "java")
+    _write_program(wrapped_home / "bin" / "java", script)
+
+    for java_path in java_home.iterdir():
+        link = wrapped_home / java_path.name
+        if java_path.name != "bin" and not link.exists():
             with suppress(FileExistsError):  # another process has created it meanwhile
-                link.symlink_to(entry)
-    return str(home)
+                link.symlink_to(java_path)
+    return str(wrapped_home)
+
+
+def _write_program(path: Path, script: str) -> None:
+    """Write an executable script to `path`, unless it is there already.
+
+    It is written beside the path and renamed, so that two processes may do it at once.
+    """
+    if path.exists() and path.read_text() == script:
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(script)
+    draft.chmod(0o755)
+    draft.rename(path)
 
 
 def make_cache_directory() -> Path:

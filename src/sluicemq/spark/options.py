@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -40,26 +40,26 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 # that says what the value must be; `parse_options` puts the option's name in front of it.
 
 
-def parse_text(value: str) -> str:
+def parse_text(option_value: str) -> str:
     """Return the string without surrounding blanks. Raises ValueError if nothing is left."""
-    if not value.strip():
+    if not option_value.strip():
         raise ValueError("it is empty")
-    return value.strip()
+    return option_value.strip()
 
 
-def parse_boolean(value: str) -> bool:
+def parse_boolean(option_value: str) -> bool:
     """Return True for `true` and False for `false`, in any case. Raises ValueError."""
-    return one_of("true", "false", description="true or false")(value) == "true"
+    return one_of("true", "false", description="true or false")(option_value) == "true"
 
 
 def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
     """Return a parser for whole numbers from `minimum` to `maximum`, both included."""
 
-    def parse(value: str) -> int:
-        number = int(value) if value.strip().lstrip("-").isdecimal() else None
-        if number is None or not minimum <= number <= maximum:
+    def parse(option_value: str) -> int:
+        is_whole_number = option_value.strip().lstrip("-").isdecimal()
+        if not is_whole_number or not minimum <= int(option_value) <= maximum:
             raise ValueError(f"it must be a whole number from {minimum:,} to {maximum:,}")
-        return number
+        return int(option_value)
 
     return parse
 
@@ -70,20 +70,20 @@ def one_of(*words: str, description: str = "") -> Callable[[str], str]:
     `description` replaces the list of words in the error.
     """
 
-    def parse(value: str) -> str:
-        if value.strip().lower() not in words:
+    def parse(option_value: str) -> str:
+        if option_value.strip().lower() not in words:
             raise ValueError(f"it must be {description or ' or '.join(words)}")
-        return value.strip().lower()
+        return option_value.strip().lower()
 
     return parse
 
 
-def parse_bad_rows(value: str) -> str:
+def parse_bad_rows(option_value: str) -> str:
     """Return `fail`, `skip` or `topic:NAME`. Raises ValueError, also for an invalid topic name."""
-    word, _, topic = value.strip().partition(":")
-    if word.lower() in ("fail", "skip") and not topic:
-        return word.lower()
-    if word.lower() != "topic":
+    policy, _, topic = option_value.strip().partition(":")
+    if policy.lower() in ("fail", "skip") and not topic:
+        return policy.lower()
+    if policy.lower() != "topic":
         raise ValueError("it must be fail, skip or topic:NAME")
     try:
         return f"topic:{check_topic_to_send(topic.strip())}"
@@ -91,68 +91,70 @@ def parse_bad_rows(value: str) -> str:
         raise ValueError(error.fact) from None
 
 
-def parse_addresses(value: str) -> str:
-    """Return addresses with `;` between them. In `value`, `;` or `,` is between them."""
-    parts = parse_text(value).replace(",", ";").split(";")
-    return ";".join(part.strip() for part in parts if part)
+def parse_addresses(option_value: str) -> str:
+    """Return addresses with `;` between them. In `option_value`, `;` or `,` is between them."""
+    addresses = parse_text(option_value).replace(",", ";").split(";")
+    return ";".join(address.strip() for address in addresses if address)
 
 
-def parse_tag_expression(value: str) -> str:
+def parse_tag_expression(option_value: str) -> str:
     """Return a tag expression unchanged.
 
     Raises ValueError for an expression that only looks like several tags (`UA|AA` is one tag). An
     expression with a syntax error is returned too: the error is raised where it is compiled.
     """
     with contextlib.suppress(FilterSyntaxError):
-        for finding in check_tags(value):
+        for finding in check_tags(option_value):
             if finding.code == "single-bar":
+                with_double_bars = re.sub(r"[|]+", "||", option_value)
                 raise ValueError(
-                    f"a single | is part of a tag; write {re.sub(r'[|]+', '||', value)!r} for"
+                    f"a single | is part of a tag; write {with_double_bars!r} for"
                     " several tags, or filter.sql with TAGS = '…' for one tag that contains a bar"
                 )
             if finding.code == "star-tag":
                 raise ValueError("* among other tags does not mean all; write * alone")
-    return value
+    return option_value
 
 
-def parse_names(value: str) -> tuple[str, ...]:
-    """Return distinct names in their order. In `value`, `,` or `;` is between them.
+def parse_names(option_value: str) -> tuple[str, ...]:
+    """Return distinct names in their order. In `option_value`, `,` or `;` is between them.
 
     Raises ValueError if there is no name.
     """
-    parts = (part.strip() for part in value.replace(";", ",").split(","))
-    names = tuple(dict.fromkeys(filter(None, parts)))
-    if not names:
+    names = [name.strip() for name in option_value.replace(";", ",").split(",")]
+    distinct_names = tuple(dict.fromkeys(name for name in names if name))
+    if not distinct_names:
         raise ValueError("it is empty")
-    return names
+    return distinct_names
 
 
-def parse_pattern(value: str) -> str:
+def parse_pattern(option_value: str) -> str:
     """Return a regular expression without surrounding blanks.
 
     Raises ValueError if it does not compile or is empty.
     """
     try:
-        re.compile(value)
+        re.compile(option_value)
     except re.error as error:
         raise ValueError(f"it is not a valid regular expression: {error}") from None
-    return parse_text(value)
+    return parse_text(option_value)
 
 
-def parse_timestamp(value: str) -> int:
+def parse_timestamp(option_value: str) -> int:
     """Return a time in milliseconds since 1970.
 
     The string is such a number, or ISO 8601 (UTC unless it names a zone). Raises ValueError, also
     for a number that looks like a time in another unit.
     """
-    if value.strip().lstrip("-").isdecimal():
-        number = int(value)
-        if (other := other_unit(number)) is not None:
-            unit, time_ms = other
-            raise ValueError(f"it looks like {unit} and must be milliseconds: write {time_ms}")
-        return number
+    if option_value.strip().lstrip("-").isdecimal():
+        time_ms = int(option_value)
+        likely_unit = other_unit(time_ms)
+        if likely_unit is not None:
+            unit, converted_ms = likely_unit
+            raise ValueError(f"it looks like {unit} and must be milliseconds: write {converted_ms}")
+        return time_ms
     try:
-        time = datetime.datetime.fromisoformat(value.strip())
+        time = datetime.datetime.fromisoformat(option_value.strip())
     except ValueError:
         raise ValueError(
             "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
@@ -175,7 +177,7 @@ OffsetTable = dict[str, dict[int, OffsetChoice]]
 """The choice for each queue, by broker name and queue id."""
 
 
-def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
+def parse_offsets(option_value: str) -> str | OffsetTable | dict[str, OffsetTable]:
     """Return the offsets in the value of the option `startingOffsets` or `endingOffsets`.
 
     The value is `earliest`, `latest` or JSON, {"broker": {"queue id": choice}}. A choice is an
@@ -183,18 +185,30 @@ def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
     …}}. The result is the word, or a table of the same form as the JSON, with queue ids as int and
     times as `StoreTimestamp`. Raises ValueError for any other value.
     """
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return word
+    keyword = option_value.strip().lower()
+    if keyword in ("earliest", "latest"):
+        return keyword
     try:
-        table = json.loads(value)
-        if any(isinstance(inner, dict) for one in table.values() for inner in one.values()):
+        table = json.loads(option_value)
+        if _has_topics(table):
             return {topic: _parse_offset_table(brokers) for topic, brokers in table.items()}
         return _parse_offset_table(table)
     except (json.JSONDecodeError, TypeError, AttributeError):
         raise ValueError(
             'it must be earliest, latest or JSON such as {"broker-a": {"0": 120, "1": "earliest"}}'
         ) from None
+
+
+def _has_topics(table: Any) -> bool:
+    """Return whether a table of offsets has the form {"topic": {"broker": {…}}}.
+
+    Its other form is {"broker": {"queue id": choice}}. Raises AttributeError if it has neither.
+    """
+    for by_broker_or_queue in table.values():
+        for queues_or_choice in by_broker_or_queue.values():
+            if isinstance(queues_or_choice, dict):
+                return True
+    return False
 
 
 def _parse_offset_table(brokers: Any) -> OffsetTable:
@@ -209,12 +223,7 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
         for queue, offset in queues.items():
             if not queue.isdecimal():
                 raise ValueError(f"{queue!r} is not a queue id; write a whole number")
-            choice: OffsetChoice | None = None
-            if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
-                choice = offset
-            elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
-                with contextlib.suppress(ValueError):
-                    choice = StoreTimestamp(parse_timestamp(offset))
+            choice = _parse_offset_choice(offset)
             if choice is None:
                 raise ValueError(
                     f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole"
@@ -224,12 +233,26 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
     return table
 
 
-def parse_directory(value: str) -> str:
-    """Return a path of this machine. `value` is the path, or a URL of the form `file:/…`.
+def _parse_offset_choice(offset: Any) -> OffsetChoice | None:
+    """Return the choice that the JSON value `offset` means for one queue; None if it is invalid.
+
+    A string with digits only is invalid, because it could be an offset or a time.
+    """
+    choice: OffsetChoice | None = None
+    if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
+        choice = offset
+    elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
+        with contextlib.suppress(ValueError):
+            choice = StoreTimestamp(parse_timestamp(offset))
+    return choice
+
+
+def parse_directory(option_value: str) -> str:
+    """Return a path of this machine. `option_value` is the path, or a URL of the form `file:/…`.
 
     Raises ValueError for a URL of another machine or scheme.
     """
-    path = parse_text(value)
+    path = parse_text(option_value)
     url = urlsplit(path)
     if url.scheme == "file":
         if url.netloc not in ("", "localhost"):
@@ -243,17 +266,17 @@ def parse_directory(value: str) -> str:
     return str(PurePosixPath(path))
 
 
-def parse_log_directory(value: str) -> str:
+def parse_log_directory(option_value: str) -> str:
     """Return the path of the commit log's directory, as `parse_directory` does.
 
     Raises ValueError for several directories with commas between them: RocketMQ can spread its log
     over them, but these readers do not support that.
     """
-    if "," in value:
+    if "," in option_value:
         raise ValueError(
             "a commit log in several directories is not supported; copy its files into one"
         )
-    return parse_directory(value)
+    return parse_directory(option_value)
 
 
 # ---- the options
@@ -466,14 +489,14 @@ class Options:
 
     def require(self, name: str) -> str:
         """Return the value of an option as a string. Raises ConfigurationError if it is None."""
-        value = self.values[name]
-        if value is None:
+        option_value = self.values[name]
+        if option_value is None:
             description = self.descriptions.get(name, "")
             raise ConfigurationError(
                 f"the option {name!r} is missing.",
                 fix=f'Add .option("{name}", …): {description}'.rstrip(": "),
             )
-        return str(value)
+        return str(option_value)
 
     @property
     def credentials(self) -> Credentials | None:
@@ -495,12 +518,12 @@ class Options:
         ConfigurationError for a wrong configuration.
         """
         values = self.values
-        wanted = values["tls"]
+        is_enabled = values["tls"]  # None if the option is not given
         ca = values["tls.ca"]
         certificate = values["tls.certificate"]
-        if wanted is None and ca is None and certificate is None:
+        if is_enabled is None and ca is None and certificate is None:
             return Tls.resolve(None)
-        if wanted is False:
+        if is_enabled is False:
             return None
         return Tls(
             ca=ca,
@@ -513,7 +536,7 @@ class Options:
 
 
 def parse_options(
-    given: Mapping[str, str],
+    user_options: Mapping[str, str],
     use: str | None = None,
     declared: Mapping[str, Option] = _OPTIONS_BY_NAME,
 ) -> Options:
@@ -525,34 +548,49 @@ def parse_options(
     an option of another use, a wrong value, and options that contradict each other.
     """
     descriptions = {option.name: option.description for option in declared.values()}
-    values = {option.name: option.default for option in declared.values()}
+    parsed_values = {option.name: option.default for option in declared.values()}
     chosen: set[str] = set()
-    for name, value in given.items():
+    for name, option_text in user_options.items():
         if name.lower() in _SPARK_OPTIONS:
             continue
         option = declared.get(name.lower())
         if option is None:
-            suggestion = did_you_mean(name, descriptions, cutoff=0.5)
-            raise ConfigurationError(
-                f"unknown option {name!r}. {suggestion}".rstrip(),
-                fix=f"The options are: {', '.join(sorted(descriptions))}.",
-            )
+            raise _unknown_option_error(name, descriptions)
         if use is not None and use not in option.uses:
             raise ConfigurationError(
                 f"the option {option.name!r} is not supported for a {use}.",
                 fix=f"It is for: {', '.join(sorted(option.uses))}.",
             )
-        try:
-            values[option.name] = option.parse(value)
-        except ValueError as error:
-            is_secret = any(word in option.name.lower() for word in ("secret", "password"))
-            shown = "" if is_secret else f" {value!r}"
-            raise ConfigurationError(
-                f"the option {option.name!r} has an invalid value{shown}: {error}."
-            ) from None
+        parsed_values[option.name] = _parse_value(option, option_text)
         chosen.add(option.name)
     _check_combinations(chosen)
-    return Options(values, descriptions)
+    return Options(parsed_values, descriptions)
+
+
+def _unknown_option_error(name: str, option_names: Iterable[str]) -> ConfigurationError:
+    """Return the error for a name that is not among the names of the options."""
+    suggestion = did_you_mean(name, option_names, cutoff=0.5)
+    return ConfigurationError(
+        f"unknown option {name!r}. {suggestion}".rstrip(),
+        fix=f"The options are: {', '.join(sorted(option_names))}.",
+    )
+
+
+def _parse_value(option: Option, option_text: str) -> Any:
+    """Return the value of an option that a user gave as the string `option_text`.
+
+    Raises ConfigurationError for a wrong value. The error does not show the value of an option that
+    is a secret.
+    """
+    try:
+        return option.parse(option_text)
+    except ValueError as error:
+        lower_name = option.name.lower()
+        is_secret = "secret" in lower_name or "password" in lower_name
+        shown_value = "" if is_secret else f" {option_text!r}"
+        raise ConfigurationError(
+            f"the option {option.name!r} has an invalid value{shown_value}: {error}."
+        ) from None
 
 
 def _check_combinations(chosen: Set[str]) -> None:

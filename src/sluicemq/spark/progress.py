@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.sources.offsets import parse_checkpoint
+from sluicemq.spark.sources.checkpoints import parse_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -80,36 +80,42 @@ def stream_progress(progress: Any) -> StreamProgress:
         end = _parse_offsets(source.get("endOffset"))
         if end is None:
             continue
-        row_count = int(source["numInputRows"])
-        rows += row_count
-        # Queues that are new in this micro-batch have their start in the part `from`.
-        start = (_parse_offsets(source.get("startOffset")) or {}) | (
-            _parse_offsets(source["endOffset"], "from") or {}
-        )
-        read = sum(max(0, offset - start.get(queue, offset)) for queue, offset in end.items())
-        filtered += max(0, read - row_count)
+
+        source_rows = int(source["numInputRows"])
+        rows += source_rows
+        filtered += max(0, _count_read_messages(source, end) - source_rows)
+
         latest = _parse_offsets(source.get("latestOffset"))
-        if latest is None or lags is None:
-            lags = None
-        else:
-            lags |= {queue: max(0, last - end.get(queue, 0)) for queue, last in latest.items()}
+        if latest is None:
+            lags = None  # and it stays unknown, whatever other sources report
+        elif lags is not None:
+            for queue, latest_offset in latest.items():
+                lags[queue] = max(0, latest_offset - end.get(queue, 0))
     rows_per_second = float(report.get("processedRowsPerSecond") or 0)
     return StreamProgress(int(report["batchId"]), rows, rows_per_second, filtered, lags)
 
 
-def _parse_offsets(text: Any, part: str = "queues") -> dict[MessageQueue, int] | None:
-    """Return the offsets in one part of a checkpoint, "queues" or "from".
+def _count_read_messages(source: Mapping[str, Any], end: Mapping[MessageQueue, int]) -> int:
+    """Return the number of offsets between the start of a source's micro-batch and its `end`."""
+    start = _parse_offsets(source.get("startOffset")) or {}
+    # Queues that are new in this micro-batch have their start in the part `from`.
+    start |= _parse_offsets(source["endOffset"], "from") or {}
+    return sum(max(0, offset - start.get(queue, offset)) for queue, offset in end.items())
 
-    `text` is the checkpoint as JSON or as a dict. Return None if it is not a checkpoint of the
-    source `rocketmq`.
+
+def _parse_offsets(checkpoint: Any, section: str = "queues") -> dict[MessageQueue, int] | None:
+    """Return the offsets in one section of a checkpoint, "queues" or "from".
+
+    `checkpoint` is JSON or a dict. Return None if it is not a checkpoint of the source `rocketmq`.
     """
-    try:
-        checkpoint = json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        return None
+    if isinstance(checkpoint, str):
+        try:
+            checkpoint = json.loads(checkpoint)
+        except ValueError:
+            return None
     if not isinstance(checkpoint, dict) or "queues" not in checkpoint:
         return None
-    return parse_checkpoint(checkpoint, None, part)
+    return parse_checkpoint(checkpoint, None, section)
 
 
 def progress_log(level: int = logging.INFO) -> Any:

@@ -120,11 +120,19 @@ def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -
     shared_by_rdd: dict[int, list[dict[str, Any]]] = {}
     for node, conditions in iterate_nodes(get_query_execution(query).optimizedPlan()):
         if class_name(node) == _PLACEHOLDER_NODE:
-            of_scan = [one for one in map(translate, conditions) if one is not None]
-            shared = shared_by_rdd.get(node.rdd().id(), of_scan)
-            shared_by_rdd[node.rdd().id()] = [one for one in shared if one in of_scan]
-    shared_by_table = [shared_by_rdd.get(table.rdd_id, []) for table in tables]
-    return [json.dumps(shared) if shared else "" for shared in shared_by_table]
+            translated = [translate(condition) for condition in conditions]
+            scan_predicates = [predicate for predicate in translated if predicate is not None]
+            rdd_id = node.rdd().id()
+            earlier_predicates = shared_by_rdd.get(rdd_id, scan_predicates)
+            shared_by_rdd[rdd_id] = [
+                predicate for predicate in earlier_predicates if predicate in scan_predicates
+            ]
+
+    options = []
+    for table in tables:
+        shared_predicates = shared_by_rdd.get(table.rdd_id)
+        options.append(json.dumps(shared_predicates) if shared_predicates else "")
+    return options
 
 
 def iterate_nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
@@ -154,9 +162,9 @@ def scala_elements(sequence: Any) -> list[Any]:
     return [sequence.apply(index) for index in range(sequence.length())]
 
 
-def class_name(value: Any) -> str:
+def class_name(java_object: Any) -> str:
     """Return the simple name of a Java object's class, such as "Filter"."""
-    return str(value.getClass().getSimpleName())
+    return str(java_object.getClass().getSimpleName())
 
 
 def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
@@ -183,44 +191,53 @@ def _to_predicate(source_filter: Any) -> dict[str, Any] | None:
     Return None for a filter of another class than `COMPARISONS`, `NULL_CHECKS` and one Not around
     these, and for a value that is not a string, number, boolean or time.
     """
-    kind = class_name(source_filter)
-    if kind == "Not":
-        inner = _to_predicate(source_filter.child())
-        return None if inner is None or "not" in inner else {**inner, "not": True}
-    if kind in NULL_CHECKS:
-        return {"is": kind, "column": source_filter.attribute()}
-    if kind not in COMPARISONS:
-        return None
-    values: list[Any] = []
-    for value in source_filter.values() if kind == "In" else [source_filter.value()]:
-        java_class = class_name(value) if hasattr(value, "getClass") else ""
-        if java_class in ("Timestamp", "Instant"):
-            instant = value.toInstant() if java_class == "Timestamp" else value
-            micros = instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000
-            values.append({"us": micros})
-        elif isinstance(value, (str, int, float)):
-            values.append(value)
-        else:
+    filter_class = class_name(source_filter)
+    if filter_class == "Not":
+        negated = _to_predicate(source_filter.child())
+        if negated is None or "not" in negated:
             return None
-    return {
-        "is": kind,
-        "column": source_filter.attribute(),
-        "value": values if kind == "In" else values[0],
-    }
+        return {**negated, "not": True}
+    if filter_class in NULL_CHECKS:
+        return {"is": filter_class, "column": source_filter.attribute()}
+    if filter_class not in COMPARISONS:
+        return None
+
+    if filter_class == "In":
+        literal: Any = [_to_literal(java_value) for java_value in source_filter.values()]
+        is_supported = None not in literal
+    else:
+        literal = _to_literal(source_filter.value())
+        is_supported = literal is not None
+    if not is_supported:
+        return None
+    return {"is": filter_class, "column": source_filter.attribute(), "value": literal}
+
+
+def _to_literal(java_value: Any) -> Any:
+    """Return a value of a data source filter as JSON: a time becomes {"us": microseconds}.
+
+    Return None for a value that is not a string, number, boolean or time.
+    """
+    java_class = class_name(java_value) if hasattr(java_value, "getClass") else ""
+    if java_class in ("Timestamp", "Instant"):
+        instant = java_value.toInstant() if java_class == "Timestamp" else java_value
+        micros = instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000
+        return {"us": micros}
+    return java_value if isinstance(java_value, (str, int, float)) else None
 
 
 # ---- references in a text
 
 
 def replace_unknown_tables(
-    spark: "SparkSession", text: str, make_view: Callable[[str], str]
+    spark: "SparkSession", query: str, make_view: Callable[[str], str]
 ) -> tuple[str, "DataFrame"]:
     """Replace each reference to a table that Spark does not know by a view, and plan the query.
 
-    `make_view(name)` is called with the table's name; it creates a view and returns the view's
-    name. It is called once for each reference, so two references to one table get two views. Return
-    the changed text and its DataFrame. Raises Spark's errors for other mistakes in the query, and
-    ConfigurationError for more than `REFERENCES_MAX` references.
+    `query` is the text of the query. `make_view(name)` is called with the table's name; it creates
+    a view and returns the view's name. It is called once for each reference, so two references to
+    one table get two views. Return the changed text and its DataFrame. Raises Spark's errors for
+    other mistakes in the query, and ConfigurationError for more than `REFERENCES_MAX` references.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
@@ -233,36 +250,44 @@ def replace_unknown_tables(
     for _ in range(REFERENCES_MAX + 1):
         logger.disabled = True
         try:
-            return text, spark.sql(text)
+            return query, spark.sql(query)
         except AnalysisException as error:
             if error.getCondition() != _UNKNOWN_TABLE:
                 raise
             view = make_view(error.getMessageParameters()["relationName"])
             context = error.getQueryContext()[0]
-            start = context.startIndex()
-            end = context.stopIndex() + 1
+            reference = slice(context.startIndex(), context.stopIndex() + 1)
         finally:
             logger.disabled = was_disabled
-        # The last part of the table's name stays usable as an alias, unless the query gives another
-        # one. The alias has to follow a TABLESAMPLE clause.
-        sample = _SAMPLE.match(text, end)
-        alias_start = end if sample is None else sample.end()
-        alias = quote_name(split_name(text[start:end])[-1])
-        without_alias = f"{text[:start]}{quote_name(view)}{text[end:]}"
-        with_alias = (
-            f"{text[:start]}{quote_name(view)}{text[end:alias_start]} AS {alias}"
-            f"{text[alias_start:]}"
-        )
-        text = with_alias if can_parse(spark, with_alias) else without_alias
+        query = _replace_reference(spark, query, reference, view)
     raise ConfigurationError(f"the query refers to tables in more than {REFERENCES_MAX} places.")
 
 
-def can_parse(spark: "SparkSession", text: str) -> bool:
+def _replace_reference(spark: "SparkSession", query: str, reference: slice, view: str) -> str:
+    """Return a query with the name of a view in place of a table's name, which is at `reference`.
+
+    The last part of the table's name stays usable as an alias, unless the query gives another one.
+    """
+    before = query[: reference.start]
+    after = query[reference.stop :]
+    # The alias has to follow a TABLESAMPLE clause.
+    sample = _SAMPLE.match(query, reference.stop)
+    sample_clause = "" if sample is None else query[reference.stop : sample.end()]
+    alias = quote_name(split_name(query[reference])[-1])
+    with_alias = (
+        f"{before}{quote_name(view)}{sample_clause} AS {alias}{after[len(sample_clause) :]}"
+    )
+    if can_parse(spark, with_alias):
+        return with_alias
+    return f"{before}{quote_name(view)}{after}"
+
+
+def can_parse(spark: "SparkSession", query: str) -> bool:
     """Return whether the text is a syntactically valid query."""
     from pyspark.errors import ParseException  # noqa: PLC0415 - heavy
 
     try:
-        get_session_state(spark).sqlParser().parsePlan(text)
+        get_session_state(spark).sqlParser().parsePlan(query)
     except ParseException:
         return False
     return True
@@ -309,41 +334,71 @@ def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
     `frame` is the query's DataFrame over placeholder tables, and `map_name` is the name of the map
     column.
     """
-    nodes = json.loads(get_query_execution(frame).optimizedPlan().toJSON())
-    kinds = {_class_of(node) for sequence in _iterate_lists(nodes) for node in sequence}
-    # Plans inside expressions (subqueries) are somewhere else in the JSON, or missing. What they
-    # use of the tables cannot be found then.
-    hiding_kinds = {"Exists", "InMemoryRelation"} | {
-        kind for kind in kinds if "Subquery" in kind or "CTE" in kind
-    }
-    if kinds & hiding_kinds or not _are_all_narrowed(nodes):
+    plan_nodes = json.loads(get_query_execution(frame).optimizedPlan().toJSON())
+    if _hides_uses(plan_nodes) or not _are_all_narrowed(plan_nodes):
         return None
-    placeholder_attributes = {
-        _attribute_id(attribute)
-        for node in nodes
-        if _class_of(node) == _PLACEHOLDER_NODE
-        for sequence in _iterate_lists(node["output"])
-        for attribute in sequence
-        if _class_of(attribute) == "AttributeReference"
-    }
-    uses = {
-        (attribute, key)
-        for node in nodes
-        if _class_of(node) != _PLACEHOLDER_NODE
-        for value in node.values()
-        for sequence in _iterate_lists(value)
-        for attribute, key in _find_uses(sequence)
-        if attribute in placeholder_attributes
-    }
-    keys = frozenset(key for (name, _), key in uses if key and name == map_name)
+    placeholder_attributes = _find_placeholder_attributes(plan_nodes)
+    used_names = set()
+    compared_with_null = set()
+    map_keys = set()
+    for (name, expression_id), key in _iterate_uses(plan_nodes):
+        if (name, expression_id) not in placeholder_attributes:
+            continue
+        if key is None:
+            used_names.add(name)
+        elif key == "":
+            compared_with_null.add(name)
+        elif name == map_name:
+            map_keys.add(key)
+
     # Spark adds `IS NOT NULL` of the map to a condition on one of its elements. It does not mean
     # that the whole map is used, because the map is never null.
-    names = frozenset(
-        name
-        for (name, _), key in uses
-        if key is None or (key == "" and (name != map_name or not keys))
-    )
-    return UsedColumns(names, frozenset() if map_name in names else keys)
+    if map_keys:
+        compared_with_null.discard(map_name)
+    used_names |= compared_with_null
+    if map_name in used_names:
+        map_keys.clear()
+    return UsedColumns(frozenset(used_names), frozenset(map_keys))
+
+
+def _hides_uses(plan_nodes: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the uses of columns cannot be found in a plan's JSON.
+
+    Plans inside expressions (subqueries) are somewhere else in the JSON, or missing. What they use
+    of the tables cannot be found then.
+    """
+    for sequence in _iterate_lists(plan_nodes):
+        for node in sequence:
+            node_class = _class_of(node)
+            if node_class in ("Exists", "InMemoryRelation"):
+                return True
+            if "Subquery" in node_class or "CTE" in node_class:
+                return True
+    return False
+
+
+def _find_placeholder_attributes(plan_nodes: Sequence[dict[str, Any]]) -> set[tuple[str, Any]]:
+    """Return (name, expression id) of each column of the placeholder tables in a plan."""
+    attributes = set()
+    for plan_node in plan_nodes:
+        if _class_of(plan_node) != _PLACEHOLDER_NODE:
+            continue
+        for sequence in _iterate_lists(plan_node["output"]):
+            for node in sequence:
+                if _class_of(node) == "AttributeReference":
+                    attributes.add(_attribute_id(node))
+    return attributes
+
+
+def _iterate_uses(
+    plan_nodes: Sequence[dict[str, Any]],
+) -> Iterator[tuple[tuple[str, Any], str | None]]:
+    """Yield (attribute, key) for each use of a column in a plan; see `_find_uses`."""
+    for plan_node in plan_nodes:
+        if _class_of(plan_node) != _PLACEHOLDER_NODE:
+            for field in plan_node.values():
+                for sequence in _iterate_lists(field):
+                    yield from _find_uses(sequence)
 
 
 def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
@@ -354,19 +409,35 @@ def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str |
     """
     nodes_to_skip = 0
     for index, node in enumerate(sequence):
-        chain = [_class_of(one) for one in sequence[index : index + 3]]
-        is_element = chain == ["GetMapValue", "AttributeReference", "Literal"]
-        key = sequence[index + 2].get("value") if is_element else None
         if nodes_to_skip:
             nodes_to_skip -= 1
-        elif key and sequence[index + 2].get("dataType") == "string":
-            yield _attribute_id(sequence[index + 1]), key
+            continue
+        # The operands of an operator follow it in pre-order.
+        operands = sequence[index + 1 : index + 3]
+        operand_classes = [_class_of(operand) for operand in operands]
+        node_class = _class_of(node)
+        key = _find_map_key(operands) if node_class == "GetMapValue" else None
+        if key is not None:
+            yield _attribute_id(operands[0]), key
             nodes_to_skip = 2
-        elif chain[:2] == ["IsNotNull", "AttributeReference"]:
-            yield _attribute_id(sequence[index + 1]), ""
+        elif node_class == "IsNotNull" and operand_classes[:1] == ["AttributeReference"]:
+            yield _attribute_id(operands[0]), ""
             nodes_to_skip = 1
-        elif chain[0] == "AttributeReference":
+        elif node_class == "AttributeReference":
             yield _attribute_id(node), None
+
+
+def _find_map_key(operands: Sequence[Any]) -> str | None:
+    """Return the key of `attribute['KEY']` from its two operands.
+
+    Return None if the map is not an attribute, or if the key is not a literal string or is "".
+    """
+    if [_class_of(operand) for operand in operands] != ["AttributeReference", "Literal"]:
+        return None
+    literal = operands[1]
+    if literal.get("dataType") != "string":
+        return None
+    return literal.get("value") or None
 
 
 def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
@@ -376,33 +447,39 @@ def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
     only `_PASSING_NODES` between them. `nodes` is a plan as a list in pre-order, in which each node
     has the number of its children.
     """
-    path: list[tuple[str, int]] = []
-    """The ancestors of the current node: class name, and number of children that still follow."""
+    # The ancestors of the current node: class name, and number of children that still follow.
+    ancestors: list[tuple[str, int]] = []
     for node in nodes:
-        while path and path[-1][1] == 0:
-            path.pop()
-        if path:
-            path[-1] = (path[-1][0], path[-1][1] - 1)
+        while ancestors and ancestors[-1][1] == 0:
+            ancestors.pop()
+        if ancestors:
+            parent_class, remaining_children = ancestors[-1]
+            ancestors[-1] = (parent_class, remaining_children - 1)
         if _class_of(node) == _PLACEHOLDER_NODE:
-            above = next((kind for kind, _ in reversed(path) if kind not in _PASSING_NODES), None)
-            if above not in _SELECTING_NODES:
+            deciding_classes = [name for name, _ in ancestors if name not in _PASSING_NODES]
+            if not deciding_classes or deciding_classes[-1] not in _SELECTING_NODES:
                 return False
-        path.append((_class_of(node), node["num-children"]))
+        ancestors.append((_class_of(node), node["num-children"]))
     return True
 
 
-def _iterate_lists(value: Any) -> Iterator[list[Any]]:
+def _iterate_lists(json_value: Any) -> Iterator[list[Any]]:
     """Yield all lists within a value of a plan's JSON, outer lists first.
 
     An expression is a list of nodes in pre-order. A single node is yielded as a list of one. A
     value that is neither a list nor a node yields nothing.
     """
-    listed = [value] if isinstance(value, dict) else value
-    if isinstance(listed, list):
-        yield listed
-        for item in listed:
-            for inner in item.values() if isinstance(item, dict) else [item]:
-                yield from _iterate_lists(inner)
+    if isinstance(json_value, dict):
+        json_value = [json_value]
+    if not isinstance(json_value, list):
+        return
+    yield json_value
+    for element in json_value:
+        if isinstance(element, dict):
+            for member in element.values():
+                yield from _iterate_lists(member)
+        else:
+            yield from _iterate_lists(element)
 
 
 def _class_of(node: Any) -> str:

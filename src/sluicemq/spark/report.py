@@ -49,29 +49,47 @@ def pushdown(frame: Any) -> PushdownReport:
     spark = list[str]()
     translate = make_translator(frame.sparkSession)
     for node, conditions in iterate_nodes(execution.optimizedPlan()):
-        pushed: list[dict[str, Any]] = []  # in the form in which `translate` returns conditions
-        source = None
-        if class_name(node) == _SCAN:
-            source = _SOURCES.get(str(node.relation().table().name()))
-        options = dict(node.relation().options().asCaseSensitiveMap()) if source else {}
-        if source is not None and "predicates" in options:
-            schema = StructType.fromJson(json.loads(node.relation().schema().json()))
-            reader = source(options | {"reportPushdown": "false"}).reader(schema)
-            given = json.loads(options["predicates"])
-            # With pushFilters=false the reader offers no predicates, so the lengths may differ.
-            for described, predicate in zip(given, reader.offered_predicates, strict=False):
-                if predicate not in reader.remaining_predicates:
-                    pushed.append(described)
-                    broker.append(format_predicate(predicate))
-        remaining = [str(one.toString()) for one in conditions if translate(one) not in pushed]
+        pushed = _find_pushed_predicates(node)
+        broker += [format_predicate(predicate) for _, predicate in pushed]
+        pushed_items = [described for described, _ in pushed]
+        remaining = [
+            str(condition.toString())
+            for condition in conditions
+            if translate(condition) not in pushed_items
+        ]
         if remaining:
             spark.append(" AND ".join(remaining))
     return PushdownReport(tuple(broker), tuple(spark))
+
+
+def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
+    """Return the predicates that a node of a plan pushes to a source of this package.
+
+    Each is (item of the option `predicates`, object of `pyspark.sql.datasource`). The result is
+    empty for a node that is not a scan of such a source, or has no predicates.
+    """
+    if class_name(node) != _SCAN:
+        return []
+    source = _SOURCES.get(str(node.relation().table().name()))
+    if source is None:
+        return []
+    options = dict(node.relation().options().asCaseSensitiveMap())
+    if "predicates" not in options:
+        return []
+    schema = StructType.fromJson(json.loads(node.relation().schema().json()))
+    reader = source(options | {"reportPushdown": "false"}).reader(schema)
+    items = json.loads(options["predicates"])
+    # With pushFilters=false the reader offers no predicates, so the lengths may differ.
+    return [
+        (described, predicate)
+        for described, predicate in zip(items, reader.offered_predicates, strict=False)
+        if predicate not in reader.remaining_predicates
+    ]
 
 
 def parse_pushed_filters(plan: str) -> list[str]:
     """Return the predicates that were pushed to files, from the text of `explain("formatted")`."""
     predicates: list[str] = []
     for listed in re.findall(r"^PushedFilters: \[(.*)\]$", plan, re.MULTILINE):
-        predicates += [one for one in re.split(r", (?=[A-Z]\w*\()", listed) if one]
+        predicates += filter(None, re.split(r", (?=[A-Z]\w*\()", listed))
     return predicates

@@ -24,10 +24,10 @@ counters of consumption (`model.properties`). A delay or transaction that was no
 error, because a row cannot request one in this way.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +63,8 @@ class RowError(ConfigurationError):
         a row's queue_id is negative. Use 0 or more, or null for any queue.
     """
 
-    def __init__(self, text: str, *, role: str, fix: str = "") -> None:
-        super().__init__(text, fix=fix)
+    def __init__(self, fact: str, *, role: str, fix: str = "") -> None:
+        super().__init__(fact, fix=fix)
         self.role = role
 
 
@@ -118,17 +118,19 @@ def normalize_column(column: Any) -> Any:
     return column if normalized == column.type else column.cast(normalized)
 
 
-def _normalized_type(kind: Any) -> Any:
-    """Return the Arrow type `kind` with 32-bit offsets, also in maps and lists."""
-    if pa.types.is_large_string(kind):
+def _normalized_type(arrow_type: Any) -> Any:
+    """Return an Arrow type with 32-bit offsets in place of 64-bit ones, also in maps and lists."""
+    if pa.types.is_large_string(arrow_type):
         return pa.string()
-    if pa.types.is_large_binary(kind):
+    if pa.types.is_large_binary(arrow_type):
         return pa.binary()
-    if pa.types.is_map(kind):
-        return pa.map_(_normalized_type(kind.key_type), _normalized_type(kind.item_type))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(_normalized_type(kind.value_type)))
-    return kind
+    if pa.types.is_map(arrow_type):
+        key_type = _normalized_type(arrow_type.key_type)
+        return pa.map_(key_type, _normalized_type(arrow_type.item_type))
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        element_type = _normalized_type(arrow_type.value_type)
+        return pa.list_(arrow_type.value_field.with_type(element_type))
+    return arrow_type
 
 
 def convert_bodies(column: Any) -> Any:
@@ -164,9 +166,9 @@ class EncodedRows:
     of the same form.
     """
 
-    def __init__(self, entries: Any, bodies: Any) -> None:
+    def __init__(self, encoded_entries: Any, bodies: Any) -> None:
         """Take two binary columns with one value for each row: entries, and message bodies."""
-        self.data, self.offsets = _data_and_offsets(entries)
+        self.data, self.offsets = _data_and_offsets(encoded_entries)
         self._bodies, self._body_offsets = _data_and_offsets(bodies)
 
     def __len__(self) -> int:
@@ -206,29 +208,35 @@ class UniqueIdColumns:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._ids = make_unique_ids(clock)
-        self._time = 0
-        self._next_number = 0
+        # An id is a prefix of 20 digits, 8 digits of the run's time, and the number in the run.
         self._prefix = ""
+        self._time = 0
+        self._next_number = 0  # 0 before the first run
 
     def generate(self, count: int, name: str = UNIQ_KEY) -> Any:
         """Return a binary column of `count` new ids, each encoded as `NAME U+0001 ID U+0002`.
 
         `name` is the property that contains the id.
         """
-        parts = []
+        columns = []
         while count:
             if self._next_number in (0, _IDS_PER_MS):
-                unique_id = self._ids.make_id()
-                self._prefix = unique_id[:20]
-                self._next_number = 0
-                self._time = max(int(unique_id[20:28], 16), self._time + 1)
-            step = min(count, _IDS_PER_MS - self._next_number)
-            suffixes = id_suffixes()[self._next_number : self._next_number + step]
+                self._start_run()
+            run_count = min(count, _IDS_PER_MS - self._next_number)
+            suffixes = id_suffixes()[self._next_number : self._next_number + run_count]
             start = f"{name}\x01{self._prefix}{self._time:08X}".encode()
-            parts.append(pc.binary_join_element_wise(start, suffixes, b"\x02", b""))
-            self._next_number += step
-            count -= step
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+            columns.append(pc.binary_join_element_wise(start, suffixes, b"\x02", b""))
+            self._next_number += run_count
+            count -= run_count
+        return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
+
+    def _start_run(self) -> None:
+        """Begin a new run of ids, with a time that no other run has."""
+        unique_id = self._ids.make_id()
+        self._prefix = unique_id[:20]
+        self._next_number = 0
+        # Long runs may be ahead of the clock, so the clock's time may have been used already.
+        self._time = max(int(unique_id[20:28], 16), self._time + 1)
 
 
 @cache
@@ -251,10 +259,10 @@ def encode_rows(bodies: Any, *properties: Any, flags: Any | None = None) -> Enco
     if flags is not None:
         heads["flag"] = flags.to_numpy()
     property_lengths = _fixed_width_column(property_sizes.astype(_LENGTH_TYPE))
-    entries = pc.binary_join_element_wise(
+    encoded_entries = pc.binary_join_element_wise(
         _fixed_width_column(heads), bodies, property_lengths, *properties, b""
     )
-    return EncodedRows(entries, bodies)
+    return EncodedRows(encoded_entries, bodies)
 
 
 def _fixed_width_column(values: Any) -> Any:
@@ -265,16 +273,19 @@ def _fixed_width_column(values: Any) -> Any:
     return fixed.cast(pa.binary())
 
 
-def _data_and_offsets(array: Any) -> tuple[memoryview, Any]:
+def _data_and_offsets(column: Any) -> tuple[memoryview, Any]:
     """Return the data buffer of a binary or string column, and the offsets of its rows in it.
 
     The offsets are a NumPy array of int64 with one item more than the column has rows.
     """
-    if not len(array):
+    if not len(column):
         return memoryview(b""), np.zeros(1, np.int64)
-    _, offsets, data = array.buffers()
-    row_offsets = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return memoryview(data if data is not None else b"").cast("B"), row_offsets.astype(np.int64)
+    _, offset_buffer, data_buffer = column.buffers()
+    # The column may be a slice of its buffers.
+    all_offsets = np.frombuffer(offset_buffer, np.int32)
+    row_offsets = all_offsets[column.offset : column.offset + len(column) + 1]
+    data = memoryview(data_buffer if data_buffer is not None else b"")
+    return data.cast("B"), row_offsets.astype(np.int64)
 
 
 def check_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
@@ -287,107 +298,132 @@ def check_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
     body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
     property_sizes = np.zeros(len(bodies), np.int64)
     for column in properties:
-        is_constant = isinstance(column, bytes)
-        property_sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
+        if isinstance(column, bytes):
+            property_sizes += len(column)
+        else:
+            property_sizes += pc.binary_length(column).to_numpy()
 
-    body_fix = "Split it, or store it elsewhere."
-    properties_fix = "Put large values into the body."
-    for role, verb, sizes, limit, fix in (
-        ("body", "has", body_sizes, BODY_BYTES_MAX, body_fix),
-        ("properties", "have", property_sizes, PROPERTIES_BYTES_MAX, properties_fix),
-    ):
-        if len(sizes) and sizes.max() > limit:
-            raise RowError(
-                f"a row's {role} {verb} {sizes.max():,} bytes, the limit is {limit:,}.",
-                role=role,
-                fix=fix,
-            )
+    if not len(bodies):
+        return body_sizes, property_sizes
+    body_bytes = body_sizes.max()
+    if body_bytes > BODY_BYTES_MAX:
+        raise RowError(
+            f"a row's body has {body_bytes:,} bytes, the limit is {BODY_BYTES_MAX:,}.",
+            role="body",
+            fix="Split it, or store it elsewhere.",
+        )
+    property_bytes = property_sizes.max()
+    if property_bytes > PROPERTIES_BYTES_MAX:
+        raise RowError(
+            f"a row's properties have {property_bytes:,} bytes, the limit is"
+            f" {PROPERTIES_BYTES_MAX:,}.",
+            role="properties",
+            fix="Put large values into the body.",
+        )
     return body_sizes, property_sizes
 
 
 def encode_ids(
-    given: Any | None, fresh_ids: UniqueIdColumns, count: int, name: str = UNIQ_KEY
+    row_ids: Any | None, fresh_ids: UniqueIdColumns, count: int, name: str = UNIQ_KEY
 ) -> Any:
     """Return a binary column with the message id of each row, encoded as `NAME U+0001 ID U+0002`.
 
-    `given` is a string column of `count` ids, or None if the rows have no ids. A row whose id is
+    `row_ids` is a string column of `count` ids, or None if the rows have no ids. A row whose id is
     null or empty gets one from `fresh_ids`. Raises RowError for an invalid id.
     """
-    if given is None:
+    if row_ids is None:
         return fresh_ids.generate(count, name)
-    texts = validate_ids(given)
-    encoded = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "").cast(pa.binary())
-    return (
-        encoded if not texts.null_count else pc.coalesce(encoded, fresh_ids.generate(count, name))
-    )
+    valid_ids = validate_ids(row_ids)
+    encoded = pc.binary_join_element_wise(f"{name}\x01", valid_ids, "\x02", "").cast(pa.binary())
+    if valid_ids.null_count:
+        encoded = pc.coalesce(encoded, fresh_ids.generate(count, name))
+    return encoded
 
 
-def validate_ids(given: Any) -> Any:
+def validate_ids(row_ids: Any) -> Any:
     """Return a string column of message ids with null for empty ids.
 
     Raises RowError if an id contains a separator of properties.
     """
-    texts = _null_if_empty(given)
+    ids_or_null = _null_if_empty(row_ids)
     with row_errors_for("message_id"):
-        _check_separators(texts)
-    return texts
+        _check_separators(ids_or_null)
+    return ids_or_null
 
 
-def encode_delays(values: Mapping[str, Any]) -> Any | None:
+def encode_delays(columns: Mapping[str, Any]) -> Any | None:
     """Return a string column that says when each row is delivered, in the format of a stage.
 
     A value is `L3` for delay level 3, `M500` for a delay of 500 ms, `T1700000000000` for a time in
-    milliseconds since 1970, or null for no delay. Return None if no row is delayed. `values` maps
+    milliseconds since 1970, or null for no delay. Return None if no row is delayed. `columns` maps
     roles to columns. Raises RowError for a negative value, and for a row with several delays.
     """
-    result = None
+    delays = None
     for role, letter in (("delay_level", "L"), ("delay_ms", "M"), ("deliver_at", "T")):
-        if role not in values:
+        if role not in columns:
             continue
-        column = values[role]
-        if role == "deliver_at":
-            column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-        numbers = column.cast(pa.int64())
-        if role == "delay_level":
-            numbers = _null_where(pc.equal(numbers, 0), numbers)
+        numbers = _to_delay_numbers(role, columns[role])
         if numbers.null_count == len(numbers):
             continue
         if pc.min(numbers).as_py() < 0:
             raise RowError(
                 f"a row's {role} is negative.", role=role, fix="Use 0 or more, or null for none."
             )
-        texts = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
-        if result is not None and pc.any(pc.and_(result.is_valid(), texts.is_valid())).as_py():
-            raise RowError(
-                "a row says in more than one way when to deliver it.",
-                role=role,
-                fix="Fill one of delay_level, delay_ms and deliver_at.",
-            )
-        result = texts if result is None else pc.coalesce(result, texts)
-    return result
+        role_delays = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
+        delays = role_delays if delays is None else _merge_delays(delays, role_delays, role)
+    return delays
+
+
+def _merge_delays(delays: Any, role_delays: Any, role: str) -> Any:
+    """Return the delays of two columns as one. Raises RowError if a row has a delay in both.
+
+    `role` is the role of the second column.
+    """
+    has_both = pc.and_(delays.is_valid(), role_delays.is_valid())
+    if pc.any(has_both).as_py():
+        raise RowError(
+            "a row says in more than one way when to deliver it.",
+            role=role,
+            fix="Fill one of delay_level, delay_ms and deliver_at.",
+        )
+    return pc.coalesce(delays, role_delays)
+
+
+def _to_delay_numbers(role: str, column: Any) -> Any:
+    """Return the column of a delay role as int64, with null for no delay.
+
+    A time becomes milliseconds since 1970. The delay level 0 means no delay.
+    """
+    if role == "deliver_at":
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    numbers = column.cast(pa.int64())
+    if role == "delay_level":
+        numbers = _null_where(pc.equal(numbers, 0), numbers)
+    return numbers
 
 
 # ---- properties
 
 
-def encode_properties(values: Mapping[str, Any], count: int) -> Any:
+def encode_properties(columns: Mapping[str, Any], count: int) -> Any:
     """Return a binary column with the encoded properties of each of `count` rows, without ids.
 
-    `values` maps roles to columns. Raises RowError for a value that a message may not have.
+    `columns` maps roles to columns. Raises RowError for a value that a message may not have.
     """
-    merged: list[Any] = [b"WAIT\x01true\x02"]
+    # Columns, and constants for all rows, that are concatenated in each row.
+    pieces: list[Any] = [b"WAIT\x01true\x02"]
     for role, encode_role in _ENCODERS.items():
-        if role not in values:
+        if role not in columns:
             continue
         with row_errors_for(role):
-            for piece in encode_role(values[role]):
-                if isinstance(piece, bytes) and isinstance(merged[-1], bytes):
-                    merged[-1] += piece
+            for role_piece in encode_role(columns[role]):
+                if isinstance(role_piece, bytes) and isinstance(pieces[-1], bytes):
+                    pieces[-1] += role_piece
                 else:
-                    merged.append(piece)
-    if len(merged) == 1:
-        return pa.array(merged * count, pa.binary())
-    return pc.binary_join_element_wise(*merged, b"")
+                    pieces.append(role_piece)
+    if len(pieces) == 1:
+        return pa.array(pieces * count, pa.binary())
+    return pc.binary_join_element_wise(*pieces, b"")
 
 
 def _encode_property(name: str, texts: Any) -> list[Any]:
@@ -422,9 +458,9 @@ def _check_separators(texts: Any) -> Any:
     """
     # A search for the two bytes in the whole buffer comes first, because it is fast. It may also
     # find bytes that a null hides, which are not part of any text; the regular expression decides.
-    data, offsets = _data_and_offsets(texts)
-    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    may_contain = bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
+    text_bytes, offsets = _data_and_offsets(texts)
+    used_bytes = np.frombuffer(text_bytes, np.uint8)[offsets[0] : offsets[-1]]
+    may_contain = bool((used_bytes - np.uint8(1) < 2).any())  # 0 wraps around to 255
     if may_contain and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
         raise ConfigurationError(
             "a value contains U+0001 or U+0002, which separate properties on the wire.",
@@ -457,18 +493,40 @@ def encode_keys(column: Any) -> list[Any]:
     a key get nothing. Raises ConfigurationError for an invalid key.
     """
     if pa.types.is_string(column.type):
-        texts = _check_separators(column)
-        if pc.any(pc.match_substring_regex(column, _UNNORMALIZED_KEYS)).as_py():
-            rows = [None if text is None else " ".join(text.split()) for text in texts.to_pylist()]
-            texts = pa.array(rows, pa.string())
-        return _encode_property("KEYS", _null_if_empty(texts))
-    flat = pc.list_flatten(column)
-    if not flat.null_count and not pc.any(pc.match_substring_regex(flat, _INVALID_KEY)).as_py():
-        joined = pc.binary_join(column.cast(pa.list_(pa.string())), " ")
-        return _encode_property("KEYS", _null_if_empty(joined))
-    key_lists = [tuple(key for key in keys or () if key) for keys in column.to_pylist()]
-    joined_keys = [" ".join(check_keys(keys)) or None for keys in key_lists]
-    return _encode_property("KEYS", pa.array(joined_keys, pa.string()))
+        joined_keys = _normalize_key_strings(column)
+    else:
+        joined_keys = _join_key_lists(column)
+    return _encode_property("KEYS", _null_if_empty(joined_keys))
+
+
+def _normalize_key_strings(column: Any) -> Any:
+    """Return a string column of keys with one space between the keys of a row.
+
+    Raises ConfigurationError for a key with a separator.
+    """
+    _check_separators(column)
+    if not pc.any(pc.match_substring_regex(column, _UNNORMALIZED_KEYS)).as_py():
+        return column
+    normalized = [
+        None if row_keys is None else " ".join(row_keys.split()) for row_keys in column.to_pylist()
+    ]
+    return pa.array(normalized, pa.string())
+
+
+def _join_key_lists(column: Any) -> Any:
+    """Return a string column with the keys of each row's list, with one space between them.
+
+    Null and empty keys are left out. Raises ConfigurationError for an invalid key.
+    """
+    keys = pc.list_flatten(column)
+    if not keys.null_count and not pc.any(pc.match_substring_regex(keys, _INVALID_KEY)).as_py():
+        return pc.binary_join(column.cast(pa.list_(pa.string())), " ")
+    # Row by row, with the rules of the client.
+    joined_keys = []
+    for row_keys in column.to_pylist():
+        present_keys = tuple(key for key in row_keys or () if key)
+        joined_keys.append(" ".join(check_keys(present_keys)))
+    return pa.array(joined_keys, pa.string())
 
 
 def encode_map_entries(column: Any) -> list[Any]:
@@ -477,11 +535,7 @@ def encode_map_entries(column: Any) -> list[Any]:
     Entries with a null value and automatic properties are left out. Raises ConfigurationError for a
     name that a message may not have, an empty value, and a value with a separator.
     """
-    offsets = column.offsets
-    start = offsets[0].as_py()
-    stop = offsets[-1].as_py()
-    names = column.keys.slice(start, stop - start)
-    texts = column.items.slice(start, stop - start)
+    names, texts = _flatten_map(column)
     distinct_names = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_simple = (
         not texts.null_count
@@ -489,29 +543,51 @@ def encode_map_entries(column: Any) -> list[Any]:
         and not pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()
     )
     if not is_simple or not len(names):
-        # Row by row, with the rules of the client.
-        rows = []
-        for row in column.to_pylist():
-            entries = dict(_entries_to_send(row))
-            check_properties(entries, COPIED)
-            rows.append("".join(f"{name}\x01{text}\x02" for name, text in entries.items()).encode())
-        return [pa.array(rows, pa.binary())]
+        return [_encode_maps_by_row(column)]
 
     check_properties(dict.fromkeys(distinct_names, "x"), COPIED)
     _check_separators(texts)
     entry_count = count_shared_names(column, names)
     if entry_count:
-        # Each name is a constant, followed by the column of its values.
-        pieces: list[Any] = []
-        for number, name in enumerate(names[:entry_count].to_pylist()):
-            positions = pa.array(np.arange(number, len(names), entry_count))
-            values = texts.take(positions).cast(pa.binary())
-            pieces += [f"{name}\x01".encode(), values, b"\x02"]
-        return pieces
-    encoded = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
+        shared_names = names[:entry_count].to_pylist()
+        return _encode_shared_names(shared_names, texts)
+    encoded_entries = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
     # A null row has an empty list here, and becomes an empty text.
-    lists = pa.ListArray.from_arrays(pc.subtract(offsets, offsets[0]), encoded)
-    return [pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())]
+    row_offsets = pc.subtract(column.offsets, column.offsets[0])
+    entries_by_row = pa.ListArray.from_arrays(row_offsets, encoded_entries)
+    return [pc.fill_null(pc.binary_join(entries_by_row, ""), "").cast(pa.binary())]
+
+
+def _flatten_map(column: Any) -> tuple[Any, Any]:
+    """Return the names and the values of all entries of a map column, row after row."""
+    start = column.offsets[0].as_py()
+    stop = column.offsets[-1].as_py()
+    return column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
+
+
+def _encode_maps_by_row(column: Any) -> Any:
+    """Return a binary column with the encoded entries of a map column, by the client's rules."""
+    encoded_rows = []
+    for row in column.to_pylist():
+        properties = dict(_entries_to_send(row))
+        check_properties(properties, COPIED)
+        encoded_row = "".join(f"{name}\x01{text}\x02" for name, text in properties.items())
+        encoded_rows.append(encoded_row.encode())
+    return pa.array(encoded_rows, pa.binary())
+
+
+def _encode_shared_names(shared_names: Sequence[str], texts: Any) -> list[Any]:
+    """Return the pieces of a map column whose rows all have the entries `shared_names`, in order.
+
+    `texts` are the values of all entries, row after row. Each name is a constant, followed by the
+    column of its values.
+    """
+    pieces: list[Any] = []
+    for index, name in enumerate(shared_names):
+        positions = pa.array(np.arange(index, len(texts), len(shared_names)))
+        column = texts.take(positions).cast(pa.binary())
+        pieces += [f"{name}\x01".encode(), column, b"\x02"]
+    return pieces
 
 
 def count_shared_names(column: Any, names: Any) -> int:
@@ -520,18 +596,20 @@ def count_shared_names(column: Any, names: Any) -> int:
     Return 0 if the names differ, or if a row is null. `column` is a map column, and `names` are the
     names of all its entries.
     """
-    entry_count, rest = divmod(len(names), len(column))
-    if rest or column.null_count or (np.diff(column.offsets.to_numpy()) != entry_count).any():
+    entry_count = len(names) // len(column)
+    entry_counts = np.diff(column.offsets.to_numpy())
+    if column.null_count or (entry_counts != entry_count).any():
         return 0
-    data, offsets = _data_and_offsets(names)
-    sizes = np.diff(offsets)
-    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    row_bytes = int(offsets[entry_count] - offsets[0])
     # The names of each row are compared with those of the row before: first lengths, then bytes.
-    is_same = (sizes[entry_count:] == sizes[:-entry_count]).all() and (
-        raw[row_bytes:] == raw[: len(raw) - row_bytes]
-    ).all()
-    return entry_count if is_same else 0
+    data, offsets = _data_and_offsets(names)
+    lengths = np.diff(offsets)
+    if (lengths[entry_count:] != lengths[:-entry_count]).any():
+        return 0
+    name_bytes = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    bytes_per_row = int(offsets[entry_count] - offsets[0])
+    if (name_bytes[bytes_per_row:] != name_bytes[: len(name_bytes) - bytes_per_row]).any():
+        return 0
+    return entry_count
 
 
 def encode_system_properties(column: Any) -> list[Any]:
@@ -540,18 +618,19 @@ def encode_system_properties(column: Any) -> list[Any]:
     Automatic properties are left out. Raises ConfigurationError for an empty value, and for a name
     or value with a separator.
     """
-    rows = []
+    encoded_rows = []
     for row in column.to_pylist():
-        entries = _entries_to_send(row)
-        text = "".join(f"{name}\x01{value}\x02" for name, value in entries)
-        if text.count("\x01") != len(entries) or text.count("\x02") != len(entries):
+        properties = _entries_to_send(row)
+        encoded_row = "".join(f"{name}\x01{text}\x02" for name, text in properties)
+        count = len(properties)
+        if encoded_row.count("\x01") != count or encoded_row.count("\x02") != count:
             raise ConfigurationError(
                 "a system property contains U+0001 or U+0002, which separate properties on the"
                 " wire.",
                 fix="Remove those characters.",
             )
-        rows.append(text.encode())
-    return [pa.array(rows, pa.binary())]
+        encoded_rows.append(encoded_row.encode())
+    return [pa.array(encoded_rows, pa.binary())]
 
 
 def _entries_to_send(row: list[tuple[str, str | None]] | None) -> list[tuple[str, str]]:
@@ -560,15 +639,18 @@ def _entries_to_send(row: list[tuple[str, str | None]] | None) -> list[tuple[str
     Raises ConfigurationError for an empty value: RocketMQ's readers drop such a property
     (spec/remoting.md §9), so that it would come back as null.
     """
-    entries = [(name, text) for name, text in row or () if name not in AUTOMATIC_PROPERTIES]
-    for name, text in entries:
+    entries = []
+    for name, text in row or ():
+        if text is None or name in AUTOMATIC_PROPERTIES:
+            continue
         if text == "":
             raise ConfigurationError(
                 f"the property {name!r} has an empty value, which RocketMQ does not keep.",
                 fix="Make it null, which means no property, or use another text:"
                 " map_filter(properties, (k, v) -> v <> '').",
             )
-    return [(name, text) for name, text in entries if text is not None]
+        entries.append((name, text))
+    return entries
 
 
 _ENCODERS: Final[Mapping[str, Callable[[Any], list[Any]]]] = {
@@ -595,89 +677,115 @@ _COLUMN_INSTEAD: Final = {
 
 
 def adapt_replayed_columns(
-    values: Mapping[str, Any], now_ms: int
+    columns: Mapping[str, Any], now_ms: int
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
     """Return the columns of new messages for rows that may have been read from a topic.
 
-    `values` maps roles to columns. `now_ms` is the current time; a delivery time before it has
+    `columns` maps roles to columns.
+    `now_ms` is the current time; a delivery time before it has
     passed. Return (columns by role, names of dropped properties). In the map column `properties`,
     reserved properties that a new message must not have are dropped, and the sharding key moves to
     its own column; a sharding key that the row has there already takes precedence. Other columns
     are unchanged. Raises RowError if a property of a row asks for a delay or a transaction that was
     not carried out.
     """
-    column = values.get("properties")
+    column = columns.get("properties")
     if column is None or not len(column):
-        return values, frozenset()
-    offsets = column.offsets.to_numpy()
-    start = int(offsets[0])
-    stop = int(offsets[-1])
-    names = column.keys.slice(start, stop - start)
+        return columns, frozenset()
+    names, texts = _flatten_map(column)
     distinct_names = {name for name in pc.unique(names).to_pylist() if name is not None}
     dropped = frozenset(
         name for name in distinct_names - AUTOMATIC_PROPERTIES if not is_copied(name)
     )
     if not dropped and SHARDING_KEY not in distinct_names:
-        return values, dropped
+        return columns, dropped
 
-    texts = column.items.slice(start, stop - start)
-    rows = np.repeat(np.arange(len(column)), np.diff(offsets))
-    _check_pending_requests(names, texts, rows, now_ms)
-    result = dict(values)
+    rows = np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+    entries = _MapEntries(names, texts, rows, len(column))
+    _check_pending_requests(entries, now_ms)
+    adapted = dict(columns)
     if SHARDING_KEY in distinct_names:
-        entries = np.flatnonzero(_is_one_of(names, {SHARDING_KEY}))
-        entry_of_row = np.full(len(column), -1)
-        entry_of_row[rows[entries]] = entries
-        keys = texts.take(pa.array(entry_of_row, mask=entry_of_row < 0))
-        given = values.get("sharding_key")
-        result["sharding_key"] = keys if given is None else pc.coalesce(_null_if_empty(given), keys)
+        replayed_keys = _extract_sharding_keys(entries)
+        column_keys = columns.get("sharding_key")
+        if column_keys is None:
+            adapted["sharding_key"] = replayed_keys
+        else:
+            adapted["sharding_key"] = pc.coalesce(_null_if_empty(column_keys), replayed_keys)
+    adapted["properties"] = _drop_entries(entries, {*dropped, SHARDING_KEY})
+    return adapted, dropped
 
-    is_kept = ~_is_one_of(names, {*dropped, SHARDING_KEY})
-    kept_counts = np.bincount(rows[is_kept], minlength=len(column))
+
+class _MapEntries(NamedTuple):
+    """All entries of a map column, row after row.
+
+    `names` and `texts` are string columns, and `rows` is a NumPy array with the row of each entry.
+    The column has `row_count` rows; some of them may have no entry.
+    """
+
+    names: Any
+    texts: Any
+    rows: Any
+    row_count: int
+
+
+def _extract_sharding_keys(entries: _MapEntries) -> Any:
+    """Return a string column with the property SHARDING_KEY of each row, null if it has none."""
+    key_entries = np.flatnonzero(_is_one_of(entries.names, {SHARDING_KEY}))
+    entry_of_row = np.full(entries.row_count, -1)
+    entry_of_row[entries.rows[key_entries]] = key_entries
+    return entries.texts.take(pa.array(entry_of_row, mask=entry_of_row < 0))
+
+
+def _drop_entries(entries: _MapEntries, dropped_names: Collection[str]) -> Any:
+    """Return a map column with all entries but those of `dropped_names`."""
+    is_kept = ~_is_one_of(entries.names, dropped_names)
+    kept_counts = np.bincount(entries.rows[is_kept], minlength=entries.row_count)
     kept_offsets = np.concatenate(([0], np.cumsum(kept_counts))).astype(np.int32)
     mask = pa.array(is_kept)
-    result["properties"] = pa.MapArray.from_arrays(
-        pa.array(kept_offsets), names.filter(mask), texts.filter(mask)
+    return pa.MapArray.from_arrays(
+        pa.array(kept_offsets), entries.names.filter(mask), entries.texts.filter(mask)
     )
-    return result, dropped
 
 
-def _is_one_of(names: Any, wanted: Collection[str]) -> Any:
-    """Return a NumPy array that says for each of `names` whether it is one of `wanted`."""
-    is_wanted = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
-    return is_wanted.to_numpy(zero_copy_only=False)
+def _is_one_of(names: Any, accepted: Collection[str]) -> Any:
+    """Return a NumPy array that says for each of `names` whether it is one of `accepted`."""
+    is_accepted = pc.is_in(names, value_set=pa.array(sorted(accepted), pa.string()))
+    return is_accepted.to_numpy(zero_copy_only=False)
 
 
-def _check_pending_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> None:
+def _check_pending_requests(entries: _MapEntries, now_ms: int) -> None:
     """Raise RowError if a property asks for a delay or transaction that was not carried out.
 
-    `names`, `texts` and `rows` are the name, the value and the row of each map entry. A broker that
-    carried out a request has left the property REAL_TOPIC in the message.
+    A broker that carried out a request has left the property REAL_TOPIC in the message.
     """
-    completed_rows = rows[_is_one_of(names, {REAL_TOPIC})]
-    is_pending = _is_one_of(names, _REQUEST_PROPERTIES) & ~np.isin(rows, completed_rows)
+    completed_rows = entries.rows[_is_one_of(entries.names, {REAL_TOPIC})]
+    is_completed = np.isin(entries.rows, completed_rows)
+    is_pending = _is_one_of(entries.names, _REQUEST_PROPERTIES) & ~is_completed
     for index in np.flatnonzero(is_pending).tolist():
-        name = names[index].as_py()
-        text = texts[index].as_py()
-        if text is None or _has_no_effect(name, text, now_ms):
+        name = entries.names[index].as_py()
+        property_value = entries.texts[index].as_py()
+        if property_value is None or _has_no_effect(name, property_value, now_ms):
             continue
-        column = _COLUMN_INSTEAD.get(name)
+        fix = "Remove the property."
+        if name in _COLUMN_INSTEAD:
+            fix = f"Use {_COLUMN_INSTEAD[name]}, or remove the property."
         raise RowError(
             f"the property name {name!r} is reserved, and the row has no property REAL_TOPIC, which"
             " would show that its request was carried out.",
             role="properties",
-            fix=f"Use {column}, or remove the property." if column else "Remove the property.",
+            fix=fix,
         )
 
 
-def _has_no_effect(name: str, text: str, now_ms: int) -> bool:
-    """Return whether a request property with the value `text` asks a broker for nothing.
+def _has_no_effect(name: str, property_value: str, now_ms: int) -> bool:
+    """Return whether a request property with the value `property_value` asks a broker for nothing.
 
     That is so for a transaction other than "true", a delay of 0 or less, and a delivery time that
     is not after `now_ms` (milliseconds since 1970). Text that is not a whole number has an effect.
     """
     if name == TRAN_MSG:
-        return text.lower() != "true"
-    if not text.lstrip("+-").isdigit():
+        return property_value.lower() != "true"
+    if not property_value.lstrip("+-").isdigit():
         return False
-    return int(text) <= (now_ms if name == TIMER_PROPERTIES[-1] else 0)
+    is_delivery_time = name == TIMER_PROPERTIES[-1]
+    return int(property_value) <= (now_ms if is_delivery_time else 0)

@@ -193,23 +193,23 @@ ERROR_COLUMN: Final = Column(ERROR_NAME, None, "string", StringType())
 # ---- the columns that are read
 
 
-def parse_columns(text: str | None) -> tuple[Column, ...]:
+def parse_columns(columns_option: str | None) -> tuple[Column, ...]:
     """Return the columns that the option `columns` names, in order; the default schema for None.
 
     Raises ConfigurationError for an item that is not a column, and for a repeated name.
     """
-    if text is None:
+    if columns_option is None:
         return BASE_COLUMNS
     columns = []
-    for part in _ITEM_TEXT.findall(text):
-        item = part.strip()
-        if not item:
-            raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
-        columns.append(_parse_item(item))
+    for padded_item in _ITEM_TEXT.findall(columns_option):
+        column_item = padded_item.strip()
+        if not column_item:
+            raise ConfigurationError(f"the option 'columns' has an empty item: {columns_option!r}.")
+        columns.append(_parse_column(column_item))
     return _check_distinct(tuple(columns))
 
 
-def _parse_item(item: str) -> Column:
+def _parse_column(item: str) -> Column:
     """Return the column of one item of the option `columns`, such as `prop:delay:int as d`.
 
     `prop:*` becomes a column named `*` of the type `auto`. Raises ConfigurationError for an item
@@ -234,14 +234,23 @@ def _parse_item(item: str) -> Column:
         return Column(name, None, _COLUMN_TYPES[name].simpleString())
     if name == ALL_PROPERTIES and match["quoted"] is None:
         return Column(ALL_PROPERTIES, ALL_PROPERTIES, AUTO)
-    type_name = (match["type"] or "string").lower()
+    type_name = _parse_property_type(match["type"], item)
+    return Column(match["alias"] or name, name, type_name)
+
+
+def _parse_property_type(written_type: str | None, item: str) -> str:
+    """Return the name of the type that is written in an item of the option `columns`.
+
+    None means string. Raises ConfigurationError for an unknown type; `item` is for the error.
+    """
+    type_name = (written_type or "string").lower()
     type_name = _TYPE_ALIASES.get(type_name, type_name)
     if type_name not in PROPERTY_TYPES and type_name != AUTO:
         raise ConfigurationError(
-            f"{match['type']!r} in {item!r} is not a type of a property.",
+            f"{written_type!r} in {item!r} is not a type of a property.",
             fix=f"Use one of {', '.join((*PROPERTY_TYPES, AUTO))}.",
         )
-    return Column(match["alias"] or name, name, type_name)
+    return type_name
 
 
 def declared_columns(options: Options) -> tuple[Column, ...]:
@@ -252,13 +261,14 @@ def declared_columns(options: Options) -> tuple[Column, ...]:
     """
     columns = parse_columns(options["columns"])
     body_format = parse_body_format(options)
-    if body_format is None or all(column.name != "body" for column in columns):
+    has_body = any(column.name == "body" for column in columns)
+    if body_format is None or not has_body:
         return columns
-    body = Column("body", None, body_format.type.simpleString(), body_format.type)
-    changed = [body if column.name == "body" else column for column in columns]
-    if ERROR_COLUMN not in changed:
-        changed.append(ERROR_COLUMN)
-    return _check_distinct(tuple(changed))
+    typed_body = Column("body", None, body_format.type.simpleString(), body_format.type)
+    typed_columns = [typed_body if column.name == "body" else column for column in columns]
+    if ERROR_COLUMN not in typed_columns:
+        typed_columns.append(ERROR_COLUMN)
+    return _check_distinct(tuple(typed_columns))
 
 
 def _check_distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -291,38 +301,55 @@ def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Colu
     another type in the schema than the options say; the schema's type counts. Raises
     ConfigurationError if the type of another column differs, or is not a type of a property.
     """
-    # ERROR_COLUMN alone means that the options ask neither for a body format nor for `_error`.
-    bodies = [column for column in (*declared, ERROR_COLUMN) if column.explicit_type is not None]
-    typed = [column for column in declared if column.type_name != AUTO]
-    auto_typed = [
-        Column(column.name, column.property_name, "string")
-        for column in declared
-        if column.type_name == AUTO
-    ]
-    columns = (*BASE_COLUMNS, *typed, *auto_typed, *(bodies if len(bodies) > 1 else ()))
-    column_by_name = {column.name: column for column in columns}  # later columns replace earlier
-    type_names = {data_type: name for name, data_type in PROPERTY_TYPES.items()}
-    resolved = []
-    for field in schema.fields:
-        wanted = field.dataType
-        column = column_by_name.get(field.name)
-        if column is not None and column.data_type == wanted:
-            resolved.append(column)
-        elif column is not None and column.property_name is None:
-            raise ConfigurationError(
-                f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
-                fix=f"Use the type {column.data_type.simpleString()!r}.",
-            )
-        elif wanted in type_names:
-            name = field.name if column is None else column.property_name
-            resolved.append(Column(field.name, name, type_names[wanted]))
-        else:
-            raise ConfigurationError(
-                f"the column {field.name!r} of the schema is a property of type"
-                f" {wanted.simpleString()!r}.",
-                fix=f"Use one of {', '.join(PROPERTY_TYPES)}.",
-            )
+    column_by_name = _known_columns(declared)
+    resolved = [_resolve_field(field, column_by_name.get(field.name)) for field in schema.fields]
     return _check_distinct(tuple(resolved))
+
+
+def _resolve_field(field: StructField, column: Column | None) -> Column:
+    """Return the column for a field of a schema; see `resolve_schema`.
+
+    `column` is the known column with the name of the field, None if there is none.
+    """
+    field_type = field.dataType
+    if column is not None and column.data_type == field_type:
+        return column
+    if column is not None and column.property_name is None:
+        raise ConfigurationError(
+            f"the column {field.name!r} of the schema has the type {field_type.simpleString()!r}.",
+            fix=f"Use the type {column.data_type.simpleString()!r}.",
+        )
+    property_name = field.name if column is None else column.property_name
+    for type_name, property_type in PROPERTY_TYPES.items():
+        if property_type == field_type:
+            return Column(field.name, property_name, type_name)
+    raise ConfigurationError(
+        f"the column {field.name!r} of the schema is a property of type"
+        f" {field_type.simpleString()!r}.",
+        fix=f"Use one of {', '.join(PROPERTY_TYPES)}.",
+    )
+
+
+def _known_columns(declared: Sequence[Column]) -> dict[str, Column]:
+    """Return the columns that a schema may name without declaring a property, by their names.
+
+    They are the columns of the default schema and those in `declared`, where a type that is not
+    inferred yet counts as string. If `declared` has a body with a format or `_error`, so has the
+    result.
+    """
+    known = {column.name: column for column in BASE_COLUMNS}
+    for column in declared:
+        if column.type_name != AUTO:
+            known[column.name] = column
+    for column in declared:
+        if column.type_name == AUTO:
+            known[column.name] = Column(column.name, column.property_name, "string")
+    explicit_columns = [column for column in declared if column.explicit_type is not None]
+    if explicit_columns:
+        explicit_columns.append(ERROR_COLUMN)  # belongs to every body format
+    for column in explicit_columns:
+        known[column.name] = column
+    return known
 
 
 # ---- inferred types
@@ -342,46 +369,61 @@ def infer_types(
     """
     if all(column.type_name != AUTO for column in columns):
         return columns
-    values: dict[str, set[str]] = defaultdict(set)
-    for properties in read_newest(options):
-        for name, value in properties.items():
-            values[name].add(value)
-    type_names = {name: infer_type(texts) for name, texts in values.items()}
-    taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE_TYPES}
-    result: list[Column] = []
+    type_names = _infer_property_types(read_newest(options))
+    used_names = {column.name.lower() for column in columns}
+    used_names |= {name.lower() for name in BASE_TYPES}
+    typed_columns: list[Column] = []
     for column in columns:
         if column.property_name == ALL_PROPERTIES:
-            for name in sorted(type_names.keys() - AUTOMATIC_PROPERTIES):
-                if name.lower() in taken:
-                    logger.warning(
-                        "prop:* leaves out the property %r: a column has that name", name
-                    )
-                else:
-                    taken.add(name.lower())
-                    result.append(Column(name, name, type_names[name]))
+            typed_columns += _make_property_columns(type_names, used_names)
         elif column.type_name == AUTO:
             type_name = type_names.get(column.property_name or "", "string")
-            result.append(replace(column, type_name=type_name))
+            typed_columns.append(replace(column, type_name=type_name))
         else:
-            result.append(column)
-    return tuple(result)
+            typed_columns.append(column)
+    return tuple(typed_columns)
 
 
-def infer_type(values: Iterable[str]) -> str:
-    """Return the name of the narrowest type that fits all values.
+def _infer_property_types(messages: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the name of the narrowest type of each property in the properties of messages."""
+    texts_by_property: dict[str, set[str]] = defaultdict(set)
+    for properties in messages:
+        for name, text in properties.items():
+            texts_by_property[name].add(text)
+    return {name: infer_type(texts) for name, texts in texts_by_property.items()}
 
-    It is boolean, int, bigint or double, or `string` if none of these fits. Without values it is
+
+def _make_property_columns(type_names: Mapping[str, str], used_names: set[str]) -> list[Column]:
+    """Return a column for each property of an application, in the order of the names (`prop:*`).
+
+    `type_names` has the type of each property. `used_names` are the names of columns in lower case;
+    a property with such a name gets no column, and each new name is added.
+    """
+    columns = []
+    for name in sorted(type_names.keys() - AUTOMATIC_PROPERTIES):
+        if name.lower() in used_names:
+            logger.warning("prop:* leaves out the property %r: a column has that name", name)
+        else:
+            used_names.add(name.lower())
+            columns.append(Column(name, name, type_names[name]))
+    return columns
+
+
+def infer_type(texts: Iterable[str]) -> str:
+    """Return the name of the narrowest type that fits all texts.
+
+    It is boolean, int, bigint or double, or `string` if none of these fits. Without texts it is
     boolean.
     """
-    texts = set(values)
-    if all(text.lower() in ("true", "false") for text in texts):
+    distinct_texts = set(texts)
+    if all(text.lower() in ("true", "false") for text in distinct_texts):
         return "boolean"
-    if not all(map(_DECIMAL_NUMBER.fullmatch, texts)):
+    if not all(map(_DECIMAL_NUMBER.fullmatch, distinct_texts)):
         return "string"
-    for type_name, parse in NUMBER_PARSERS:
+    for type_name, parse_number in NUMBER_PARSERS:
         try:
-            for text in texts:
-                parse(text, "")
+            for text in distinct_texts:
+                parse_number(text, "")
         except FilterEvaluationError:
             continue
         return type_name
@@ -404,21 +446,21 @@ def parse_body_format(options: Options) -> BodyFormat | None:
 
     Raises ConfigurationError for options that contradict each other, and for a wrong schema.
     """
-    kind = options["bodyFormat"]
+    body_format = options["bodyFormat"]
     schema = options["bodySchema"]
-    if kind != JSON and schema is not None:
+    if body_format != JSON and schema is not None:
         raise ConfigurationError(
-            f"the option 'bodySchema' is given, but 'bodyFormat' is {kind!r}.",
+            f"the option 'bodySchema' is given, but 'bodyFormat' is {body_format!r}.",
             fix="Set bodyFormat=json, or remove the schema.",
         )
-    if kind == BINARY:
+    if body_format == BINARY:
         return None
     if options["badBody"] == BAD_BODY_RAW:
         raise ConfigurationError(
-            f"the option 'badBody' is 'raw', but 'bodyFormat' is {kind!r}.",
+            f"the option 'badBody' is 'raw', but 'bodyFormat' is {body_format!r}.",
             fix="Use badBody=null; only bodyFormat=binary can contain stored bytes.",
         )
-    if kind == TEXT:
+    if body_format == TEXT:
         return BodyFormat(TEXT, StringType())
     if schema is None:
         raise ConfigurationError(
@@ -428,14 +470,15 @@ def parse_body_format(options: Options) -> BodyFormat | None:
     return BodyFormat(JSON, parse_schema(schema))
 
 
-def parse_schema(text: str) -> StructType:
+def parse_schema(schema: str) -> StructType:
     """Return the Spark type of a schema in the format of the option `bodySchema`.
 
     Raises ConfigurationError saying where the schema is wrong.
     """
-    parser = _SchemaParser(text)
+    parser = _SchemaParser(schema)
     fields = parser.parse_fields()
-    if _TOKEN.match(text, parser.position) is not None:
+    has_more_tokens = _TOKEN.match(schema, parser.position) is not None
+    if has_more_tokens:
         raise parser.missing_error("a comma")
     return fields
 
@@ -443,8 +486,9 @@ def parse_schema(text: str) -> StructType:
 class _SchemaParser:
     """A recursive-descent parser of one schema. `position` is the index of the next character."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, schema: str) -> None:
+        """Create a parser at the beginning of `schema`, a value of the option `bodySchema`."""
+        self.schema = schema
         self.position = 0
 
     def parse_fields(self) -> StructType:
@@ -466,37 +510,39 @@ class _SchemaParser:
 
         Raises ConfigurationError.
         """
-        word = self._take_word("a type").lower()
-        if word in ("array", "struct"):
+        type_name = self._take_word("a type").lower()
+        if type_name in ("array", "struct"):
             if not self._take_sign("<"):
                 raise self.missing_error("'<'")
-            nested = ArrayType(self._parse_type()) if word == "array" else self.parse_fields()
+            if type_name == "array":
+                nested: DataType = ArrayType(self._parse_type())
+            else:
+                nested = self.parse_fields()
             if not self._take_sign(">"):
                 raise self.missing_error("'>'")
             return nested
-        if word not in _BODY_FIELD_TYPES:
+        if type_name not in _BODY_FIELD_TYPES:
             raise ConfigurationError(
-                f"{word!r} in the option 'bodySchema' is not a type.",
+                f"{type_name!r} in the option 'bodySchema' is not a type.",
                 fix=f"Use {', '.join(_BODY_FIELD_TYPES)}, array<…>, struct<…>; times and decimals"
                 " as string.",
             )
-        return _BODY_FIELD_TYPES[word]
+        return _BODY_FIELD_TYPES[type_name]
 
     def _take_word(self, expected: str) -> str:
         """Return the next token, which must be a word or quoted name.
 
         Otherwise raise ConfigurationError, which says that `expected` is missing.
         """
-        token = _TOKEN.match(self.text, self.position)
-        word = None if token is None else token["quoted"] or token["word"]
-        if token is None or word is None:
+        token = _TOKEN.match(self.schema, self.position)
+        if token is None or token["sign"] is not None:
             raise self.missing_error(expected)
         self.position = token.end()
-        return word
+        return token["quoted"] or token["word"]
 
     def _take_sign(self, sign: str) -> bool:
         """Skip the next token if it is `sign`, and return True; otherwise return False."""
-        token = _TOKEN.match(self.text, self.position)
+        token = _TOKEN.match(self.schema, self.position)
         if token is None or token["sign"] != sign:
             return False
         self.position = token.end()
@@ -506,6 +552,6 @@ class _SchemaParser:
         """Return the error that `expected` is missing at the current position."""
         return ConfigurationError(
             f"the option 'bodySchema' is wrong at character {self.position + 1}: {expected} is"
-            f" missing before {self.text[self.position :][:20]!r}.",
+            f" missing before {self.schema[self.position :][:20]!r}.",
             fix="Write for example: origin string, delay int, legs array<struct<to:string>>.",
         )

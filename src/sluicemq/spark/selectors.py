@@ -190,19 +190,24 @@ class PropertyExpressions:
         The map is read only if the option lists the column `properties`, if `columns` is "", or if
         `properties` is not the column of that name.
         """
+        if columns == "":
+            return cls(properties)
         text_columns = {}
         number_columns = {}
-        has_map = columns == "" or properties != "properties"
-        for one in parse_columns(columns) if columns != "" else ():
-            name = one.name if _IDENTIFIER.fullmatch(one.name) else quote_name(one.name)
-            property_name = one.property_name
-            if property_name is None and one.name in ("tags", "keys"):
-                text_columns[one.name.upper()] = name
-            has_map |= property_name is None and one.name == "properties"
-            if property_name is not None and one.type_name == "string":
-                text_columns[property_name] = name
-            elif property_name is not None and one.type_name in _CLASSES:
-                number_columns[property_name, _CLASSES[one.type_name]] = name
+        has_map = properties != "properties"
+        for column in parse_columns(columns):
+            is_identifier = _IDENTIFIER.fullmatch(column.name) is not None
+            expression = column.name if is_identifier else quote_name(column.name)
+            property_name = column.property_name
+            if property_name is None:
+                if column.name in ("tags", "keys"):
+                    text_columns[column.name.upper()] = expression
+                elif column.name == "properties":
+                    has_map = True
+            elif column.type_name == "string":
+                text_columns[property_name] = expression
+            elif column.type_name in _CLASSES:
+                number_columns[property_name, _CLASSES[column.type_name]] = expression
         return cls(properties if has_map else None, text_columns, number_columns)
 
     def text_expression(self, name: str) -> str:
@@ -228,24 +233,25 @@ def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> Spar
     """
     import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely needed
 
-    text = selector.text
+    # Strings instead of the selector, because the function is pickled for the workers.
+    expression = selector.text
     names = sorted(selector.property_names)
 
     def evaluate_batch(*columns: pa.Array) -> pa.Array:
         """Return the verdict code of each row. Each column is a property, in the order of names."""
-        evaluate = compile_sql92(text).evaluate
+        evaluate = compile_sql92(expression).evaluate
         code_by_row: dict[tuple[str | None, ...], int] = {}
         codes = []
-        for row in zip(*(one.to_pylist() for one in columns), strict=True):
+        for row in zip(*(column.to_pylist() for column in columns), strict=True):
             if row not in code_by_row:
-                pairs = zip(names, row, strict=True)
-                present = {name: value for name, value in pairs if value is not None}
+                properties = dict(zip(names, row, strict=True))
+                present = {name: text for name, text in properties.items() if text is not None}
                 code_by_row[row] = evaluate_verdict(evaluate, present)
             codes.append(code_by_row[row])
         return pa.array(codes, pa.int32())
 
-    texts = [functions.expr(fields.text_expression(name)) for name in names]
-    return functions.arrow_udf(evaluate_batch, "int")(*texts)
+    property_columns = [functions.expr(fields.text_expression(name)) for name in names]
+    return functions.arrow_udf(evaluate_batch, "int")(*property_columns)
 
 
 # ---- translation
@@ -275,32 +281,34 @@ def translate(tree: Node, fields: PropertyExpressions) -> Condition:
         return _constant_condition(evaluate_verdict(compile_node(tree), {}))
     if len(nodes_by_level) > DEPTH_MAX:
         raise Inexpressible(f"it is nested {len(nodes_by_level)} levels deep (limit {DEPTH_MAX})")
-    nodes = [node for level in nodes_by_level for node in level]
-    if sum(not isinstance(node, Property | Literal) for node in nodes) > CONDITIONS_MAX:
+    condition_count = 0
+    for nodes in nodes_by_level:
+        condition_count += sum(not isinstance(node, Property | Literal) for node in nodes)
+    if condition_count > CONDITIONS_MAX:
         raise Inexpressible(f"it has more than {CONDITIONS_MAX} conditions")
     return _Translator(fields).translate(tree)
 
 
-def string_literal(text: str) -> str:
+def string_literal(string: str) -> str:
     """Return a Spark string literal that does not depend on settings of Spark's parser.
 
     These settings change the meaning of quotes, escapes and `${…}`. Raises Inexpressible for a
     string with half a surrogate pair.
     """
-    if text.isprintable() and not set(text) & set("'\\$"):
-        return f"'{text}'"
+    if string.isprintable() and not set(string) & set("'\\$"):
+        return f"'{string}'"
     try:
-        return f"CAST(X'{text.encode().hex()}' AS STRING)"
+        return f"CAST(X'{string.encode().hex()}' AS STRING)"
     except UnicodeEncodeError:
         reason = "a string in it contains half a surrogate pair, which a Spark string cannot"
         raise Inexpressible(reason) from None
 
 
-def number_literal(value: float, java: JavaClass) -> str:
+def number_literal(number: float, java: JavaClass) -> str:
     """Return a Spark literal for a number of the Java class, such as `60`, `60L` or `(-1.5D)`."""
     suffix = {JavaClass.INTEGER: "", JavaClass.LONG: "L", JavaClass.DOUBLE: "D"}[java]
-    text = f"{value!r}{suffix}"
-    return f"({text})" if value < 0 else text
+    literal = f"{number!r}{suffix}"
+    return f"({literal})" if number < 0 else literal
 
 
 # ---- strings as numbers (filter/evaluate.py has the same rules)
@@ -319,19 +327,17 @@ _DOUBLE: Final = string_literal(
 )
 
 
-def number_expression(text: str, java: JavaClass) -> str:
-    """Return the expression that reads the string expression `text` as a number, as Java does.
+def number_expression(string_expression: str, java: JavaClass) -> str:
+    """Return the expression that reads a string expression as a number, as Java does.
 
     It is null if Java would throw an exception, and if the string is null.
     """
     if java is JavaClass.DOUBLE:
-        return f"try_cast(regexp_extract({text}, {_DOUBLE}, 1) AS DOUBLE)"
-    kind = "INT" if java is JavaClass.INTEGER else "BIGINT"
-    with_ascii_digits = f"translate({text}, '{_UNICODE_DIGITS}', '{_ASCII_DIGITS}')"
-    plain, translated = (
-        f"try_cast(regexp_extract({one}, {_INTEGER}, 0) AS {kind})"
-        for one in (text, with_ascii_digits)
-    )
+        return f"try_cast(regexp_extract({string_expression}, {_DOUBLE}, 1) AS DOUBLE)"
+    spark_type = "INT" if java is JavaClass.INTEGER else "BIGINT"
+    ascii_expression = f"translate({string_expression}, '{_UNICODE_DIGITS}', '{_ASCII_DIGITS}')"
+    plain = f"try_cast(regexp_extract({string_expression}, {_INTEGER}, 0) AS {spark_type})"
+    translated = f"try_cast(regexp_extract({ascii_expression}, {_INTEGER}, 0) AS {spark_type})"
     return f"coalesce({plain}, {translated})"
 
 
@@ -342,10 +348,9 @@ def _compare_doubles(left: str, operator: str, right: str) -> str:
     order differs from Spark's in one case: -0.0 is less than 0.0.
     """
     if operator in ("<", "<="):
-        return _compare_doubles(right, {"<": ">", "<=": ">="}[operator], left)
-    left_is_negative_zero, right_is_negative_zero = (
-        f"CAST({number} AS STRING) = '-0.0'" for number in (left, right)
-    )
+        return _compare_doubles(right, _SWAPPED_OPERATORS[operator], left)
+    left_is_negative_zero = f"CAST({left} AS STRING) = '-0.0'"
+    right_is_negative_zero = f"CAST({right} AS STRING) = '-0.0'"
     if operator == ">":
         tie = f"{right_is_negative_zero} AND NOT {left_is_negative_zero}"
     else:
@@ -377,9 +382,9 @@ class _Translator:
             return _constant_condition(evaluate_verdict(compile_node(node), {}))
         match node:
             case And(parts=parts):
-                return _join("AND", list(map(self.translate, parts)))
+                return _join_conditions("AND", [self.translate(part) for part in parts])
             case Or(parts=parts):
-                return _join("OR", list(map(self.translate, parts)))
+                return _join_conditions("OR", [self.translate(part) for part in parts])
             case Not(operand=operand):
                 return _negate(self.translate(operand))
             case Equal():
@@ -399,26 +404,33 @@ class _Translator:
         """
         match node:
             case In(operand=operand, values=values, negated=negated):
-                listed = ", ".join(map(string_literal, values))
+                literals = ", ".join(map(string_literal, values))
                 operator = "NOT IN" if negated else "IN"
-                text = self._string_expression(operand)
-                return _nullable_condition(f"{text} {operator} ({listed})", text)
-            case Match(operator=operator, operand=Property() as operand, search=search):
-                if not search:
-                    return _constant_condition(FALSE)
-                function = operator.lower()
-                text = self._string_expression(operand)
-                negation = "NOT " if node.negated else ""
-                call = f"{function}({text}, {string_literal(search)})"
-                return _non_null_condition(f"coalesce({negation}{call}, FALSE)")
+                subject = self._string_expression(operand)
+                return _nullable_condition(f"{subject} {operator} ({literals})", subject)
+            case Match(operand=Property()):
+                return self._translate_match(node)
             case IsNull(operand=Property() as operand, negated=negated):
                 operator = "IS NOT NULL" if negated else "IS NULL"
                 return _non_null_condition(f"{self._string_expression(operand)} {operator}")
             case BareProperty(operand=Property() as operand):
-                text = self._string_expression(operand)
-                return _nullable_condition(f"CASE WHEN {text} IS NOT NULL THEN FALSE END")
+                subject = self._string_expression(operand)
+                return _nullable_condition(f"CASE WHEN {subject} IS NOT NULL THEN FALSE END")
             case _:
                 return self._translate_by_table(node)
+
+    def _translate_match(self, node: Match) -> Condition:
+        """Return the condition for CONTAINS, STARTSWITH or ENDSWITH, or NOT and one of these.
+
+        The empty string never matches, also after NOT.
+        """
+        if not node.search:
+            return _constant_condition(FALSE)
+        function = node.operator.lower()
+        subject = self._string_expression(node.operand)
+        negation = "NOT " if node.negated else ""
+        call = f"{function}({subject}, {string_literal(node.search)})"
+        return _non_null_condition(f"coalesce({negation}{call}, FALSE)")
 
     def _string_expression(self, node: Node) -> str:
         """Return the Spark SQL expression for the string value of a property or a string literal.
@@ -439,19 +451,7 @@ class _Translator:
         """
         classes = {java_class(node.left), java_class(node.right)}
         if classes == {JavaClass.STRING}:
-            left = self._string_expression(node.left)
-            right = self._string_expression(node.right)
-            # RocketMQ's outcome is TRUE if both sides are null, null if only the left one is, and
-            # FALSE if only the right one is.
-            if isinstance(node.right, Literal):
-                condition = _nullable_condition(f"{left} = {right}", left)
-            elif isinstance(node.left, Literal):
-                condition = _non_null_condition(f"coalesce({left} = {right}, FALSE)")
-            else:
-                condition = _nullable_condition(
-                    f"CASE WHEN {left} IS NOT NULL THEN coalesce({left} = {right}, FALSE)"
-                    f" WHEN {right} IS NULL THEN TRUE END"
-                )
+            condition = self._compare_strings(node)
         elif classes & {JavaClass.BOOLEAN, JavaClass.NULL}:
             return self._translate_by_table(node)
         elif isinstance(node.left, Property):
@@ -460,6 +460,24 @@ class _Translator:
             assert isinstance(node.right, Property)
             condition = self._compare_number(node.right, "=", node.left, absent_verdict_code=FALSE)
         return _negate(condition) if node.negated else condition
+
+    def _compare_strings(self, node: Equal) -> Condition:
+        """Return the condition that two strings are equal; whether `node` is negated is ignored.
+
+        RocketMQ's outcome is TRUE if both sides are null, null if only the left one is, and FALSE
+        if only the right one is.
+        """
+        left_string = self._string_expression(node.left)
+        right_string = self._string_expression(node.right)
+        is_equal = f"{left_string} = {right_string}"
+        if isinstance(node.right, Literal):
+            return _nullable_condition(is_equal, left_string)
+        if isinstance(node.left, Literal):
+            return _non_null_condition(f"coalesce({is_equal}, FALSE)")
+        return _nullable_condition(
+            f"CASE WHEN {left_string} IS NOT NULL THEN coalesce({is_equal}, FALSE)"
+            f" WHEN {right_string} IS NULL THEN TRUE END"
+        )
 
     def _translate_order(self, node: Order) -> Condition:
         """Return the condition for <, <=, > or >=.
@@ -474,10 +492,13 @@ class _Translator:
         if isinstance(right, Property) and constant_number(left) is not None:
             return self._compare_number(right, _SWAPPED_OPERATORS[node.operator], left)
         if java_class(left) is java_class(right) is JavaClass.STRING:
-            texts = [self._string_expression(left), self._string_expression(right)]
-            numbers = [number_expression(text, JavaClass.DOUBLE) for text in texts]
-            test = _compare_doubles(numbers[0], node.operator, numbers[1])
-            return _fallible_condition(test, f"{texts[0]} IS NULL OR {texts[1]} IS NULL", NULL)
+            left_string = self._string_expression(left)
+            right_string = self._string_expression(right)
+            left_double = number_expression(left_string, JavaClass.DOUBLE)
+            right_double = number_expression(right_string, JavaClass.DOUBLE)
+            test = _compare_doubles(left_double, node.operator, right_double)
+            is_absent = f"{left_string} IS NULL OR {right_string} IS NULL"
+            return _fallible_condition(test, is_absent, NULL)
         return self._translate_by_table(node)
 
     def _translate_between(self, node: Between) -> Condition:
@@ -492,11 +513,7 @@ class _Translator:
         high = constant_number(node.high)
         is_simple = number_class is java_class(node.high) and isinstance(node.value, Property)
         if not is_simple or low is None or high is None:
-            if node.negated:
-                parts = Order("<", node.value, node.low), Order(">", node.value, node.high)
-                return self.translate(Or(parts))
-            parts = Order(">=", node.value, node.low), Order("<=", node.value, node.high)
-            return self.translate(And(parts))
+            return self.translate(_split_between(node))
         operator = "NOT BETWEEN" if node.negated else "BETWEEN"
         bounds = f"{number_literal(low, number_class)} AND {number_literal(high, number_class)}"
         assert isinstance(node.value, Property)
@@ -536,13 +553,13 @@ class _Translator:
         if number_column is not None:
             match = f"({number_column} IS NOT NULL AND {number_column} {test})"
         try:
-            text = self._fields.text_expression(name)
+            string = self._fields.text_expression(name)
         except ConfigurationError:
             if match is None:
                 raise
             return Condition(f"raise_error('the text of {name} is in no column')", match)
-        number = number_expression(text, number_class)
-        condition = _fallible_condition(f"{number} {test}", f"{text} IS NULL", absent_verdict_code)
+        number_test = f"{number_expression(string, number_class)} {test}"
+        condition = _fallible_condition(number_test, f"{string} IS NULL", absent_verdict_code)
         return condition if match is None else Condition(condition.verdict_code, match)
 
     def _translate_by_table(self, node: Node) -> Condition:
@@ -581,13 +598,26 @@ class _Translator:
             return Negate(self._to_stub(node.operand, operands))
         name = f"stub{len(operands)}"
         if isinstance(node, Property):
-            text = self._string_expression(node)
+            string = self._string_expression(node)
             # A property beside a condition is read by Boolean.valueOf, so it has three values.
-            code = f"CASE WHEN {text} IS NULL THEN 2 WHEN lower({text}) = 'true' THEN 1 ELSE 0 END"
+            code = (
+                f"CASE WHEN {string} IS NULL THEN 2 WHEN lower({string}) = 'true' THEN 1 ELSE 0 END"
+            )
             operands.append(_TableOperand(code, {FALSE: "x", TRUE: "true"}))
             return Property(name)
         operands.append(_TableOperand(self.translate(node).verdict_code, _STUB_VALUES))
         return stub_condition(len(operands) - 1)
+
+
+def _split_between(node: Between) -> Node:
+    """Return the two comparisons that a [NOT] BETWEEN means, joined by AND (for NOT: OR)."""
+    if node.negated:
+        is_below = Order("<", node.value, node.low)
+        is_above = Order(">", node.value, node.high)
+        return Or((is_below, is_above))
+    is_not_below = Order(">=", node.value, node.low)
+    is_not_above = Order("<=", node.value, node.high)
+    return And((is_not_below, is_not_above))
 
 
 @dataclass(frozen=True, slots=True)
@@ -660,42 +690,49 @@ def _negate(inner: Condition) -> Condition:
     )
 
 
-def _join(word: str, parts: Sequence[Condition]) -> Condition:
-    """Return AND or OR of conditions; `word` is "AND" or "OR".
+def _join_conditions(operator: str, conditions: Sequence[Condition]) -> Condition:
+    """Return AND or OR of conditions; `operator` is "AND" or "OR".
 
-    The result has a `nullable_boolean` only if all parts have one. Then no part can fail, and
-    Spark's own AND and OR are exact.
+    The result has a `nullable_boolean` only if all conditions have one. Then none of them can fail,
+    and Spark's own AND and OR are exact.
     """
-    boolean: str | None = None
-    if all(part.nullable_boolean is not None for part in parts):
-        boolean = f"({f' {word} '.join(str(part.nullable_boolean) for part in parts)})"
-        code = _nullable_condition(boolean).verdict_code
+    infix = f" {operator} "
+    booleans = [
+        condition.nullable_boolean
+        for condition in conditions
+        if condition.nullable_boolean is not None
+    ]
+    can_fail = len(booleans) < len(conditions)
+    if can_fail:
+        boolean = None
+        stubs = (stub_condition(0), stub_condition(1))
+        join: Node = And(stubs) if operator == "AND" else Or(stubs)
+        code = _fold_codes(conditions, join)
     else:
-        node: Node = (
-            And((stub_condition(0), stub_condition(1)))
-            if word == "AND"
-            else Or((stub_condition(0), stub_condition(1)))
-        )
-        code = _fold_codes(parts, node)
-    match = f"({code} = {TRUE})"
-    # An OR is TRUE if a part is TRUE and no part before it fails. So it is the OR of the parts'
-    # matches only if no part but the last can fail.
-    if word == "AND" or all(part.nullable_boolean is not None for part in parts[:-1]):
-        match = f"({f' {word} '.join(part.match for part in parts)})"
+        boolean = f"({infix.join(booleans)})"
+        code = _nullable_condition(boolean).verdict_code
+
+    # An OR is TRUE if a condition is TRUE and no condition before it fails. So it is the OR of
+    # their matches only if no condition but the last can fail.
+    can_fail_early = any(condition.nullable_boolean is None for condition in conditions[:-1])
+    if operator == "OR" and can_fail_early:
+        match = f"({code} = {TRUE})"
+    else:
+        match = f"({infix.join(condition.match for condition in conditions)})"
     return Condition(code, match, boolean)
 
 
-def _fold_codes(parts: Sequence[Condition], join: Node) -> str:
-    """Return the expression for the verdict code of `parts`, joined by AND or OR.
+def _fold_codes(conditions: Sequence[Condition], join: Node) -> str:
+    """Return the expression for the verdict code of `conditions`, joined by AND or OR.
 
     `join` is the AND or OR of `stub_condition(0)` and `stub_condition(1)`. The two halves of
-    `parts` are folded first and then joined, so that a long chain does not become a deep
+    `conditions` are folded first and then joined, so that a long chain does not become a deep
     expression. AND and OR are associative, so the grouping does not change the result.
     """
-    if len(parts) == 1:
-        return parts[0].verdict_code
-    middle = len(parts) // 2
-    halves = (_fold_codes(parts[:middle], join), _fold_codes(parts[middle:], join))
+    if len(conditions) == 1:
+        return conditions[0].verdict_code
+    middle = len(conditions) // 2
+    halves = (_fold_codes(conditions[:middle], join), _fold_codes(conditions[middle:], join))
     operands = [_TableOperand(half, _STUB_VALUES) for half in halves]
     return _lookup_condition(join, operands).verdict_code
 
@@ -708,36 +745,38 @@ def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Conditio
     constant.
     """
     # Tuples instead of mappings, because the arguments of a cached function must be hashable.
-    values = tuple(tuple(operand.stub_values.items()) for operand in operands)
-    codes = _evaluate_combinations(node, values)
+    stub_values = tuple(tuple(operand.stub_values.items()) for operand in operands)
+    codes = _evaluate_combinations(node, stub_values)
     if len(set(codes)) == 1:
         return _constant_condition(codes[0])
-    table = sum(code << 2 * index for index, code in enumerate(codes))
-    shift = " + ".join(f"{2 * 4**index} * {one.code}" for index, one in enumerate(operands))
-    lookup = f"CAST((shiftright({table}L, {shift}) & 3L) AS INT)"
+    table = 0
+    for index, code in enumerate(codes):
+        table |= code << 2 * index
+    summands = [f"{2 * 4**index} * {operand.code}" for index, operand in enumerate(operands)]
+    lookup = f"CAST((shiftright({table}L, {' + '.join(summands)}) & 3L) AS INT)"
     return Condition(lookup, f"({lookup} = {TRUE})")
 
 
 @cache
 def _evaluate_combinations(
-    node: Node, values: tuple[tuple[tuple[int, str], ...], ...]
+    node: Node, stub_values: tuple[tuple[tuple[int, str], ...], ...]
 ) -> list[int]:
     """Return the verdict code of `node` for every combination of its operands' codes.
 
-    `values` has, for each operand, the pairs (code, stub value); a code without a pair means that
-    the stub property is absent. The result has 4 ** len(values) items. The code of the first
-    operand changes fastest: item 0 is for the codes (0, 0), item 1 for (1, 0), item 4 for (0, 1).
+    `stub_values` has, for each operand, the pairs (code, stub value); a code without a pair means
+    that the stub property is absent. The result has 4 ** len(stub_values) items. The code of the
+    first operand changes fastest: item 0 is for the codes (0, 0), item 1 for (1, 0), item 4 for
+    (0, 1).
     """
     evaluate: Callable[[Mapping[str, str]], bool | None] = compile_node(node)
-    stub_values = [dict(items) for items in values]
+    values_by_code = [dict(pairs) for pairs in stub_values]
     verdict_codes = []
-    for codes in product(range(4), repeat=len(values)):
+    for reversed_codes in product(range(4), repeat=len(stub_values)):
         # `product` changes its last item fastest, the table its first.
-        code_of_operand = zip(reversed(codes), stub_values, strict=True)
-        properties = {
-            f"stub{index}": value_by_code[code]
-            for index, (code, value_by_code) in enumerate(code_of_operand)
-            if code in value_by_code
-        }
+        codes = reversed_codes[::-1]
+        properties = {}
+        for index, code in enumerate(codes):
+            if code in values_by_code[index]:
+                properties[f"stub{index}"] = values_by_code[index][code]
         verdict_codes.append(evaluate_verdict(evaluate, properties))
     return verdict_codes

@@ -143,20 +143,31 @@ class PreparedRows:
         """
         self.batch = batch
         self.row_numbers = row_numbers
-        given = {role: normalize_column(batch.column(name)) for role, name in roles.items()}
-        values, self.skipped_properties = adapt_replayed_columns(given, SYSTEM_CLOCK.now_ms())
         self.row_count = batch.num_rows
-        self.bodies = convert_bodies(values["body"])
-        self.properties = encode_properties(values, self.row_count)
-        self.delays = encode_delays(values)
-        self.topic = topic
-        self.topics = None if topic is not None else values.get("topic")
-        self.ids = None if "message_id" not in values else validate_ids(values["message_id"])
-        self.flags = None if "flag" not in values else convert_flags(values["flag"])
-        self.queue_ids = values.get("queue_id")
-        self.brokers = None if self.queue_ids is None else values.get("broker")
-        self.sharding_keys = values.get("sharding_key")
+        read_columns = {role: normalize_column(batch.column(name)) for role, name in roles.items()}
+        columns, self.skipped_properties = adapt_replayed_columns(
+            read_columns, SYSTEM_CLOCK.now_ms()
+        )
+        self.bodies = convert_bodies(columns["body"])
+        self.properties = encode_properties(columns, self.row_count)
+        self.delays = encode_delays(columns)
+        self.ids = None
+        if "message_id" in columns:
+            self.ids = validate_ids(columns["message_id"])
+        self.flags = None
+        if "flag" in columns:
+            self.flags = convert_flags(columns["flag"])
 
+        # Where the rows go.
+        self.topic = topic
+        self.topics = columns.get("topic") if topic is None else None
+        self.queue_ids = columns.get("queue_id")
+        self.brokers = columns.get("broker") if self.queue_ids is not None else None
+        self.sharding_keys = columns.get("sharding_key")
+        self._check_destinations()
+
+    def _check_destinations(self) -> None:
+        """Raise RowError if a row has no valid topic, or a negative queue id."""
         if self.topics is not None:
             if self.topics.null_count:
                 fix = "Filter such rows, or fill the column."
@@ -164,9 +175,11 @@ class PreparedRows:
             with row_errors_for("topic"):
                 for name in pc.unique(self.topics).to_pylist():
                     check_topic_to_send(name)
-        if self.queue_ids is not None and (pc.min(self.queue_ids).as_py() or 0) < 0:
-            fix = "Use 0 or more, or null for any queue."
-            raise RowError("a row's queue_id is negative.", role="queue_id", fix=fix)
+        if self.queue_ids is not None:
+            lowest_queue_id = pc.min(self.queue_ids).as_py()  # None if all are null
+            if lowest_queue_id is not None and lowest_queue_id < 0:
+                fix = "Use 0 or more, or null for any queue."
+                raise RowError("a row's queue_id is negative.", role="queue_id", fix=fix)
 
     def check_sizes(self, added_property_bytes: int) -> None:
         """Raise RowError if the body or the properties of a row exceed RocketMQ's limits.
@@ -187,20 +200,24 @@ class PreparedRows:
 
         If a row has both a queue id and a sharding key, the queue id decides.
         """
-        nothing = [None] * self.row_count
-        topics = [self.topic] * self.row_count if self.topics is None else self.topics.to_pylist()
-        queue_ids, sharding_keys, brokers = (
-            nothing if column is None else column.to_pylist()
-            for column in (self.queue_ids, self.sharding_keys, self.brokers)
-        )
-        return [
-            Destination(topic, sharding_key=sharding_key or None)
-            if queue_id is None
-            else Destination(topic, queue_id, broker=broker or None)
-            for topic, queue_id, sharding_key, broker in zip(
-                topics, queue_ids, sharding_keys, brokers, strict=True
-            )
-        ]
+        topics = self._to_list(self.topics, default=self.topic)
+        queue_ids = self._to_list(self.queue_ids)
+        sharding_keys = self._to_list(self.sharding_keys)
+        brokers = self._to_list(self.brokers)
+        destinations = []
+        for topic, queue_id, sharding_key, broker in zip(
+            topics, queue_ids, sharding_keys, brokers, strict=True
+        ):
+            if queue_id is None:
+                destination = Destination(topic, sharding_key=sharding_key or None)
+            else:
+                destination = Destination(topic, queue_id, broker=broker or None)
+            destinations.append(destination)
+        return destinations
+
+    def _to_list(self, column: Any | None, default: str | None = None) -> list[Any]:
+        """Return the values of a column; `default` for each row if there is no such column."""
+        return [default] * self.row_count if column is None else column.to_pylist()
 
 
 class SendThread:
@@ -212,6 +229,7 @@ class SendThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "sluicemq-sink")
+        # The submitted calls whose errors have not been raised yet, oldest first.
         self._in_flight: deque[Future[None]] = deque()
 
     def submit(self, work: Callable[[], None]) -> None:
@@ -304,20 +322,21 @@ class Sender:
         return self._queues[destination]
 
     def send_single(
-        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, number: int
+        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, index: int
     ) -> SendResult:
-        """Send row `number` of `encoded` as a message of its own with SEND_MESSAGE_V2 (310).
+        """Send row `index` of `encoded` as a message of its own with SEND_MESSAGE_V2 (310).
 
         `queue` is None for any queue of `topic`. Wait for the broker and return its result; retry
         during an outage. Raises RequestError if the broker refuses the message, and the client's
         errors.
         """
-        request = encoded.request_body(number, number + 1)
-        ((flag, body, properties, _),) = decode_batch(request)
-        text = properties.decode()
+        entry = encoded.request_body(index, index + 1)
+        ((flag, body, properties, _),) = decode_batch(entry)
+        property_text = properties.decode()
         # The id is the text between `UNIQ_KEY U+0001` and U+0002.
-        message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
-        outgoing = OutgoingMessage(topic, bytes(body), text, message_id, 0, flag, True)
+        _, _, from_id = property_text.partition(f"{UNIQ_KEY}\x01")
+        message_id, _, _ = from_id.partition("\x02")
+        outgoing = OutgoingMessage(topic, bytes(body), property_text, message_id, 0, flag, True)
         return self.call_with_retries(partial(self._producer.send_outgoing, outgoing, queue=queue))
 
     def call_with_retries(self, work: Callable[[], T]) -> T:
@@ -342,17 +361,10 @@ class Sender:
         rows remain; those are added to `refused_rows`.
         """
 
-        def send(start: int, stop: int) -> None:
+        def send_slice(start: int, stop: int) -> None:
             """Send the encoded rows [start, stop), on the send thread."""
-            request = encoded.request_body(start, stop)
-            send_request = partial(self._producer.send_encoded, topic, request, queue=queue)
             try:
-                if stop - start == 1 and len(request) > BODY_BYTES_MAX:
-                    # A broker limits the bytes of a whole batch, but only the body of a single
-                    # message. So a row with a body near the limit must not be sent as a batch.
-                    result = self.send_single(topic, queue, encoded, start)
-                else:
-                    result = self.call_with_retries(send_request)
+                send_result = self._send_request(topic, queue, encoded, start, stop)
             except RequestError as error:
                 if error.code != MESSAGE_ILLEGAL:
                     raise
@@ -360,13 +372,28 @@ class Sender:
                     self.refused_rows.append(RefusedRow(rows, indices[start], error))
                     return
                 middle = (start + stop) // 2
-                send(start, middle)
-                send(middle, stop)
+                send_slice(start, middle)
+                send_slice(middle, stop)
             else:
-                on_stored(result, start, stop)
+                on_stored(send_result, start, stop)
 
         for start, stop in encoded.split_requests(self._batch_messages, BATCH_BYTES_MAX):
-            self.send_thread.submit(partial(send, start, stop))
+            self.send_thread.submit(partial(send_slice, start, stop))
+
+    def _send_request(
+        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, start: int, stop: int
+    ) -> SendResult:
+        """Send the encoded rows [start, stop) in one request, and return the broker's result.
+
+        Retry during an outage. Raises RequestError if the broker refuses the request.
+        """
+        body = encoded.request_body(start, stop)
+        if stop - start == 1 and len(body) > BODY_BYTES_MAX:
+            # A broker limits the bytes of a whole batch, but only the body of a single message. So
+            # a row with a body near the limit must not be sent as a batch.
+            return self.send_single(topic, queue, encoded, start)
+        send_batch = partial(self._producer.send_encoded, topic, body, queue=queue)
+        return self.call_with_retries(send_batch)
 
 
 def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination) -> MessageQueue:
@@ -379,10 +406,11 @@ def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination)
     """
     candidates = [queue for queue in queues if queue.queue_id == destination.queue_id]
     if not candidates:
-        ids = ", ".join(map(str, sorted({queue.queue_id for queue in queues})))
+        writable_ids = sorted({queue.queue_id for queue in queues})
+        listed_ids = ", ".join(map(str, writable_ids)) or "none"
         raise RouteNotFoundError(
             f"the topic {destination.topic!r} has no writable queue {destination.queue_id}.",
-            fix=f"Its writable queues are: {ids or 'none'}.",
+            fix=f"Its writable queues are: {listed_ids}.",
         )
     if destination.broker is None:
         return candidates[0]
@@ -441,15 +469,9 @@ class DirectSender(Sender):
         refused when this returns. See `Sender.send` for the errors.
         """
         properties = rows.properties
-        first = self._next_row
         if self._dedup_prefix:
-            # The attempt number is not part of the key: the key of a row must be the same when
-            # Spark repeats a task or an epoch.
-            numbers = pa.array(range(first, first + rows.row_count)).cast(pa.string())
-            start = f"{DEDUP_PROPERTY}\x01{self._dedup_prefix}"
-            keys = pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
-            properties = pc.binary_join_element_wise(properties, keys, b"")
-            self._next_row += rows.row_count
+            dedup_keys = self._make_dedup_keys(rows.row_count)
+            properties = pc.binary_join_element_wise(properties, dedup_keys, b"")
 
         if rows.delays is None and rows.has_single_destination:
             assert rows.topic is not None
@@ -459,12 +481,8 @@ class DirectSender(Sender):
 
         delays = [None] * rows.row_count if rows.delays is None else rows.delays.to_pylist()
         destinations = rows.list_destinations()
-        groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
-        for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
-            if delay is None:
-                target = (destination.topic, self.resolve_queue(destination))
-                groups.setdefault(target, []).append(index)
-        for (topic, queue), indices in groups.items():
+        indices_by_target = self._group_by_target(destinations, delays)
+        for (topic, queue), indices in indices_by_target.items():
             self._send_rows(rows, indices, topic, queue, properties)
 
         if rows.delays is not None:
@@ -473,6 +491,32 @@ class DirectSender(Sender):
             for index, delay in enumerate(delays):
                 if delay is not None:
                     self._send_delayed(rows, index, destinations[index], delay, properties)
+
+    def _group_by_target(
+        self, destinations: Sequence[Destination], delays: Sequence[str | None]
+    ) -> dict[tuple[str, MessageQueue | None], list[int]]:
+        """Return the indices of the rows without a delay, by topic and queue.
+
+        The queue is None for rows that may go to any queue. Raises the errors of `resolve_queue`.
+        """
+        indices_by_target: dict[tuple[str, MessageQueue | None], list[int]] = {}
+        for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
+            if delay is None:
+                target = (destination.topic, self.resolve_queue(destination))
+                indices_by_target.setdefault(target, []).append(index)
+        return indices_by_target
+
+    def _make_dedup_keys(self, row_count: int) -> Any:
+        """Return a binary column with the encoded property SLUICE_DEDUP_KEY of the next rows.
+
+        The attempt number is not part of the key: the key of a row must be the same when Spark
+        repeats a task or an epoch.
+        """
+        rows = range(self._next_row, self._next_row + row_count)
+        self._next_row += row_count
+        row_numbers = pa.array(rows).cast(pa.string())
+        start = f"{DEDUP_PROPERTY}\x01{self._dedup_prefix}"
+        return pc.binary_join_element_wise(start, row_numbers, "\x02", "").cast(pa.binary())
 
     def _send_rows(
         self,
@@ -488,25 +532,23 @@ class DirectSender(Sender):
         dedup keys, if rows have any.
         """
         columns = (rows.bodies, properties, rows.ids, rows.flags)
-        bodies, properties, given_ids, flags = _take_rows(columns, indices, rows.row_count)
-        ids = encode_ids(given_ids, self._unique_ids, len(bodies))
+        bodies, properties, row_ids, flags = _take_rows(columns, indices, rows.row_count)
+        ids = encode_ids(row_ids, self._unique_ids, len(bodies))
         encoded = encode_rows(bodies, ids, properties, flags=flags)
-        if is_retry_topic(topic):
-            # Brokers refuse batches to retry topics.
 
-            def send_each() -> None:
-                """Send each row as a message of its own, on the send thread."""
-                for number in range(len(encoded)):
-                    self.send_single(topic, None, encoded, number)
-                    self.sent_count += 1
+        def send_each() -> None:
+            """Send each row as a message of its own, on the send thread."""
+            for index in range(len(encoded)):
+                self.send_single(topic, None, encoded, index)
+                self.sent_count += 1
 
-            self.send_thread.submit(send_each)
-            return
-
-        def on_stored(_: SendResult, start: int, stop: int) -> None:
+        def count_stored(_: SendResult, start: int, stop: int) -> None:
             self.sent_count += stop - start
 
-        self.send_batches(topic, queue, encoded, rows, indices, on_stored)
+        if is_retry_topic(topic):  # brokers refuse batches to retry topics
+            self.send_thread.submit(send_each)
+        else:
+            self.send_batches(topic, queue, encoded, rows, indices, count_stored)
 
     def _send_delayed(
         self,
@@ -522,22 +564,11 @@ class DirectSender(Sender):
         of all rows' properties. A row that the broker refuses as illegal is added to
         `refused_rows`.
         """
-        kind = delay[0]
-        amount = int(delay[1:])
-        message = Message(
-            destination.topic,
-            b"",
-            delay_level=amount if kind == "L" else 0,
-            delay_ms=amount if kind == "M" else None,
-            deliver_at_ms=amount if kind == "T" else None,
-        )
-        delay_text = "".join(
-            f"{name}\x01{value}\x02" for name, value in delay_properties(message).items()
-        )
         columns = (rows.bodies, properties, rows.ids, rows.flags)
-        bodies, properties, given_ids, flags = _take_rows(columns, [index], rows.row_count)
-        ids = encode_ids(given_ids, self._unique_ids, 1)
-        encoded = encode_rows(bodies, ids, properties, delay_text.encode(), flags=flags)
+        bodies, properties, row_ids, flags = _take_rows(columns, [index], rows.row_count)
+        ids = encode_ids(row_ids, self._unique_ids, 1)
+        delay_property = _encode_delay_properties(destination.topic, delay)
+        encoded = encode_rows(bodies, ids, properties, delay_property, flags=flags)
         try:
             self.send_single(destination.topic, self.resolve_queue(destination), encoded, 0)
             self.sent_count += 1
@@ -545,6 +576,20 @@ class DirectSender(Sender):
             if error.code != MESSAGE_ILLEGAL:
                 raise
             self.refused_rows.append(RefusedRow(rows, index, error))
+
+
+def _encode_delay_properties(topic: str, delay: str) -> bytes:
+    """Return the encoded properties of a message with a delay in the format of `encode_delays`."""
+    letter = delay[0]
+    number = int(delay[1:])
+    if letter == "L":
+        message = Message(topic, b"", delay_level=number)
+    elif letter == "M":
+        message = Message(topic, b"", delay_ms=number)
+    else:
+        message = Message(topic, b"", deliver_at_ms=number)
+    properties = delay_properties(message)
+    return "".join(f"{name}\x01{text}\x02" for name, text in properties.items()).encode()
 
 
 class StagingSender(Sender):
@@ -588,35 +633,42 @@ class StagingSender(Sender):
             stages = self._stage_properties(rows, [b"-"], [rows.topic])
             self._stage_rows(self._next_broker(rows), rows, range(rows.row_count), stages)
             return
-        targets = [
-            (destination.topic, self.resolve_queue(destination))
-            for destination in rows.list_destinations()
-        ]
-        queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in targets]
-        stages = self._stage_properties(rows, queue_ids, [topic for topic, _ in targets])
-        groups: dict[str, list[int]] = {}
-        for index, (_, queue) in enumerate(targets):
-            groups.setdefault("" if queue is None else queue.broker, []).append(index)
-        for broker, indices in groups.items():
+        topics: list[str | None] = []
+        queue_ids = []
+        indices_by_broker: dict[str, list[int]] = {}
+        for index, destination in enumerate(rows.list_destinations()):
+            queue = self.resolve_queue(destination)
+            topics.append(destination.topic)
+            if queue is None:
+                queue_ids.append(b"-")
+                broker = ""  # any broker
+            else:
+                queue_ids.append(b"%d" % queue.queue_id)
+                broker = queue.broker
+            indices_by_broker.setdefault(broker, []).append(index)
+        stages = self._stage_properties(rows, queue_ids, topics)
+        for broker, indices in indices_by_broker.items():
             self._stage_rows(broker or self._next_broker(rows), rows, indices, stages)
 
     def send_single(
-        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, number: int
+        self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, index: int
     ) -> SendResult:
         """Stage one row as a message of its own; see `Sender.send_single`.
 
         A broker gives a single message without UNIQ_KEY an id of its own. So the property with the
         id of the staged row is renamed to UNIQ_KEY before the row is sent.
         """
-        request = encoded.request_body(number, number + 1)
-        ((flag, body, properties, _),) = decode_batch(request)
-        text = properties.decode().replace(f"\x02{STAGED_ID}\x01", f"\x02{UNIQ_KEY}\x01", 1)
-        single = encode_rows(
+        entry = encoded.request_body(index, index + 1)
+        ((flag, body, properties, _),) = decode_batch(entry)
+        staged_id_start = f"\x02{STAGED_ID}\x01".encode()
+        message_id_start = f"\x02{UNIQ_KEY}\x01".encode()
+        renamed_properties = bytes(properties).replace(staged_id_start, message_id_start, 1)
+        single_row = encode_rows(
             pa.array([bytes(body)]),
-            pa.array([text.encode()]),
+            pa.array([renamed_properties]),
             flags=pa.array([flag], pa.int32()),
         )
-        return super().send_single(topic, queue, single, 0)
+        return super().send_single(topic, queue, single_row, 0)
 
     def _next_broker(self, rows: PreparedRows) -> str:
         """Return the broker, in turn, that stages rows for which no queue is given.
@@ -642,19 +694,23 @@ class StagingSender(Sender):
         for all rows.
         """
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
-        names = [(topic or "").encode() for topic in topics]
+        topic_names = [(topic or "").encode() for topic in topics]
         if rows.delays is None and len(queue_ids) == len(topics) == 1:
-            return start + b"%s/-/%s\x02" % (queue_ids[0], names[0])
+            return start + b"%s/-/%s\x02" % (queue_ids[0], topic_names[0])
         if rows.delays is None:
             delays = pa.array([b"-"] * rows.row_count)
         else:
             delays = pc.fill_null(rows.delays, "-").cast(pa.binary())
-        queue_id_column, name_column = (
-            values[0] if len(values) == 1 else pa.array(values, pa.binary())
-            for values in (queue_ids, names)
+        return pc.binary_join_element_wise(
+            start,
+            _column_or_constant(queue_ids),
+            b"/",
+            delays,
+            b"/",
+            _column_or_constant(topic_names),
+            b"\x02",
+            b"",  # the separator of the other arguments
         )
-        pieces = (start, queue_id_column, b"/", delays, b"/", name_column, b"\x02")
-        return pc.binary_join_element_wise(*pieces, b"")
 
     def _stage_rows(
         self, broker: str, rows: PreparedRows, indices: Sequence[int], stages: Any
@@ -665,23 +721,26 @@ class StagingSender(Sender):
         is added to `staged_ranges`.
         """
         columns = (rows.bodies, rows.properties, stages, rows.ids, rows.flags)
-        taken = _take_rows(columns, indices, rows.row_count)
-        bodies, properties, stages, given_ids, flags = taken
-        ids = encode_ids(given_ids, self._unique_ids, len(bodies), STAGED_ID)
+        bodies, properties, stages, row_ids, flags = _take_rows(columns, indices, rows.row_count)
+        ids = encode_ids(row_ids, self._unique_ids, len(bodies), STAGED_ID)
         encoded = encode_rows(bodies, stages, ids, properties, flags=flags)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
 
-        def on_stored(result: SendResult, start: int, stop: int) -> None:
-            stored = result.queue
+        def record_range(result: SendResult, start: int, stop: int) -> None:
             self.staged_ranges.add(
-                stored.broker,
-                stored.queue_id,
+                result.queue.broker,
+                result.queue.queue_id,
                 result.queue_offset,
                 stop - start,
                 encoded.message_bodies(start, stop),
             )
 
-        self.send_batches(STAGING_TOPIC, queue, encoded, rows, indices, on_stored)
+        self.send_batches(STAGING_TOPIC, queue, encoded, rows, indices, record_range)
+
+
+def _column_or_constant(row_values: Sequence[bytes]) -> Any:
+    """Return a binary column of the values, or the value itself if there is one for all rows."""
+    return row_values[0] if len(row_values) == 1 else pa.array(row_values, pa.binary())
 
 
 def create_producer(options: Options) -> Producer:

@@ -71,15 +71,18 @@ def _start_session(
 
     ensure_java(quiet=log_level is not None)
     make_package_importable()
-    settings = dict(settings or {})
+    session_settings = DEFAULT_SETTINGS | (settings or {})
     if log_level is not None:
-        given = settings.get(JAVA_OPTIONS, "")
-        settings[JAVA_OPTIONS] = f"{jvm_log_options(log_level)} {given}".strip()
+        # The user's options come last, because later options override earlier ones.
+        user_java_options = (settings or {}).get(JAVA_OPTIONS, "")
+        java_options = f"{jvm_log_options(log_level)} {user_java_options}"
+        session_settings[JAVA_OPTIONS] = java_options.strip()
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in (DEFAULT_SETTINGS | settings).items():
-        builder = builder.config(key, value)
+    for setting, setting_value in session_settings.items():
+        builder = builder.config(setting, setting_value)
     return builder.getOrCreate()
 
 
@@ -103,9 +106,9 @@ def _start_message() -> Iterator[None]:
         _write_stderr("\r\x1b[K")
 
 
-def _write_stderr(text: str) -> None:
-    """Write a text to stderr, and flush it."""
-    sys.stderr.write(text)
+def _write_stderr(message: str) -> None:
+    """Write a message to stderr, and flush it."""
+    sys.stderr.write(message)
     sys.stderr.flush()
 
 
@@ -124,17 +127,26 @@ def fresh(frame: Any) -> Any:
             fix="Load it again: spark.read.format(…).options(…).load().",
         )
     for node, _ in iterate_nodes(get_query_execution(frame).analyzed()):
-        if class_name(node) != "DataSourceV2Relation" or class_name(node.table()) != "PythonTable":
+        if class_name(node) != "DataSourceV2Relation":
             continue
-        # A Spark version that does not keep the answer has no such field or method.
-        for java_field in node.table().getClass().getDeclaredFields():
-            if java_field.getName() == "ds":
-                java_field.setAccessible(True)
-                source = java_field.get(node.table())
-                methods = [method.getName() for method in source.getClass().getMethods()]
-                if "setReadInfo" in methods:
-                    source.setReadInfo(None)
+        table = node.table()
+        if class_name(table) == "PythonTable":
+            _forget_read_info(table)
     return frame.select("*")
+
+
+def _forget_read_info(table: Any) -> None:
+    """Make a PythonTable of the JVM forget the ranges that its Python source has returned.
+
+    Does nothing in a Spark version that does not keep them: it has no such field or method.
+    """
+    for java_field in table.getClass().getDeclaredFields():
+        if java_field.getName() == "ds":
+            java_field.setAccessible(True)
+            source = java_field.get(table)
+            methods = [method.getName() for method in source.getClass().getMethods()]
+            if "setReadInfo" in methods:
+                source.setReadInfo(None)
 
 
 def jvm_log_options(level: str) -> str:
@@ -152,6 +164,6 @@ def make_package_importable() -> None:
     is not installed.
     """
     root = str(Path(sluicemq.__file__).parents[1])
-    known = os.environ.get("PYTHONPATH", "")
-    if root not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, known) if part)
+    python_path = os.environ.get("PYTHONPATH", "")
+    if root not in python_path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = f"{root}{os.pathsep}{python_path}" if python_path else root

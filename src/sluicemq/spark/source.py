@@ -1,4 +1,4 @@
-"""The data sources `rocketmq` and `rocketmq_store`: entry points for Spark, batch readers, sinks.
+"""The data sources `rocketmq` and `rocketmq_store`: entry points for Spark, and sinks.
 
 Spark finds the sources by name through the modules `pyspark_rocketmq` and `pyspark_rocketmq_store`
 (their `DefaultSource`). spec/spark.md describes the Python Data Source API and its limits.
@@ -57,16 +57,15 @@ processes; what these need to know travels in the pickled sink and in the commit
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
-    InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
@@ -83,22 +82,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.hints import did_you_mean
-from sluicemq.model.subscription import SQL92
 from sluicemq.spark.errors import (
     errors_without_traceback,
     freeze_imports,
     retry_during_outage,
-)
-from sluicemq.spark.filters import (
-    SAMPLE_MESSAGES_MAX,
-    FilterPushdown,
-    build_subscription,
-    column_path,
-    log_filter_findings,
-    log_pushdown,
-    parse_predicates,
-    try_at_brokers,
-    try_on_properties,
 )
 from sluicemq.spark.options import (
     EXACTLY_ONCE,
@@ -115,28 +102,16 @@ from sluicemq.spark.schema import (
     infer_types,
     to_spark_schema,
 )
-from sluicemq.spark.sources.identity import fetch_end_anchors, find_existing_topics, set_anchors
+from sluicemq.spark.sources.batch import BatchReader, StoreBatchReader
 from sluicemq.spark.sources.offsets import (
-    RangePartition,
-    ReadPlan,
-    can_evaluate_selectors,
-    check_selector,
-    fetch_bounds,
-    find_broker_addresses,
-    make_decoding_plan,
-    make_empty_partitions,
-    make_partitions,
-    make_read_plan,
-    narrow_ranges,
-    narrow_ranges_by_keys,
     open_admin,
-    parse_topics,
     read_newest_properties,
-    resolve_ending_offsets,
-    resolve_starting_offsets,
 )
 from sluicemq.wire.frames import Command
 from sluicemq.wire.staging import StagedRange, check_query
+
+if TYPE_CHECKING:
+    from sluicemq.spark.senders import Sender
 
 logger = logging.getLogger(__name__)
 
@@ -248,185 +223,6 @@ class StoreSource(DataSource):  # type: ignore[misc]
     streamWriter = writer  # noqa: N815 - Spark's name
 
 
-# ---- batch readers
-
-
-class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads a fixed range of offsets of each queue from brokers.
-
-    `offered_predicates` are the predicates of the option `predicates`, or none with
-    `pushFilters=false`. `pushed` are the conditions that the broker evaluates for them.
-    `remaining_predicates` are the offered predicates that these conditions do not decide. Spark
-    applies all predicates again, whichever side has evaluated them.
-    """
-
-    evaluator: ClassVar = "the broker"
-    """The subject of the log line about pushed predicates."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        """Parse the options, push the predicates and build the subscription; log what was pushed.
-
-        The ranges of offsets are found later, by `partitions`: Spark pickles the reader and calls
-        that method in another process. The brokers are asked whether they evaluate SQL92 if a
-        predicate may become a selector. Raises ConfigurationError for wrong options or a schema
-        that does not fit, FilterSyntaxError for a wrong filter, and the client's errors.
-        """
-        self.options = options
-        self.topics = parse_topics(options)
-        self.plan = self.make_plan(schema)
-        self.offered_predicates = (
-            parse_predicates(options["predicates"]) if options["pushFilters"] else []
-        )
-        pushdown = FilterPushdown(
-            self.plan.columns, selectors_allowed=self.can_push_selectors(self.offered_predicates)
-        )
-        self.remaining_predicates = pushdown.push_all(self.offered_predicates)
-        self.pushed = pushdown.pushed
-        if options["reportPushdown"]:
-            log_pushdown(
-                self.topics.label,
-                self.pushed,
-                self.offered_predicates,
-                self.remaining_predicates,
-                self.evaluator,
-            )
-        subscription_and_tags = build_subscription(
-            self.topics.label, options["filter.tags"], options["filter.sql"], self.pushed
-        )
-        self.matches_nothing = subscription_and_tags is None
-        if subscription_and_tags is not None:
-            subscription, exact_tags = subscription_and_tags
-            self.plan = replace(self.plan, subscription=subscription, exact_tags=exact_tags)
-
-    def make_plan(self, schema: StructType) -> ReadPlan:
-        """Return how executors read, without a subscription yet. Raises ConfigurationError."""
-        return make_read_plan(self.options, schema)
-
-    def can_push_selectors(self, predicates: list[Any]) -> bool:
-        """Return whether predicates may be pushed as SQL92 selectors.
-
-        Return False without a request if none of `predicates` is about `keys` or a promoted
-        property: no other predicate becomes a selector. Otherwise ask the brokers whether they
-        evaluate SQL92. Raises SluiceError if the topics cannot be resolved.
-        """
-        used = {path[0] for predicate in predicates if (path := column_path(predicate))}
-        selectable = {"keys"} | {
-            column.name for column in self.plan.columns if column.property_name is not None
-        }
-        if not used & selectable:
-            return False
-        with open_admin(self.options) as admin:
-            return can_evaluate_selectors(admin, self.topics.resolve(admin), self.plan.group)
-
-    def partitions(self) -> list[InputPartition]:
-        """Return the partitions to read.
-
-        If the filter and the pushed predicates exclude each other, no broker is asked, and the
-        result is one partition without messages.
-        """
-        with errors_without_traceback():
-            return make_empty_partitions() if self.matches_nothing else self.plan_partitions()
-
-    def plan_partitions(self) -> list[InputPartition]:
-        """Return partitions for the offsets that the options and pushed predicates select.
-
-        There is at least one partition; it is empty if no offsets are selected. Each partition gets
-        an anchor, a message by which its task recognises the queue. The findings about `filter.sql`
-        are logged.
-
-        Raises RouteNotFoundError for a topic that does not exist (with failOnDataLoss, or if none
-        exists), RequestError if a broker does not accept the selector, ConfigurationError or
-        OffsetOutOfRangeError if the options ask for offsets that do not exist, and the client's
-        errors during an outage.
-        """
-        with open_admin(self.options) as admin:
-            fail_on_data_loss = self.options["failOnDataLoss"]
-            topics = find_existing_topics(
-                admin, self.topics.resolve(admin), fail_on_data_loss=fail_on_data_loss
-            )
-            subscription = self.plan.subscription
-            if subscription is not None and subscription.kind == SQL92:
-                check_selector(admin, topics, self.plan.group, subscription.expression)
-            log_filter_findings(
-                self.options["filter.sql"],
-                lambda expression: try_at_brokers(admin, topics, expression),
-            )
-            bounds = fetch_bounds(admin, topics)
-            start = resolve_starting_offsets(admin, self.options, bounds, "earliest")
-            end = resolve_ending_offsets(admin, self.options, bounds)
-            ranges = narrow_ranges(admin, start, end, self.pushed)
-            addresses = find_broker_addresses(admin, topics)
-            if self.pushed.keys:
-                ranges = narrow_ranges_by_keys(admin, ranges, self.pushed.keys, addresses)
-            anchors = fetch_end_anchors(admin, self.plan.group, ranges)
-            partitions = make_partitions(self.options, ranges, addresses)
-            return list(set_anchors(partitions, anchors, is_batch=True))
-
-    def read(self, partition: RangePartition) -> Iterator[Any]:
-        """Yield the Arrow batches of one partition. Spark calls this in an executor."""
-        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
-
-        with errors_without_traceback():
-            yield from read_range(self.plan, partition)
-
-
-class StoreBatchReader(BatchReader):
-    """Reads a fixed range of offsets of each queue from a store directory."""
-
-    evaluator = "the reader of the store"
-
-    def make_plan(self, schema: StructType) -> ReadPlan:
-        """Return the plan for decoding, and set `location`. Raises ConfigurationError."""
-        from sluicemq.spark.sources.reader import StoreLocation  # noqa: PLC0415 - heavy
-
-        self.location = StoreLocation.from_options(self.options)
-        return make_decoding_plan(self.options, schema)
-
-    def can_push_selectors(self, _predicates: list[Any]) -> bool:
-        """Return True: the reader of a store evaluates SQL92 itself."""
-        return True
-
-    def plan_partitions(self) -> list[InputPartition]:
-        """Return partitions for the offsets that the options and pushed predicates select.
-
-        There is at least one partition; it is empty if no offsets are selected. The findings about
-        `filter.sql` are logged. Raises StoreDamagedError if messages are missing from the files
-        (with failOnDataLoss), ConfigurationError or OffsetOutOfRangeError if the options ask for a
-        topic or for offsets that do not exist, and StoreError if the directory is not a store.
-        """
-        from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - heavy
-
-        location = self.location
-        with open_snapshot(self.options) as snapshot:
-            snapshot.check_damage(is_fatal=self.options["failOnDataLoss"])
-            bounds = snapshot.bounds
-            start = resolve_starting_offsets(snapshot, self.options, bounds, "earliest")
-            end = resolve_ending_offsets(snapshot, self.options, bounds)
-            ranges = narrow_ranges(snapshot, start, end, self.pushed)
-            newest = snapshot.read_newest_properties(SAMPLE_MESSAGES_MAX)
-            log_filter_findings(
-                self.options["filter.sql"],
-                lambda expression: try_on_properties(list(newest), expression),
-            )
-            addresses = {location.broker: location.root}
-            partitions = make_partitions(self.options, ranges, addresses)
-            return [snapshot.add_unfiled_units(partition) for partition in partitions]
-
-    def read(self, partition: RangePartition) -> Iterator[Any]:
-        """Yield the Arrow batches of one partition; nothing for a partition without messages."""
-        from sluicemq.spark.sources.reader import (  # noqa: PLC0415 - heavy
-            StorePartition,
-            read_store_partition,
-        )
-
-        with errors_without_traceback():
-            if isinstance(partition, StorePartition):
-                check_bodies = self.options["checkBodies"]
-                yield from read_store_partition(
-                    self.location, self.plan, partition, check_bodies=check_bodies
-                )
-
-
 # ---- the sink
 
 _INTEGER_TYPES: Final = ("int", "bigint", "smallint", "tinyint")
@@ -484,23 +280,15 @@ def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for field in schema.fields:
-        name = field.name.lower()
-        type_name = field.dataType.simpleString()
-        role = _ROLE_BY_COLUMN.get(name)
-        is_read_only = role is None and name in BASE_TYPES | EXTRA_TYPES
-        if is_read_only:
-            continue
+        role = _find_role(field.name)
         if role is None:
-            raise ConfigurationError(
-                f"the column {field.name!r} cannot be written.",
-                fix=f"{did_you_mean(name, _ROLE_BY_COLUMN)} The columns of a message are"
-                f" {', '.join(_ROLE_BY_COLUMN)}; put other values into properties.".lstrip(),
-            )
+            continue
         if role in roles:
             raise ConfigurationError(
                 f"the columns {roles[role]!r} and {field.name!r} both contain the {role}.",
                 fix="Keep one of them.",
             )
+        type_name = field.dataType.simpleString()
         if type_name not in _TYPES_BY_ROLE[role]:
             raise ConfigurationError(
                 f"the column {field.name!r} has the type {type_name!r}.",
@@ -515,6 +303,23 @@ def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
     if "topic" not in roles:
         options.require("topic")
     return roles
+
+
+def _find_role(column_name: str) -> str | None:
+    """Return the role of a column of a DataFrame; None if only reading produces such a column.
+
+    Raises ConfigurationError for an unknown column.
+    """
+    name = column_name.lower()
+    if name in _ROLE_BY_COLUMN:
+        return _ROLE_BY_COLUMN[name]
+    if name in BASE_TYPES or name in EXTRA_TYPES:
+        return None
+    raise ConfigurationError(
+        f"the column {column_name!r} cannot be written.",
+        fix=f"{did_you_mean(name, _ROLE_BY_COLUMN)} The columns of a message are"
+        f" {', '.join(_ROLE_BY_COLUMN)}; put other values into properties.".lstrip(),
+    )
 
 
 class _Sink:
@@ -549,19 +354,23 @@ class _Sink:
         without these two options. Raises ConfigurationError if both topics are the same, and the
         client's errors.
         """
-        bad_rows_topic = self.options["badRows"].partition(":")[2] or None
-        if bad_rows_topic is not None and bad_rows_topic == self.options["topic"]:
+        topic = self.options["topic"]
+        _, _, bad_rows_topic = self.options["badRows"].partition(":")
+        if bad_rows_topic and bad_rows_topic == topic:
             raise ConfigurationError(
                 f"the option 'badRows' names the topic that is written, {bad_rows_topic!r}.",
                 fix="Name another topic for bad rows.",
             )
-        named = (self.options["topic"], bad_rows_topic)
-        topics = [topic for topic in named if topic is not None]
+        topics = []
+        if topic is not None:
+            topics.append(topic)
+        if bad_rows_topic:
+            topics.append(bad_rows_topic)
         if not topics and not self.is_exactly_once_requested:
             return
         with open_admin(self.options) as admin:
-            for topic in topics:
-                admin.route(topic, create=True)
+            for written_topic in topics:
+                admin.route(written_topic, create=True)
             if self.is_exactly_once_requested:
                 self.brokers = find_staging_brokers(admin)
 
@@ -572,39 +381,40 @@ class _Sink:
         method returns, every row is acknowledged, or was a bad row. Raises RowError for a bad row
         under badRows=fail, and the client's errors.
         """
-        from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
+        from sluicemq.spark import senders  # noqa: PLC0415 - executors only
 
         options = self.options
-        batch_messages = self.options["batchMessages"]
-
-        def send_rows(sender: senders.Sender) -> int:
-            """Send all rows of the task with `sender`, and return the number of bad rows."""
-            handler = bad_rows.BadRowHandler(
-                self.roles, options["topic"], options["badRows"], sender
-            )
-            senders.send_all(handler.prepare_rows(iterator), sender)
-            return handler.bad_count
-
+        batch_messages = options["batchMessages"]
         freeze_imports()
         with errors_without_traceback(), senders.create_producer(options) as producer:
             task = None
             if self.is_exactly_once_requested:
                 task = senders.current_task_attempt(self.query_id, options["queryEpoch"])
             if task is None or not self.brokers:
-                direct = senders.DirectSender(producer, batch_messages, task)
-                bad = send_rows(direct)
-                return SinkCommitMessage(direct.sent_count, bad)
-            staging = senders.StagingSender(producer, batch_messages, task, self.brokers)
-            bad = send_rows(staging)
-            staged = staging.staged_ranges
+                direct_sender = senders.DirectSender(producer, batch_messages, task)
+                bad_count = self._send_rows(iterator, direct_sender)
+                return SinkCommitMessage(direct_sender.sent_count, bad_count)
+
+            staging_sender = senders.StagingSender(producer, batch_messages, task, self.brokers)
+            bad_count = self._send_rows(iterator, staging_sender)
             return SinkCommitMessage(
-                staged.message_count,
-                bad,
+                staging_sender.staged_ranges.message_count,
+                bad_count,
                 query=task.query_id,
                 epoch=task.epoch,
-                topics=tuple(sorted(staging.topics)),
-                ranges=staged.ranges,
+                topics=tuple(sorted(staging_sender.topics)),
+                ranges=staging_sender.staged_ranges.ranges,
             )
+
+    def _send_rows(self, batches: Iterator[Any], sender: "Sender") -> int:
+        """Send all rows of the task with `sender`, and return the number of bad rows."""
+        from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
+
+        handler = bad_rows.BadRowHandler(
+            self.roles, self.options["topic"], self.options["badRows"], sender
+        )
+        senders.send_all(handler.prepare_rows(batches), sender)
+        return handler.bad_count
 
     def _commit(self, messages: list[SinkCommitMessage | None], label: str) -> int:
         """Commit the epoch if tasks staged rows, and return how many messages all tasks wrote.
@@ -614,29 +424,39 @@ class _Sink:
         Raises the client's errors if the epoch cannot be committed.
         """
         results = [message for message in messages if message is not None]
-        staged = [result for result in results if result.ranges]
-        if staged:
-            query_id = staged[0].query
-            epoch = staged[0].epoch
-            ranges = tuple(one for result in staged for one in result.ranges)
-            topics = {topic for result in staged for topic in result.topics}
-            timeout_s = self.options["timeoutMs"] / 1000
-            with open_admin(self.options) as admin:
-                committer = EpochCommitter(
-                    _make_master_call(admin),
-                    self.brokers,
-                    query_id,
-                    topics,
-                    pause=_wait,
-                    monotonic_s=SYSTEM_CLOCK.monotonic_s,
-                    timeout_s=timeout_s,
-                )
-                retry_during_outage(lambda: committer.commit(epoch, ranges), timeout_s)
-        total = sum(result.messages for result in results)
-        logger.info("%s: %d messages of %d tasks are stored", label, total, len(results))
-        if bad := sum(result.bad for result in results):
-            logger.warning("%s: %d bad rows, badRows=%s", label, bad, self.options["badRows"])
-        return total
+        staged_results = [result for result in results if result.ranges]
+        if staged_results:
+            self._commit_epoch(staged_results)
+        message_count = sum(result.messages for result in results)
+        logger.info("%s: %d messages of %d tasks are stored", label, message_count, len(results))
+        bad_count = sum(result.bad for result in results)
+        if bad_count:
+            logger.warning("%s: %d bad rows, badRows=%s", label, bad_count, self.options["badRows"])
+        return message_count
+
+    def _commit_epoch(self, staged_results: Sequence[SinkCommitMessage]) -> None:
+        """Commit the epoch of tasks that staged rows, which all have the same query and epoch.
+
+        Raises the client's errors if the epoch cannot be committed within the option timeoutMs.
+        """
+        epoch = staged_results[0].epoch
+        ranges: list[StagedRange] = []
+        topics: set[str] = set()
+        for result in staged_results:
+            ranges.extend(result.ranges)
+            topics.update(result.topics)
+        timeout_s = self.options["timeoutMs"] / 1000
+        with open_admin(self.options) as admin:
+            committer = EpochCommitter(
+                _make_master_call(admin),
+                self.brokers,
+                staged_results[0].query,
+                topics,
+                pause=_wait,
+                monotonic_s=SYSTEM_CLOCK.monotonic_s,
+                timeout_s=timeout_s,
+            )
+            retry_during_outage(lambda: committer.commit(epoch, tuple(ranges)), timeout_s)
 
     def _abort(self, messages: list[SinkCommitMessage | None], label: str) -> None:
         """Log that a write failed, and what becomes of the messages that its tasks have sent.
@@ -644,18 +464,23 @@ class _Sink:
         Nothing else is done: directly sent messages stay stored, and staged messages expire.
         `label` is the beginning of the log line.
         """
-        total = sum(message.messages for message in messages if message is not None)
+        results = [message for message in messages if message is not None]
+        message_count = sum(result.messages for result in results)
         if self.brokers:
             outcome = "staged messages expire without becoming visible"
         else:
             outcome = "messages are stored and not removed"
-        logger.warning("%s failed: %d %s", label, total, outcome)
+        logger.warning("%s failed: %d %s", label, message_count, outcome)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
     """The sink of `df.write.format("rocketmq").mode("append").save()`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        """Create the sink as `_Sink` does; the query's id is new unless the options have one.
+
+        Also raises ConfigurationError for a wrong id, or an epoch without an id.
+        """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryEpoch"] and options["queryId"] is None:
             raise ConfigurationError(
@@ -694,6 +519,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of `df.writeStream.format("rocketmq")`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        """Create the sink as `_Sink` does.
+
+        Also raises ConfigurationError if the options have an id or epoch of the query.
+        """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryId"] is not None or options["queryEpoch"]:
             raise ConfigurationError(

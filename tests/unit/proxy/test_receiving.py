@@ -34,6 +34,7 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import PERM_READ, PERM_WRITE, GroupConfig
 from sluicemq.net.work.background import run_now
 from sluicemq.proxy import messages as m
+from sluicemq.proxy.convert import parse_handle, to_subscription
 from sluicemq.proxy.limits import StatusError
 from sluicemq.proxy.local import make_local_proxy
 from sluicemq.proxy.messages import Code
@@ -41,11 +42,9 @@ from sluicemq.proxy.receiving import (
     ack_request,
     batch_ack_request,
     decode_popped,
-    parse_handle,
     poll_timeout_ms,
     pop_request,
     split_acks,
-    to_subscription,
 )
 from sluicemq.proxy.receiving import change_invisible_request as change_request_of
 from sluicemq.record.codec import encode_batch, encode_properties, encode_record

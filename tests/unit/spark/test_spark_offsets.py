@@ -6,13 +6,8 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.sources.offsets import (
-    QueueRange,
-    make_checkpoint,
-    parse_checkpoint,
-    resolve_offset_table,
-    split_ranges,
-)
+from sluicemq.spark.sources.checkpoints import make_checkpoint, parse_checkpoint
+from sluicemq.spark.sources.offsets import QueueRange, resolve_offset_table, split_ranges
 from sluicemq.spark.sources.stream import admit_offsets
 
 pytestmark = pytest.mark.slow

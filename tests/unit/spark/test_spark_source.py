@@ -20,10 +20,10 @@ from pyspark_rocketmq import DefaultSource
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, RouteNotFoundError
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.spark import errors, session, source
+from sluicemq.spark import errors, session
 from sluicemq.spark.filters import parse_predicates
 from sluicemq.spark.schema import parse_columns, to_spark_schema
-from sluicemq.spark.sources import identity
+from sluicemq.spark.sources import batch, identity
 from sluicemq.spark.sources import offsets as cluster
 
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
@@ -59,9 +59,9 @@ class FakeAdmin:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "open_admin", lambda _: FakeAdmin())
-    monkeypatch.setattr(source, "check_selector", lambda *_: None)
-    monkeypatch.setattr(source, "can_evaluate_selectors", lambda *_: True)
+    monkeypatch.setattr(batch, "open_admin", lambda _: FakeAdmin())
+    monkeypatch.setattr(batch, "check_selector", lambda *_: None)
+    monkeypatch.setattr(batch, "can_evaluate_selectors", lambda *_: True)
     monkeypatch.setattr(
         identity, "fetch_store_time", lambda _admin, _group, _queue, offset: 1000 + offset
     )
@@ -171,7 +171,7 @@ def test_time_predicates_keep_a_margin() -> None:
 
 
 def test_what_excludes_itself_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "open_admin", None)
+    monkeypatch.setattr(batch, "open_admin", None)
     one = reader(on("tags", "EqualTo", "AA"), filter__tags="UA")
     assert ranges(one) == []
     assert len(one.partitions()) == 1

@@ -8,13 +8,8 @@ import pytest
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.options import READ, StoreTimestamp, parse_options
-from sluicemq.spark.sources.offsets import (
-    TopicSelection,
-    make_checkpoint,
-    parse_checkpoint,
-    parse_topics,
-    resolve_offset_table,
-)
+from sluicemq.spark.sources.checkpoints import make_checkpoint, parse_checkpoint
+from sluicemq.spark.sources.offsets import TopicSelection, parse_topics, resolve_offset_table
 
 X0, Y0 = MessageQueue("x", "a", 0), MessageQueue("y", "a", 0)
 NAMES = [

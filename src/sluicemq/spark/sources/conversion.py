@@ -66,30 +66,33 @@ def decode_bodies(bodies: Any, body_format: BodyFormat, errors: Any) -> DecodedB
             pass
     else:
         convert = _make_json_converter(body_format.type)
-    values: list[Any] = [None] * len(bodies)
+
+    decoded: list[Any] = [None] * len(bodies)
     reasons: list[str | None] = errors.to_pylist()
     for row, body in enumerate(bodies.to_pylist()):
         if body is None:
             continue
         try:
-            text = body.decode()
-            values[row] = text if convert is None else convert(_parse_json(text))
-            continue
-        except UnicodeDecodeError as error:
-            reason = f"not UTF-8: {error.reason} at byte {error.start}"
-        except _MisfitError as error:
-            reason = f"not of the schema: {error}"
-        except (ValueError, RecursionError) as error:
-            reason = f"not JSON: {error}"
-        reasons[row] = shorten_reason(reason)
-    return DecodedBodies(
-        pa.array(values, to_arrow_type(body_format.type)), pa.array(reasons, pa.string())
-    )
+            body_text = body.decode()
+            decoded[row] = body_text if convert is None else convert(_parse_json(body_text))
+        except (ValueError, RecursionError, _MisfitError) as error:
+            reasons[row] = shorten_reason(_describe_bad_body(error))
+    arrow_type = to_arrow_type(body_format.type)
+    return DecodedBodies(pa.array(decoded, arrow_type), pa.array(reasons, pa.string()))
 
 
-def _reject_constant(word: str) -> Any:
+def _describe_bad_body(error: Exception) -> str:
+    """Return the reason why a body cannot be read, from the error of its decoding."""
+    if isinstance(error, UnicodeDecodeError):  # a ValueError, too
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    if isinstance(error, _MisfitError):
+        return f"not of the schema: {error}"
+    return f"not JSON: {error}"
+
+
+def _reject_constant(constant: str) -> Any:
     """Raise ValueError for NaN and Infinity, which Python's parser would accept."""
-    raise ValueError(f"{word} is not a JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 _parse_json: Final = json.JSONDecoder(parse_constant=_reject_constant).decode
@@ -105,37 +108,24 @@ _JSON_TYPES: Final[dict[type[DataType], tuple[tuple[type, ...], int]]] = {
 the sign (0 means no limit)."""
 
 
-def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
-    """Return a function that converts a JSON value into a value for the Spark type `kind`.
+def _make_json_converter(spark_type: DataType, path: str = "body") -> JsonConverter:
+    """Return a function that converts a JSON value into a value for a Spark type.
 
     null stays null. The function raises _MisfitError for a value of another type; `path` names the
     value in the text of the error, such as `body.legs[].to`.
     """
     # Arrow's own conversion would accept 1.5 as a whole number, and a string as a list of letters.
-    accepted_types, bits = _JSON_TYPES.get(type(kind), ((), 0))
-    expected = kind.simpleString()
+    accepted_types, bits = _JSON_TYPES.get(type(spark_type), ((), 0))
+    expected = spark_type.simpleString()
     convert_inner: JsonConverter | None = float if float in accepted_types else None
-    if isinstance(kind, StructType):
-        field_converters = {
-            one.name: _make_json_converter(one.dataType, f"{path}.{one.name}")
-            for one in kind.fields
-        }
+    if isinstance(spark_type, StructType):
         accepted_types = (dict,)
         expected = "an object"
-
-        def convert_struct(value: Any) -> Any:
-            return {name: convert(value.get(name)) for name, convert in field_converters.items()}
-
-        convert_inner = convert_struct
-    elif isinstance(kind, ArrayType):
-        convert_element = _make_json_converter(kind.elementType, f"{path}[]")
+        convert_inner = _make_struct_converter(spark_type, path)
+    elif isinstance(spark_type, ArrayType):
         accepted_types = (list,)
         expected = "a list"
-
-        def convert_list(value: Any) -> Any:
-            return [convert_element(one) for one in value]
-
-        convert_inner = convert_list
+        convert_inner = _make_list_converter(spark_type, path)
     limit = 1 << bits
 
     def convert(value: Any) -> Any:
@@ -151,6 +141,29 @@ def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
         return value if convert_inner is None else convert_inner(value)
 
     return convert
+
+
+def _make_struct_converter(spark_type: StructType, path: str) -> JsonConverter:
+    """Return a function that converts a JSON object into a struct; see `_make_json_converter`."""
+    field_converters = {
+        field.name: _make_json_converter(field.dataType, f"{path}.{field.name}")
+        for field in spark_type.fields
+    }
+
+    def convert_struct(json_object: Any) -> Any:
+        return {name: convert(json_object.get(name)) for name, convert in field_converters.items()}
+
+    return convert_struct
+
+
+def _make_list_converter(spark_type: ArrayType, path: str) -> JsonConverter:
+    """Return a function that converts a JSON list into an array; see `_make_json_converter`."""
+    convert_element = _make_json_converter(spark_type.elementType, f"{path}[]")
+
+    def convert_list(json_list: Any) -> Any:
+        return [convert_element(element) for element in json_list]
+
+    return convert_list
 
 
 def shorten_reason(reason: str) -> str:
@@ -198,29 +211,39 @@ def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any,
     """
     if type_name == "string":
         return texts, 0, ""
+    # Each distinct text is converted once.
     encoded = texts.dictionary_encode()
-    distinct = encoded.dictionary
-    arrow_type = ARROW_TYPES[type_name]
-    is_simple = pa.array([False] * len(distinct), pa.bool_())
-    if type_name in _SIMPLE_NUMBERS:
-        is_simple = pc.match_substring_regex(distinct, _SIMPLE_NUMBERS[type_name])
-    if is_simple.true_count == len(distinct):
-        values = distinct.cast(arrow_type)
-    else:
-        # Simple values are converted by Arrow, the others one by one; then both are merged.
-        null = pa.scalar(None, pa.string())
-        parsed: list[Any] = []
-        for text in pc.if_else(is_simple, null, distinct).to_pylist():
-            try:
-                parsed.append(None if text is None else _PARSERS[type_name](text, name))
-            except (FilterEvaluationError, KeyError):
-                parsed.append(None)
-        values = pa.array(parsed, arrow_type)
-        if is_simple.true_count:
-            simple_values = pc.if_else(is_simple, distinct, null).cast(arrow_type)
-            values = pc.if_else(is_simple, simple_values, values)
-    column = values.take(encoded.indices)
+    distinct_texts = encoded.dictionary
+    distinct_values = _convert_distinct_texts(distinct_texts, type_name, name)
+    column = distinct_values.take(encoded.indices)
     bad_count = column.null_count - texts.null_count
     if not bad_count:
         return column, 0, ""
-    return column, bad_count, distinct.filter(values.is_null())[0].as_py()
+    bad_texts = distinct_texts.filter(distinct_values.is_null())
+    return column, bad_count, bad_texts[0].as_py()
+
+
+def _convert_distinct_texts(texts: Any, type_name: str, name: str) -> Any:
+    """Return the strings as a column of the type, with null in place of bad values.
+
+    Arrow converts simple values (`_SIMPLE_NUMBERS`); the others are converted one by one.
+    """
+    arrow_type = ARROW_TYPES[type_name]
+    is_simple = pa.array([False] * len(texts), pa.bool_())
+    if type_name in _SIMPLE_NUMBERS:
+        is_simple = pc.match_substring_regex(texts, _SIMPLE_NUMBERS[type_name])
+    if is_simple.true_count == len(texts):
+        return texts.cast(arrow_type)
+
+    null = pa.scalar(None, pa.string())
+    parsed: list[Any] = []
+    for text in pc.if_else(is_simple, null, texts).to_pylist():
+        try:
+            parsed.append(None if text is None else _PARSERS[type_name](text, name))
+        except (FilterEvaluationError, KeyError):
+            parsed.append(None)
+    parsed_values = pa.array(parsed, arrow_type)
+    if not is_simple.true_count:
+        return parsed_values
+    simple_values = pc.if_else(is_simple, texts, null).cast(arrow_type)
+    return pc.if_else(is_simple, simple_values, parsed_values)

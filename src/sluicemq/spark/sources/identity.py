@@ -39,15 +39,8 @@ from sluicemq.errors import (
 )
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.spark.sources.offsets import (
-    Anchors,
-    Bounds,
-    Offsets,
-    QueueRange,
-    RangePartition,
-    ReadPlan,
-    queue_label,
-)
+from sluicemq.spark.sources.checkpoints import Anchors, Offsets
+from sluicemq.spark.sources.offsets import Bounds, QueueRange, RangePartition, ReadPlan, queue_label
 from sluicemq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
@@ -67,10 +60,10 @@ def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int)
 
     Return None if there is no such message. Raises SluiceError.
     """
-    result = admin.run(probe_queue(admin.directory, group, queue, offset))
-    if result.reset_to is not None:  # a RocketMQ broker may answer the first pull like this
-        result = admin.run(probe_queue(admin.directory, group, queue, offset))
-    return None if result.found is None else result.found.stored_ms
+    probed = admin.run(probe_queue(admin.directory, group, queue, offset))
+    if probed.reset_to is not None:  # a RocketMQ broker may answer the first pull like this
+        probed = admin.run(probe_queue(admin.directory, group, queue, offset))
+    return None if probed.found is None else probed.found.stored_ms
 
 
 class TopicIdentity:
@@ -112,17 +105,19 @@ class TopicIdentity:
             return None
         if anchor.stored_ms is None:
             return False  # retention had removed the message, and now there is another one
-        verified, first_offset = self._verified.get(queue, (None, 0))
+        verified_anchor, first_offset = self._verified.get(queue, (None, 0))
         # A topic that was created again begins at 0, so its first offset would be lower.
-        if verified == anchor and 0 < first_offset <= lowest:
+        if verified_anchor == anchor and 0 < first_offset <= lowest:
             return True
+
         self._checked_s[queue] = SYSTEM_CLOCK.monotonic_s()
         stored_ms = fetch_store_time(admin, self._group, queue, anchor.offset)
         if stored_ms is None:  # a hole, such as a broker's compaction leaves
             return None
-        if stored_ms == anchor.stored_ms:
-            self._verified[queue] = anchor, lowest
-        return stored_ms == anchor.stored_ms
+        if stored_ms != anchor.stored_ms:
+            return False
+        self._verified[queue] = anchor, lowest
+        return True
 
     def find_resume_offset(
         self,
@@ -146,10 +141,12 @@ class TopicIdentity:
             if passed_s < CHECK_PERIOD_S:
                 return offset
         is_same = self.is_same_queue(admin, queue, anchor, bounds)
-        if offset <= highest and is_same is not False:
+        has_changed = is_same is False  # None means unknown
+        if offset <= highest and not has_changed:
             return offset
+
         if self._fail_on_data_loss:
-            raise recreated_error(queue, offset, bounds, anchor if is_same is False else None)
+            raise recreated_error(queue, offset, bounds, anchor if has_changed else None)
         if is_same:
             logger.warning(
                 "%s of %r lost messages: the stream, which was at %d, continues at %d",
@@ -167,14 +164,12 @@ class TopicIdentity:
 
         The queues are those that `find_resume_offset` has found since the last call of this method.
         """
-        for topic, queues in self._recreated.items():
-            more = f" and {len(queues) - SHOWN_MAX} more" if len(queues) > SHOWN_MAX else ""
+        for topic, positions in self._recreated.items():
             logger.warning(
-                "the topic %r was deleted and created again: the stream, which was at %s%s,"
+                "the topic %r was deleted and created again: the stream, which was at %s,"
                 " continues at its beginning",
                 topic,
-                ", ".join(queues[:SHOWN_MAX]),
-                more,
+                _list_some(positions),
             )
         self._recreated.clear()
 
@@ -184,23 +179,27 @@ class TopicIdentity:
         `gone` has the offset up to which each queue was read. If loss is an error, raises
         OffsetOutOfRangeError instead. Does nothing if every queue was logged before.
         """
-        new = {queue: offset for queue, offset in gone.items() if queue not in self._gone}
-        if not new:
-            return
-        shown = ", ".join(
-            f"{queue_label(queue)} of {queue.topic!r} (read up to offset {offset})"
-            for queue, offset in sorted(new.items())[:SHOWN_MAX]
+        unlogged = sorted(
+            (queue, offset) for queue, offset in gone.items() if queue not in self._gone
         )
-        more = f" and {len(new) - SHOWN_MAX} more" if len(new) > SHOWN_MAX else ""
-        text = f"queues disappeared: {shown}{more}; messages after these offsets may be unread"
+        if not unlogged:
+            return
+        descriptions = [
+            f"{queue_label(queue)} of {queue.topic!r} (read up to offset {offset})"
+            for queue, offset in unlogged
+        ]
+        problem = (
+            f"queues disappeared: {_list_some(descriptions)}; messages after these offsets may be"
+            " unread"
+        )
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{text}.",
+                f"{problem}.",
                 fix="Set failOnDataLoss=false to continue with the remaining queues, or start with"
                 " a new checkpointLocation.",
             )
-        logger.warning("%s; the stream continues with the other queues", text)
-        self._gone.update(new)
+        logger.warning("%s; the stream continues with the other queues", problem)
+        self._gone.update(queue for queue, _ in unlogged)
 
     def clip_range(
         self,
@@ -217,69 +216,97 @@ class TopicIdentity:
         OffsetOutOfRangeError instead if loss is an error.
         """
         queue = planned.queue
-        (lowest, highest) = bounds
+        lowest, highest = bounds
         # True, False or None (unknown) for each anchor, in the same order.
         is_same = [self.is_same_queue(admin, queue, anchor, bounds) for anchor in anchors]
         if self._fail_on_data_loss:
             if False in is_same or planned.end > highest:
                 changed_anchor = anchors[is_same.index(False)] if False in is_same else None
                 raise recreated_error(queue, planned.end, bounds, changed_anchor)
-            if planned.start < lowest:
-                raise OffsetOutOfRangeError(
-                    f"retention deleted unread messages: {queue_label(queue)} of {queue.topic!r}"
-                    f" begins at {lowest} now, the stream was at {planned.start}:"
-                    f" {min(lowest, planned.end) - planned.start} messages are gone.",
-                    fix="Set failOnDataLoss=false to read what is left.",
-                )
-        start = max(planned.start, lowest)
-        end = min(planned.end, highest)
-        has_end_changed = bool(is_same) and is_same[0] is False
-        is_end_unproven = planned.end > highest and True not in is_same
-        if has_end_changed or is_end_unproven:
-            start = end  # the whole range belongs to a topic that does not exist any more
-        elif False in is_same:
-            start = lowest  # only the beginning of the range belongs to the deleted topic
-        left = QueueRange(queue, start, max(start, end))
-        if left != planned:
+            _check_retention(planned, lowest)
+
+        remaining = _find_remaining_range(planned, bounds, is_same)
+        if remaining != planned:
             logger.warning(
                 "%s: %d messages of the offsets %d to %d are left and read; the others are lost"
                 " (failOnDataLoss=false)",
                 queue_label(queue),
-                left.size,
+                remaining.size,
                 planned.start,
                 planned.end,
             )
-        return left
+        return remaining
 
-    def renew_anchors(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """Return the anchors `known`, renewed for the queues in `moved`.
+    def renew_anchors(self, admin: Admin, known_anchors: Anchors, moved: Bounds) -> Anchors:
+        """Return the anchors `known_anchors`, renewed for the queues in `moved`.
 
         For each of these queues, `moved` has its first stored offset and the offset after the last
         message that was read. The new anchor is that last message. An old anchor stays if its
         offset is in the newer half of the stored messages before the last one. A queue of `moved`
         has no anchor in the result if it is empty, or if it has a hole at the last message.
         """
-        anchors = dict(known)
+        anchors = dict(known_anchors)
         for queue, (lowest, end) in moved.items():
-            old = anchors.pop(queue, None)
-            last = end - 1
-            is_recent = (
-                old is not None
-                and lowest <= old.offset
-                and (old.offset - lowest) * 2 >= last - lowest
-            )
-            if old is not None and is_recent:
-                anchors[queue] = old
-            elif 0 <= last < lowest:
+            last_offset = end - 1
+            old_anchor = anchors.pop(queue, None)
+            if old_anchor is not None and _is_recent(old_anchor, lowest, last_offset):
+                anchors[queue] = old_anchor
+            elif 0 <= last_offset < lowest:
                 # Retention has removed the message: if there is one again, the topic is another.
-                anchors[queue] = Anchor(last, None)
-            elif last >= lowest:
-                stored_ms = fetch_store_time(admin, self._group, queue, last)
+                anchors[queue] = Anchor(last_offset, None)
+            elif last_offset >= lowest:
+                stored_ms = fetch_store_time(admin, self._group, queue, last_offset)
                 if stored_ms is not None:
                     self._checked_s[queue] = SYSTEM_CLOCK.monotonic_s()
-                    anchors[queue] = Anchor(last, stored_ms)
+                    anchors[queue] = Anchor(last_offset, stored_ms)
                     self._verified[queue] = anchors[queue], lowest
         return anchors
+
+
+def _find_remaining_range(
+    planned: QueueRange, bounds: tuple[int, int], is_same: Sequence[bool | None]
+) -> QueueRange:
+    """Return the part of a planned range that exists, within the bounds of the queue.
+
+    `is_same` is empty, or says for the anchors of the end and of the start of the micro-batch
+    whether the queue still contains them; None means that this is unknown.
+    """
+    lowest, highest = bounds
+    start = max(planned.start, lowest)
+    end = min(planned.end, highest)
+    has_end_changed = bool(is_same) and is_same[0] is False
+    is_end_unproven = planned.end > highest and True not in is_same
+    if has_end_changed or is_end_unproven:
+        start = end  # the whole range belongs to a topic that does not exist any more
+    elif False in is_same:
+        start = lowest  # only the beginning of the range belongs to the deleted topic
+    return QueueRange(planned.queue, start, max(start, end))
+
+
+def _check_retention(planned: QueueRange, lowest: int) -> None:
+    """Raise OffsetOutOfRangeError if a planned range begins before `lowest`, the first offset."""
+    if planned.start >= lowest:
+        return
+    queue = planned.queue
+    raise OffsetOutOfRangeError(
+        f"retention deleted unread messages: {queue_label(queue)} of {queue.topic!r}"
+        f" begins at {lowest} now, the stream was at {planned.start}:"
+        f" {min(lowest, planned.end) - planned.start} messages are gone.",
+        fix="Set failOnDataLoss=false to read what is left.",
+    )
+
+
+def _is_recent(anchor: Anchor, lowest: int, last_offset: int) -> bool:
+    """Return whether an anchor is in the newer half of the offsets `lowest` to `last_offset`."""
+    return anchor.offset >= lowest and (anchor.offset - lowest) * 2 >= last_offset - lowest
+
+
+def _list_some(descriptions: Sequence[str]) -> str:
+    """Return the first `SHOWN_MAX` texts, separated by commas, and how many more there are."""
+    listed = ", ".join(descriptions[:SHOWN_MAX])
+    if len(descriptions) > SHOWN_MAX:
+        listed += f" and {len(descriptions) - SHOWN_MAX} more"
+    return listed
 
 
 def recreated_error(
@@ -292,17 +319,17 @@ def recreated_error(
     """
     lowest, highest = bounds
     if anchor is None:
-        text = (
+        problem = (
             f"the stream is at {offset} of {queue_label(queue)} of {queue.topic!r}, which ends at"
             f" {highest}: the topic was deleted and created again, or the broker lost messages."
         )
     else:
-        text = (
+        problem = (
             f"the topic {queue.topic!r} was deleted and created again: {queue_label(queue)} has a"
             f" different message at offset {anchor.offset} than before; the read is at {offset},"
             f" the new topic has the offsets {lowest} to {highest}."
         )
-    return OffsetOutOfRangeError(text, fix=_FIX)
+    return OffsetOutOfRangeError(problem, fix=_FIX)
 
 
 # ---- queues and topics that disappeared
@@ -338,28 +365,26 @@ def find_existing_topics(
         admin.route(missing[0])  # raises RouteNotFoundError with the reason
     if missing:
         logger.warning(
-            "topics that do not exist are not read (failOnDataLoss=false): %s%s",
-            ", ".join(missing[:SHOWN_MAX]),
-            f" and {len(missing) - SHOWN_MAX} more" if len(missing) > SHOWN_MAX else "",
+            "topics that do not exist are not read (failOnDataLoss=false): %s", _list_some(missing)
         )
     return [topic for topic in topics if topic not in missing]
 
 
-def find_gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
-    """Return the queues of `known` that have disappeared, with their offsets.
+def find_gone_queues(admin: Admin, known_offsets: Offsets, bounds: Bounds) -> Offsets:
+    """Return the queues of `known_offsets` that have disappeared, with their offsets.
 
     A queue has disappeared if it is not in `bounds`, although its broker is registered. A queue
     that still responds and ends at its offset does not count: everything in it was read, and its
     topic has fewer queues to read now. Raises SluiceError.
     """
-    absent = {queue: offset for queue, offset in known.items() if queue not in bounds}
+    absent = {queue: offset for queue, offset in known_offsets.items() if queue not in bounds}
     if not absent:
         return {}
-    registered = admin.cluster_info().brokers
+    registered_brokers = admin.cluster_info().brokers
     return {
         queue: offset
         for queue, offset in absent.items()
-        if queue.broker in registered and not _is_completely_read(admin, queue, offset)
+        if queue.broker in registered_brokers and not _is_completely_read(admin, queue, offset)
     }
 
 
@@ -380,16 +405,18 @@ def fetch_end_anchors(admin: Admin, group: str, ranges: Sequence[QueueRange]) ->
     A queue has no anchor if there is no message at that offset. Raises SluiceError.
     """
     ends: Offsets = {}
-    for one in ranges:
-        ends[one.queue] = max(one.end, ends.get(one.queue, 0))
-    store_times = {
-        queue: fetch_store_time(admin, group, queue, end - 1) for queue, end in ends.items() if end
-    }
-    return {
-        queue: Anchor(ends[queue] - 1, stored_ms)
-        for queue, stored_ms in store_times.items()
-        if stored_ms is not None
-    }
+    for queue_range in ranges:
+        earlier_end = ends.get(queue_range.queue, 0)
+        ends[queue_range.queue] = max(queue_range.end, earlier_end)
+
+    anchors = {}
+    for queue, end in ends.items():
+        if not end:
+            continue
+        stored_ms = fetch_store_time(admin, group, queue, end - 1)
+        if stored_ms is not None:
+            anchors[queue] = Anchor(end - 1, stored_ms)
+    return anchors
 
 
 def set_anchors(
@@ -427,6 +454,10 @@ def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange 
         return planned
     if plan.fail_on_data_loss:
         raise recreated_error(partition.queue, partition.end, bounds, partition.anchor)
+
+    consequence = "the next micro-batch reads it"
+    if partition.is_batch:
+        consequence = "what it has there is read"
     logger.warning(
         "the topic %r was deleted and created again after the read of %d to %d of %s was planned:"
         " %s",
@@ -434,14 +465,15 @@ def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange 
         partition.start,
         partition.end,
         queue_label(partition.queue),
-        "what it has there is read" if partition.is_batch else "the next micro-batch reads it",
+        consequence,
     )
     if not partition.is_batch:
         return None
     lowest, highest = bounds
+    # The first partition of its queue also reads what the new topic has before the range.
     start = lowest if partition.is_first_of_queue else max(partition.start, lowest)
-    left = replace(planned, start=start, end=max(start, min(partition.end, highest)))
-    return left if left.size else None
+    end = min(partition.end, highest)
+    return replace(planned, start=start, end=end) if start < end else None
 
 
 def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
@@ -486,8 +518,12 @@ def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int
         raise
     finally:
         channel.close()
-    is_same = anchor.offset < answer.offset_max
+
     if answer.status is PullStatus.FOUND:
-        found = make_anchor(answer.data)
-        is_same = found.offset != anchor.offset or anchor.is_same_message(found)
+        stored_message = make_anchor(answer.data)
+        # A message at another offset means that the queue has a hole there.
+        has_hole = stored_message.offset != anchor.offset
+        is_same = has_hole or anchor.is_same_message(stored_message)
+    else:
+        is_same = anchor.offset < answer.offset_max
     return None if is_same else (answer.offset_min, answer.offset_max)

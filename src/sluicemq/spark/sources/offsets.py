@@ -1,4 +1,4 @@
-"""Decide what is read: topics, ranges of queue offsets, partitions; and the format of checkpoints.
+"""Decide what is read: topics, ranges of queue offsets, and partitions.
 
 A pattern of topics is matched against the whole name. It selects topics that users created. Retry
 and dead-letter topics are selected only if the pattern begins with `%` (`%DLQ%.*`), and system
@@ -17,23 +17,6 @@ and says if it cannot. The index of a RocketMQ broker may have holes after a cra
 files newer than the last checkpoint are deleted; rows would be missing. For these brokers `keys`
 becomes a SQL92 condition. A key with as many messages as one response can hold is not looked up:
 its queues are read completely.
-
-**Checkpoints** of a stream are JSON, which Spark stores (version 1):
-
-    {"version": 1, "topic": "flights", "filter": "TAG UA||AA", "queues": {"broker-a": {"0": 120}}}
-
-`queues` has the offset of the next message to read for each queue. `topic` is there so that a
-checkpoint of another topic is refused, and `filter` so that a change is noticed. A stream of
-several topics writes version 2: `queues` by topic first, and `topic` is the list or the pattern.
-
-    {…, "initial": true}              the start of a new stream, not read from a checkpoint
-    {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
-    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    anchors, see `identity.TopicIdentity`
-
-`from` contains the queues that the checkpoint before does not contain: those of a new stream, and
-new queues. Spark does not store where a stream started. After a crash in the first micro-batch it
-would ask again, and `latest` would mean another offset by then. `from` also contains the queues of
-a topic that was deleted and created again. Checkpoints of older versions have no `seen`.
 """
 
 import logging
@@ -79,11 +62,10 @@ from sluicemq.spark.schema import (
     parse_body_format,
     resolve_schema,
 )
+from sluicemq.spark.sources.checkpoints import Offsets, iterate_table
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
-CHECKPOINT_VERSION: Final = 1
-CHECKPOINT_VERSION_TOPICS: Final = 2
 ADMIN_TIMEOUT_S = 5.0
 PROBE_SELECTOR = "SluiceProbe IS NULL"
 INDEX_KEYS_MAX: Final = 32
@@ -92,7 +74,6 @@ CANDIDATE_GAP_MAX: Final = 4_096
 less than another task."""
 logger = logging.getLogger(__name__)
 
-Offsets = dict[MessageQueue, int]
 Bounds = dict[MessageQueue, tuple[int, int]]
 """For each queue, its first stored offset and the next offset to be written."""
 
@@ -126,8 +107,8 @@ class TopicSelection:
         """
         if self.pattern is None:
             return self.names
-        info = admin.cluster_info()
-        cluster_names = {*info.brokers, *info.clusters}
+        cluster_info = admin.cluster_info()
+        cluster_names = {*cluster_info.brokers, *cluster_info.clusters}
         return self.match(admin.topics(), cluster_names, allow_empty=allow_empty)
 
     def match(
@@ -144,19 +125,18 @@ class TopicSelection:
         the same name. Raises ConfigurationError if no topic is selected and `allow_empty` is False.
         """
         with_group_topics = (self.pattern or "").startswith("%")
-        names = [
-            name
-            for name in topics
-            if (with_group_topics or not is_group_topic(name))
-            and not is_system_topic(name, cluster_names)
-        ]
-        matching = [name for name in names if self.includes(name)]
-        if not matching and not allow_empty:
+        selectable = []
+        for topic in topics:
+            is_hidden = is_group_topic(topic) and not with_group_topics
+            if not is_hidden and not is_system_topic(topic, cluster_names):
+                selectable.append(topic)
+        selected = [topic for topic in selectable if self.includes(topic)]
+        if not selected and not allow_empty:
             raise ConfigurationError(
                 f"no topic matches the pattern {self.pattern!r}.",
-                fix=f"The topics are: {', '.join(names[:20]) or 'none'}.",
+                fix=f"The topics are: {', '.join(selectable[:20]) or 'none'}.",
             )
-        return matching
+        return selected
 
 
 def parse_topics(options: Options) -> TopicSelection:
@@ -164,13 +144,13 @@ def parse_topics(options: Options) -> TopicSelection:
 
     Raises ConfigurationError unless exactly one of `topic`, `topics` and `topicsPattern` is given.
     """
-    names = ("topic", "topics", "topicsPattern")
-    given = [name for name in names if options[name] is not None]
-    if not given:
+    option_names = ("topic", "topics", "topicsPattern")
+    given_names = [name for name in option_names if options[name] is not None]
+    if not given_names:
         options.require("topic")
-    if len(given) > 1:
+    if len(given_names) > 1:
         raise ConfigurationError(
-            f"the options {' and '.join(given)} are given together.", fix="Use one of them."
+            f"the options {' and '.join(given_names)} are given together.", fix="Use one of them."
         )
     if options["topicsPattern"] is not None:
         return TopicSelection(pattern=options["topicsPattern"])
@@ -207,19 +187,28 @@ def split_ranges(
     Each range is cut into pieces of nearly equal size. If that gives fewer than `partitions_min`
     pieces in all, ranges are cut further, in proportion to their size. Empty ranges are dropped.
     """
-    filled = [one for one in ranges if one.size]
-    piece_counts = [-(-one.size // records_max) for one in filled]
+    filled = [queue_range for queue_range in ranges if queue_range.size]
+    piece_counts = [-(-queue_range.size // records_max) for queue_range in filled]  # rounded up
     if partitions_min is not None and sum(piece_counts) < partitions_min:
-        total = sum(one.size for one in filled)
-        piece_counts = [
-            min(one.size, max(count, -(-one.size * partitions_min // total)))
-            for one, count in zip(filled, piece_counts, strict=True)
-        ]
+        all_records = sum(queue_range.size for queue_range in filled)
+        for index, queue_range in enumerate(filled):
+            share = -(-queue_range.size * partitions_min // all_records)  # rounded up
+            # A piece has at least one offset.
+            piece_counts[index] = min(queue_range.size, max(piece_counts[index], share))
+
     pieces = []
-    for one, count in zip(filled, piece_counts, strict=True):
-        cuts = [one.start + one.size * number // count for number in range(count + 1)]
-        pieces += [QueueRange(one.queue, start, end) for start, end in pairwise(cuts)]
+    for queue_range, piece_count in zip(filled, piece_counts, strict=True):
+        pieces += _cut_range(queue_range, piece_count)
     return pieces
+
+
+def _cut_range(queue_range: QueueRange, piece_count: int) -> list[QueueRange]:
+    """Return a range cut into pieces of nearly equal size."""
+    cuts = [
+        queue_range.start + queue_range.size * number // piece_count
+        for number in range(piece_count + 1)
+    ]
+    return [QueueRange(queue_range.queue, start, end) for start, end in pairwise(cuts)]
 
 
 # ---- bounds
@@ -285,22 +274,29 @@ def read_newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
         ranges = select_newest_ranges(fetch_bounds(admin, topics), options["inferMessages"])
         addresses = find_broker_addresses(admin, topics)
     for queue, offsets in ranges.items():
-        reader = BulkReader(
-            addresses[queue.broker],
-            queue.topic,
-            queue.queue_id,
-            offsets.start,
-            offsets.stop,
-            broker=queue.broker,
-            group=options["group"] or TOOLS_GROUP,
-            credentials=options.credentials,
-            tls=options.tls or False,
-            timeout_s=options["timeoutMs"] / 1000,
-        )
-        with reader:
-            for chunk in reader:
-                for message in decode_records(bytes(chunk), broker=queue.broker):
-                    yield message.properties
+        yield from _read_properties(options, addresses[queue.broker], queue, offsets)
+
+
+def _read_properties(
+    options: Options, address: str, queue: MessageQueue, offsets: range
+) -> Iterator[Mapping[str, str]]:
+    """Yield the properties of the messages at `offsets` of a queue, read from its broker."""
+    reader = BulkReader(
+        address,
+        queue.topic,
+        queue.queue_id,
+        offsets.start,
+        offsets.stop,
+        broker=queue.broker,
+        group=options["group"] or TOOLS_GROUP,
+        credentials=options.credentials,
+        tls=options.tls or False,
+        timeout_s=options["timeoutMs"] / 1000,
+    )
+    with reader:
+        for chunk in reader:
+            for message in decode_records(bytes(chunk), broker=queue.broker):
+                yield message.properties
 
 
 def resolve_starting_offsets(
@@ -341,12 +337,13 @@ def _resolve_offsets(
     time_ms = options[f"{side}Timestamp"]
     if time_ms is not None:
         return {
-            queue: low if low == high else min(high, max(low, index.offset_by_time(queue, time_ms)))
-            for queue, (low, high) in bounds.items()
+            queue: _resolve_time(index.offset_by_time, queue, time_ms, queue_bounds)
+            for queue, queue_bounds in bounds.items()
         }
-    if isinstance(chosen, str):
-        index_of_bound = 1 if chosen == "latest" else 0
-        return {queue: bound[index_of_bound] for queue, bound in bounds.items()}
+    if chosen == "latest":
+        return {queue: highest for queue, (_, highest) in bounds.items()}
+    if chosen == "earliest":
+        return {queue: lowest for queue, (lowest, _) in bounds.items()}
     return resolve_offset_table(
         chosen,
         bounds,
@@ -354,6 +351,22 @@ def _resolve_offsets(
         index.offset_by_time,
         fail_on_data_loss=options["failOnDataLoss"],
     )
+
+
+def _resolve_time(
+    offset_by_time: Callable[[MessageQueue, int], int],
+    queue: MessageQueue,
+    time_ms: int,
+    bounds: tuple[int, int],
+) -> int:
+    """Return the offset of a queue for a time, within the bounds of the queue.
+
+    An empty queue has only one offset, so its broker is not asked.
+    """
+    lowest, highest = bounds
+    if lowest == highest:
+        return lowest
+    return min(highest, max(lowest, offset_by_time(queue, time_ms)))
 
 
 def resolve_offset_table(
@@ -376,38 +389,53 @@ def resolve_offset_table(
     """
     choices = _flatten_offset_table(table, bounds, option)
     offsets = {}
-    for queue, (lowest, highest) in bounds.items():
+    for queue, queue_bounds in bounds.items():
+        lowest, highest = queue_bounds
         choice = choices[queue]
         if isinstance(choice, StoreTimestamp):
             offset = lowest
-            if offset_by_time is not None and lowest < highest:
-                offset = min(highest, max(lowest, offset_by_time(queue, choice.time_ms)))
+            if offset_by_time is not None:
+                offset = _resolve_time(offset_by_time, queue, choice.time_ms, queue_bounds)
         elif isinstance(choice, str):
             offset = lowest if choice == "earliest" else highest
         else:
             offset = choice
-        problem = (
-            f"the option {option!r} asks for offset {offset} of {queue_label(queue)}, which holds"
-            f" {lowest} to {highest}"
-        )
-        if offset > highest:
-            fix = "Choose an existing offset, or earliest or latest."
-            raise ConfigurationError(f"{problem}.", fix=fix)
-        if offset < lowest and fail_on_data_loss:
-            raise OffsetOutOfRangeError(
-                f"{problem}: {lowest - offset} messages are gone.",
-                fix="Set failOnDataLoss=false to read what is left, or choose earliest.",
-            )
-        if offset < lowest:
-            logger.warning(
-                "%s: offsets %d to %d of %s are gone and not read",
-                option,
-                offset,
-                lowest,
-                queue_label(queue),
-            )
+        _check_offset(offset, queue, queue_bounds, option, fail_on_data_loss=fail_on_data_loss)
         offsets[queue] = max(offset, lowest)
     return offsets
+
+
+def _check_offset(
+    offset: int,
+    queue: MessageQueue,
+    bounds: tuple[int, int],
+    option: str,
+    *,
+    fail_on_data_loss: bool,
+) -> None:
+    """Raise or log that a queue does not have an offset; see `resolve_offset_table`."""
+    lowest, highest = bounds
+    problem = (
+        f"the option {option!r} asks for offset {offset} of {queue_label(queue)}, which holds"
+        f" {lowest} to {highest}"
+    )
+    if offset > highest:
+        fix = "Choose an existing offset, or earliest or latest."
+        raise ConfigurationError(f"{problem}.", fix=fix)
+    if offset >= lowest:
+        return
+    if fail_on_data_loss:
+        raise OffsetOutOfRangeError(
+            f"{problem}: {lowest - offset} messages are gone.",
+            fix="Set failOnDataLoss=false to read what is left, or choose earliest.",
+        )
+    logger.warning(
+        "%s: offsets %d to %d of %s are gone and not read",
+        option,
+        offset,
+        lowest,
+        queue_label(queue),
+    )
 
 
 def _flatten_offset_table(
@@ -419,25 +447,49 @@ def _flatten_offset_table(
     although several topics are read.
     """
     topics = sorted({queue.topic for queue in bounds})
-    inner = [value for one in table.values() for value in one.values()]
-    is_by_topic = any(isinstance(value, Mapping) for value in inner)
-    if not is_by_topic and len(topics) != 1:
+    if _is_by_topic(table):
+        choices = dict(iterate_table(table))
+    elif len(topics) == 1:
+        choices = dict(iterate_table({topics[0]: table}))
+    else:
         raise ConfigurationError(
             f"the option {option!r} names brokers, but several topics are read.",
             fix='Write {"topic": {"broker": {"0": 120}}}.',
         )
-    choices = dict(iterate_table(table if is_by_topic else {topics[0]: table}))
-    has_several_topics = len({queue.topic for queue in (*choices, *bounds)}) > 1
-    for wrong, verb, fix in (
-        (sorted(set(choices) - set(bounds)), "names", "It is not in the topic's route."),
-        (sorted(set(bounds) - set(choices)), "does not name", "Every queue needs an offset."),
-    ):
-        if wrong:
-            listed = ", ".join(
-                f"{queue.topic}:" * has_several_topics + queue_label(queue) for queue in wrong[:5]
-            )
-            raise ConfigurationError(f"the option {option!r} {verb} {listed}.", fix=fix)
+
+    unknown = choices.keys() - bounds.keys()
+    if unknown:
+        listed = _list_queues(unknown, {*choices, *bounds})
+        fix = "It is not in the topic's route."
+        raise ConfigurationError(f"the option {option!r} names {listed}.", fix=fix)
+    missing = bounds.keys() - choices.keys()
+    if missing:
+        listed = _list_queues(missing, {*choices, *bounds})
+        fix = "Every queue needs an offset."
+        raise ConfigurationError(f"the option {option!r} does not name {listed}.", fix=fix)
     return choices
+
+
+def _is_by_topic(table: Mapping[str, Any]) -> bool:
+    """Return whether a table has the form {topic: {broker: {queue id: choice}}}.
+
+    Its other form is {broker: {queue id: choice}}.
+    """
+    for by_broker_or_queue in table.values():
+        for queues_or_choice in by_broker_or_queue.values():
+            if isinstance(queues_or_choice, Mapping):
+                return True
+    return False
+
+
+def _list_queues(queues: Iterable[MessageQueue], all_queues: Iterable[MessageQueue]) -> str:
+    """Return the first five of `queues` as a text, with topics if `all_queues` have several."""
+    has_several_topics = len({queue.topic for queue in all_queues}) > 1
+    labels = []
+    for queue in sorted(queues)[:5]:
+        label = queue_label(queue)
+        labels.append(f"{queue.topic}:{label}" if has_several_topics else label)
+    return ", ".join(labels)
 
 
 def narrow_ranges(
@@ -450,11 +502,8 @@ def narrow_ranges(
     several messages with the same time, and returns the last message for a time after it.
     """
     ranges = []
-    # In the order of the fields of a MessageQueue; None allows every value.
-    allowed = (pushed.topics, pushed.brokers, pushed.queue_ids)
     for queue in sorted(start):
-        parts = zip(queue, allowed, strict=True)
-        if any(values is not None and part not in values for part, values in parts):
+        if not _is_queue_allowed(queue, pushed):
             continue
         low = max(start[queue], pushed.offset_min)
         high = min(end[queue], pushed.offset_end)
@@ -467,16 +516,24 @@ def narrow_ranges(
     return ranges
 
 
+def _is_queue_allowed(queue: MessageQueue, pushed: PushedFilters) -> bool:
+    """Return whether messages of a queue can match the pushed predicates on its name."""
+    if pushed.topics is not None and queue.topic not in pushed.topics:
+        return False
+    if pushed.brokers is not None and queue.broker not in pushed.brokers:
+        return False
+    return pushed.queue_ids is None or queue.queue_id in pushed.queue_ids
+
+
 def find_broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
     """Return the address to read from for each broker that has one of the topics, by broker name.
 
     Raises RouteNotFoundError for a topic that does not exist, and the client's errors.
     """
-    return {
-        broker: address
-        for route in map(admin.route, topics)
-        for broker, address in find_read_addresses(route).items()
-    }
+    addresses: dict[str, str] = {}
+    for topic in topics:
+        addresses |= find_read_addresses(admin.route(topic))
+    return addresses
 
 
 def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: str) -> None:
@@ -487,11 +544,11 @@ def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: 
     is switched off.
     """
     now_ms = SYSTEM_CLOCK.now_ms()
-    topic_by_address = {
-        address: topic
-        for topic in topics
-        for address in find_broker_addresses(admin, [topic]).values()
-    }
+    # A broker with several of the topics is asked once.
+    topic_by_address = {}
+    for topic in topics:
+        for address in find_broker_addresses(admin, [topic]).values():
+            topic_by_address[address] = topic
     for address, topic in topic_by_address.items():
         subscription = Subscription(topic, expression, SQL92, version=now_ms)
         request = requests.check_subscription(f"spark@{os.getpid()}", group, subscription)
@@ -528,56 +585,61 @@ def narrow_ranges_by_keys(
     unchanged if the key index of its broker cannot be used; all are if there are more than
     `INDEX_KEYS_MAX` words or a value has no word.
     """
-    words = {value.split(" ")[0] for value in keys}
-    if len(words) > INDEX_KEYS_MAX or "" in words:
+    lookup_keys = {column_value.split(" ")[0] for column_value in keys}
+    if len(lookup_keys) > INDEX_KEYS_MAX or "" in lookup_keys:
         return ranges
+    # The result of `_find_key_offsets` by topic and broker.
     candidates_by_broker: dict[tuple[str, str], set[tuple[int, int]] | None] = {}
-    result: list[QueueRange] = []
-    for one in ranges:
-        topic, broker, queue_id = one.queue
+    narrowed: list[QueueRange] = []
+    for queue_range in ranges:
+        topic, broker, queue_id = queue_range.queue
         if (topic, broker) not in candidates_by_broker:
             candidates_by_broker[topic, broker] = _find_key_offsets(
-                admin, topic, addresses[broker], words
+                admin, topic, addresses[broker], lookup_keys
             )
         candidates = candidates_by_broker[topic, broker]
         if candidates is None:
-            result.append(one)
+            narrowed.append(queue_range)
+        else:
+            queue_offsets = {offset for queue, offset in candidates if queue == queue_id}
+            narrowed += _split_at_gaps(queue_range, queue_offsets)
+    return narrowed
+
+
+def _split_at_gaps(queue_range: QueueRange, candidates: set[int]) -> list[QueueRange]:
+    """Return ranges with all candidates in `queue_range`, and few other offsets.
+
+    Candidates that are at most `CANDIDATE_GAP_MAX` offsets apart are in one range.
+    """
+    pieces: list[QueueRange] = []
+    for offset in sorted(candidates):
+        if not queue_range.start <= offset < queue_range.end:
             continue
-        offsets = [offset for queue, offset in sorted(candidates) if queue == queue_id]
-        inside = [offset for offset in offsets if one.start <= offset < one.end]
-        if inside:
-            # Candidates that are close together are read in one range.
-            gaps = [
-                (left, right)
-                for left, right in pairwise(inside)
-                if right - left > CANDIDATE_GAP_MAX
-            ]
-            starts = [inside[0], *(right for _, right in gaps)]
-            ends = [*(left + 1 for left, _ in gaps), inside[-1] + 1]
-            result += [
-                QueueRange(one.queue, start, end) for start, end in zip(starts, ends, strict=True)
-            ]
-    return result
+        piece = QueueRange(queue_range.queue, offset, offset + 1)
+        if pieces:
+            last_candidate = pieces[-1].end - 1
+            if offset - last_candidate <= CANDIDATE_GAP_MAX:
+                piece = replace(pieces.pop(), end=offset + 1)
+        pieces.append(piece)
+    return pieces
 
 
 def _find_key_offsets(
-    admin: Admin, topic: str, address: str, words: set[str]
+    admin: Admin, topic: str, address: str, keys: set[str]
 ) -> set[tuple[int, int]] | None:
-    """Return (queue id, offset) of every message that has one of the keys `words`.
+    """Return (queue id, offset) of every message that has one of `keys`.
 
     Return None if the broker at `address` cannot answer that with certainty: it is not a SluiceMQ
     broker, does not respond, or a key has too many messages for one response.
     """
-    found: set[tuple[int, int]] = set()
+    key_offsets: set[tuple[int, int]] = set()
     try:
         if "sluiceVersion" not in admin.runtime(address):
             return None
-        config = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {})).body
-        limit = re.search(rb"^maxMsgsNumBatch=(\d+)", config, re.MULTILINE)
-        count_max = min(COUNT_MAX, int(limit[1])) if limit else 0
-        for word in words:
+        count_max = _fetch_response_limit(admin, address)
+        for key in keys:
             command = requests.messages_by_key(
-                topic, word, 0, TIME_MAX_MS, COUNT_MAX, is_unique=False
+                topic, key, 0, TIME_MAX_MS, COUNT_MAX, is_unique=False
             )
             response = admin.call(address, command)
             is_from_index = "indexLastUpdateTimestamp" in (response.fields or {})
@@ -585,12 +647,19 @@ def _find_key_offsets(
                 return None
             messages = decode_records(response.body)
             offsets = {(message.queue_id, message.queue_offset) for message in messages}
-            if len(offsets) >= count_max:
+            if len(offsets) >= count_max:  # there may be more messages than the response has
                 return None
-            found |= offsets
+            key_offsets |= offsets
     except SluiceError:
         return None
-    return found
+    return key_offsets
+
+
+def _fetch_response_limit(admin: Admin, address: str) -> int:
+    """Return how many messages of a key a broker returns at most; 0 if that is unknown."""
+    config = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {})).body
+    limit = re.search(rb"^maxMsgsNumBatch=(\d+)", config, re.MULTILINE)
+    return min(COUNT_MAX, int(limit[1])) if limit else 0
 
 
 # ---- what travels to executors
@@ -685,11 +754,12 @@ def make_partitions(
     `addresses` has each broker's address by name. If all ranges are empty, return one partition
     without messages.
     """
-    pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
-    partitions = [
-        RangePartition(piece.queue, piece.start, piece.end, addresses[piece.queue.broker])
-        for piece in pieces
-    ]
+    split = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
+    partitions = []
+    for queue_range in split:
+        queue = queue_range.queue
+        address = addresses[queue.broker]
+        partitions.append(RangePartition(queue, queue_range.start, queue_range.end, address))
     return partitions or make_empty_partitions()
 
 
@@ -699,100 +769,3 @@ def make_empty_partitions() -> list[InputPartition]:
     For an empty list, Spark would create a partition of its own.
     """
     return [RangePartition(None, 0, 0, "")]
-
-
-# ---- checkpoints
-
-
-Anchors = dict[MessageQueue, Anchor]
-
-
-def make_checkpoint(
-    label: str,
-    expression: str,
-    offsets: Mapping[MessageQueue, int],
-    *,
-    has_several_topics: bool = False,
-    anchors: Anchors | None = None,
-) -> dict[str, Any]:
-    """Return a checkpoint in the format of the module's docstring.
-
-    `label` is the text for the topics, `expression` is the filter with its kind (`TAG UA||AA`), and
-    `offsets` has the next offset of each queue. With `has_several_topics`, offsets are by topic
-    first (version 2). Without anchors, the part `seen` is left out.
-    """
-    checkpoint = {
-        "version": CHECKPOINT_VERSION_TOPICS if has_several_topics else CHECKPOINT_VERSION,
-        "topic": label,
-        "filter": expression,
-        "queues": offsets_to_table(offsets, by_topic=has_several_topics),
-    }
-    seen = {queue: list(anchor[:2]) for queue, anchor in (anchors or {}).items()}
-    if seen:
-        checkpoint["seen"] = offsets_to_table(seen, by_topic=has_several_topics)
-    return checkpoint
-
-
-def offsets_to_table(offsets: Mapping[MessageQueue, Any], *, by_topic: bool) -> dict[str, Any]:
-    """Return values of queues as {"broker": {"queue id": value}}; by topic first if `by_topic`.
-
-    Without `by_topic`, all queues must have the same topic.
-    """
-    topics: dict[str, dict[str, dict[str, Any]]] = {}
-    for queue, offset in sorted(offsets.items()):
-        brokers = topics.setdefault(queue.topic, {})
-        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
-    return topics if by_topic else next(iter(topics.values()), {})
-
-
-def iterate_table(table: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
-    """Yield (queue, value) for a table by topic, broker and queue id."""
-    for topic, brokers in table.items():
-        for broker, queues in brokers.items():
-            for queue_id, value in queues.items():
-                yield MessageQueue(topic, broker, int(queue_id)), value
-
-
-def parse_checkpoint(
-    checkpoint: Mapping[str, Any], topic: str | None, part: str = "queues"
-) -> Offsets:
-    """Return the offsets in one part of a checkpoint, "queues" or "from".
-
-    `topic` is the only topic of the stream. It is None for several topics; then the caller checks
-    the topics of the result. Raises ConfigurationError for a checkpoint of another topic, and for
-    JSON that is not a checkpoint of this source.
-    """
-    version = checkpoint.get("version")
-    is_known = version in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS)
-    if not is_known or not isinstance(checkpoint.get("queues"), dict):
-        raise ConfigurationError(
-            f"the checkpoint contains an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
-            fix="Use another checkpointLocation; this one was written by another source or by a"
-            " newer SluiceMQ.",
-        )
-    if topic is not None and (version != CHECKPOINT_VERSION or checkpoint.get("topic") != topic):
-        raise wrong_topic_error(str(checkpoint.get("topic")), topic)
-    return {queue: int(offset) for queue, offset in _iterate_part(checkpoint, part)}
-
-
-def parse_anchors(checkpoint: Mapping[str, Any]) -> Anchors:
-    """Return the anchors of a valid checkpoint. A checkpoint of an older version has none."""
-    return {
-        queue: Anchor(offset, time_ms)
-        for queue, (offset, time_ms) in _iterate_part(checkpoint, "seen")
-    }
-
-
-def _iterate_part(checkpoint: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
-    """Yield (queue, value) for one part of a checkpoint; nothing if the part is missing."""
-    table = checkpoint.get(part, {})
-    is_single = checkpoint.get("version") == CHECKPOINT_VERSION
-    return iterate_table({str(checkpoint.get("topic")): table} if is_single else table)
-
-
-def wrong_topic_error(topic: str, label: str) -> ConfigurationError:
-    """Return the error for a checkpoint of `topic`, which the stream for `label` does not read."""
-    return ConfigurationError(
-        f"the checkpoint is of the topic {topic!r}, but the stream reads {label!r}.",
-        fix="Use another checkpointLocation for another topic.",
-    )

@@ -22,8 +22,8 @@ directories import it.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +46,7 @@ from sluicemq.errors import (
 from sluicemq.files import is_locked
 from sluicemq.filter.subscriptions import make_filter
 from sluicemq.hints import did_you_mean
-from sluicemq.model.subscription import TAG
+from sluicemq.model.subscription import TAG, MessageFilter
 from sluicemq.model.system_names import SCHEDULE_TOPIC, revealed_names
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
@@ -66,6 +66,7 @@ from sluicemq.spark.sources.offsets import (
     QueueRange,
     RangePartition,
     ReadPlan,
+    TopicSelection,
     parse_topics,
     queue_label,
     select_newest_ranges,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_READ_WHAT_IS_LEFT: Final = "Set failOnDataLoss=false to read what is left."
 BLOCK_BYTES_MIN: Final = 1024 * 1024
 """Responses are joined until a block has this size. Batches of 10,000 rows and more cost the least
 per row in Spark (spec/spark.md)."""
@@ -142,14 +144,16 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         return
     statistics = ReadStatistics()
     decoder = make_decoder(plan, partition.queue.broker)
-    left = retry_during_outage(lambda: find_range_to_read(plan, partition), plan.timeout_s)
-    if left is None:
+    to_read = retry_during_outage(lambda: find_range_to_read(plan, partition), plan.timeout_s)
+    if to_read is None:
         return
-    part = RangePartition(left.queue, left.start, left.end, partition.address)
-    for block in join_chunks(_pull_chunks(plan, part, statistics)):
+    read_partition = RangePartition(to_read.queue, to_read.start, to_read.end, partition.address)
+    for block in join_chunks(_pull_chunks(plan, read_partition, statistics)):
         for batch in decoder.decode(block):
             yield finish_batch(batch, plan, partition.queue, statistics)
-    if left == QueueRange(partition.queue, partition.start, partition.end):
+
+    planned = QueueRange(partition.queue, partition.start, partition.end)
+    if to_read == planned:
         # Not if the queue had changed before the read: then the anchor would not match again.
         retry_during_outage(lambda: check_after_read(plan, partition), plan.timeout_s)
     statistics.log_problems(partition.queue)
@@ -163,18 +167,21 @@ def make_decoder(plan: ReadPlan, broker: str) -> RecordDecoder:
     find bad bodies and to report their offsets.
     """
     freeze_imports()
-    names = [column.name for column in plan.columns if column.property_name is None]
-    if {"body", ERROR_NAME} & set(names):
-        body = ["body"] if plan.body_format is not None else []
-        needed = [BODY_ERROR, "queue_offset", *body]
-        names = [name for name in dict.fromkeys((*names, *needed)) if name != ERROR_NAME]
-    promoted = {
-        column.name: column.property_name
-        for column in plan.columns
-        if column.property_name is not None
-    }
+    decoded_names = []
+    promoted = {}
+    for column in plan.columns:
+        if column.property_name is None:
+            decoded_names.append(column.name)
+        else:
+            promoted[column.name] = column.property_name
+    if "body" in decoded_names or ERROR_NAME in decoded_names:
+        decoded_names += [BODY_ERROR, "queue_offset"]
+        if plan.body_format is not None:
+            decoded_names.append("body")
+    # `finish_batch` adds the column `_error`.
+    distinct_names = [name for name in dict.fromkeys(decoded_names) if name != ERROR_NAME]
     return RecordDecoder(
-        names,
+        distinct_names,
         promoted=promoted,
         broker=broker,
         tags=plan.exact_tags,
@@ -212,25 +219,10 @@ def _pull_chunks(
     otherwise what is left is read. Raises the client's errors.
     """
     assert partition.queue is not None
-    topic, broker, queue_id = partition.queue
-    subscription = None if plan.subscription is None else replace(plan.subscription, topic=topic)
     start = partition.start
     outage = Outage(plan.timeout_s)
     while start < partition.end:
-        reader = BulkReader(
-            partition.address,
-            topic,
-            queue_id,
-            start,
-            partition.end,
-            subscription,
-            broker=broker,
-            group=plan.group,
-            credentials=plan.credentials,
-            tls=plan.tls or False,
-            batch_bytes=plan.batch_bytes,
-            timeout_s=plan.timeout_s,
-        )
+        reader = _make_bulk_reader(plan, partition, start)
         try:
             with reader:
                 for chunk in reader:
@@ -239,22 +231,18 @@ def _pull_chunks(
             start = partition.end
         except OffsetOutOfRangeError as error:
             if plan.fail_on_data_loss:
-                raise OffsetOutOfRangeError(
-                    str(error), fix="Set failOnDataLoss=false to read what is left."
-                ) from None
-            # If the queue begins behind the reader, read on at its first offset. Otherwise the
-            # queue ends before the reader, and nothing of the range is left.
-            first = _fetch_first_offset(plan, partition)
-            start = min(first, partition.end) if first > reader.position else partition.end
+                raise OffsetOutOfRangeError(str(error), fix=_READ_WHAT_IS_LEFT) from None
+            start = _skip_lost_offsets(plan, partition, reader.position)
             statistics.lost_offsets += start - reader.position
         except RequestError as error:
             if error.code not in NO_QUEUE_CODES:
                 raise
             if plan.fail_on_data_loss:
                 raise OffsetOutOfRangeError(
-                    f"{queue_label(partition.queue)} of {topic!r} disappeared before its offsets"
-                    f" {reader.position} to {partition.end} were read [{error.fact}].",
-                    fix="Set failOnDataLoss=false to read what is left.",
+                    f"{queue_label(partition.queue)} of {partition.queue.topic!r} disappeared"
+                    f" before its offsets {reader.position} to {partition.end} were read"
+                    f" [{error.fact}].",
+                    fix=_READ_WHAT_IS_LEFT,
                 ) from None
             statistics.lost_offsets += partition.end - reader.position
             start = partition.end
@@ -263,6 +251,41 @@ def _pull_chunks(
             outage.wait_before_retry(error)
         finally:
             statistics.bytes_read += reader.bytes_read
+
+
+def _make_bulk_reader(plan: ReadPlan, partition: RangePartition, start: int) -> BulkReader:
+    """Return a reader of the partition's range from the offset `start` on."""
+    assert partition.queue is not None
+    topic, broker, queue_id = partition.queue
+    subscription = None
+    if plan.subscription is not None:
+        subscription = replace(plan.subscription, topic=topic)
+    return BulkReader(
+        partition.address,
+        topic,
+        queue_id,
+        start,
+        partition.end,
+        subscription,
+        broker=broker,
+        group=plan.group,
+        credentials=plan.credentials,
+        tls=plan.tls or False,
+        batch_bytes=plan.batch_bytes,
+        timeout_s=plan.timeout_s,
+    )
+
+
+def _skip_lost_offsets(plan: ReadPlan, partition: RangePartition, position: int) -> int:
+    """Return the offset at which to read on, because the queue does not have `position`.
+
+    If the queue begins behind the position, that is its first offset. Otherwise the queue ends
+    before the position, and nothing of the range is left: the result is the end of the range.
+    """
+    first_offset = _fetch_first_offset(plan, partition)
+    if first_offset > position:
+        return min(first_offset, partition.end)
+    return partition.end
 
 
 def _fetch_first_offset(plan: ReadPlan, partition: RangePartition) -> int:
@@ -299,19 +322,20 @@ def finish_batch(
     for column in plan.columns:
         if column.property_name is None:
             continue
-        columns[column.name], count, example = convert_property_column(
+        columns[column.name], bad_count, example = convert_property_column(
             columns[column.name], column.type_name, column.property_name
         )
-        if count and plan.fail_on_bad_property:
+        if not bad_count:
+            continue
+        if plan.fail_on_bad_property:
             raise ConfigurationError(
                 f"the property {column.property_name!r} has the value {example!r}, which is not a"
                 f" valid {column.type_name}.",
                 fix="Choose another type, or set badProperties=null.",
             )
-        if count:
-            count_before = statistics.bad_properties.get(column.name, 0)
-            statistics.bad_properties[column.name] = count_before + count
-            statistics.examples.setdefault(column.name, example)
+        count_before = statistics.bad_properties.get(column.name, 0)
+        statistics.bad_properties[column.name] = count_before + bad_count
+        statistics.examples.setdefault(column.name, example)
     names = [column.name for column in plan.columns]
     return pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
 
@@ -362,7 +386,6 @@ def _format_decoder_errors(reasons: Any) -> Any:
 # ---- a store directory
 
 _NAMES_SHOWN: Final = 20
-_READ_WHAT_IS_LEFT: Final = "Set failOnDataLoss=false to read what is left."
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,13 +420,16 @@ class StoreLocation:
         """
         from sluicemq.store.readonly import StoreReader  # noqa: PLC0415 - not for brokers
 
+        def is_wanted(stored_topic: str, stored_queue_id: int) -> bool:
+            if topics is not None and stored_topic not in topics:
+                return False
+            return queue_id is None or queue_id == stored_queue_id
+
         return StoreReader.open(
             self.root,
             commit_log_path=self.log_path,
             consume_queue_path=self.queue_path,
-            is_wanted=lambda topic, number: (
-                (topics is None or topic in topics) and queue_id in (None, number)
-            ),
+            is_wanted=is_wanted,
             option="the option commitLogPath",
         )
 
@@ -413,35 +439,51 @@ class StoreLocation:
         Raises ConfigurationError for a topic that the store does not have, with the nearest name,
         and StoreError if the directory is not a store.
         """
-        from sluicemq.store.readonly import (  # noqa: PLC0415 - not for brokers
-            has_batch_queues,
-            topics_of_store,
-        )
+        from sluicemq.store.readonly import has_batch_queues  # noqa: PLC0415 - not for brokers
 
-        existing = set(topics_of_store(self.root, consume_queue_path=self.queue_path))
         selection = parse_topics(options)
-        if not existing.issuperset(selection.names) or selection.pattern is not None:
-            reader = self.open_reader(None)  # raises if the directory is not a store
-            existing.update(topic for topic, _ in reader.queues())
-            reader.close()
+        existing = self._list_topics(selection)
         if selection.pattern is not None:
             return list(selection.match(sorted(existing), revealed_names(existing)))
         for topic in selection.names:
-            if topic not in existing and has_batch_queues(self.root, topic):
+            if topic in existing:
+                continue
+            if has_batch_queues(self.root, topic):
                 raise ConfigurationError(
                     f"the topic {topic!r} in {self.root} has batch consume queues (BatchCQ), which"
                     " are not supported here.",
                     fix='Read it at its broker: format("rocketmq").',
                 )
-            if topic not in existing:
-                listed = ", ".join(sorted(existing)[:_NAMES_SHOWN]) or "none"
-                more = " …" if len(existing) > _NAMES_SHOWN else ""
-                raise ConfigurationError(
-                    f"the store in {self.root} has no topic {topic!r}.",
-                    fix=f"{did_you_mean(topic, sorted(existing), cutoff=0.5)} The topics are:"
-                    f" {listed}{more}.".lstrip(),
-                )
+            raise self._missing_topic_error(topic, sorted(existing))
         return list(selection.names)
+
+    def _list_topics(self, selection: TopicSelection) -> set[str]:
+        """Return the topics of the store.
+
+        Topics that are only in the log are found by reading it. That is not done if the directories
+        of the consume queues contain all listed topics. Raises StoreError if the log has to be read
+        and the directory is not a store.
+        """
+        from sluicemq.store.readonly import topics_of_store  # noqa: PLC0415 - not for brokers
+
+        topics = set(topics_of_store(self.root, consume_queue_path=self.queue_path))
+        if selection.pattern is None and topics.issuperset(selection.names):
+            return topics
+        reader = self.open_reader(None)  # raises if the directory is not a store
+        topics.update(topic for topic, _ in reader.queues())
+        reader.close()
+        return topics
+
+    def _missing_topic_error(self, topic: str, existing: Sequence[str]) -> ConfigurationError:
+        """Return the error for a topic that is not among the `existing` topics of the store."""
+        listed = ", ".join(existing[:_NAMES_SHOWN]) or "none"
+        if len(existing) > _NAMES_SHOWN:
+            listed += " …"
+        suggestion = did_you_mean(topic, existing, cutoff=0.5)
+        return ConfigurationError(
+            f"the store in {self.root} has no topic {topic!r}.",
+            fix=f"{suggestion} The topics are: {listed}.".lstrip(),
+        )
 
 
 class StorePartition(RangePartition):
@@ -521,16 +563,18 @@ class StoreSnapshot:
         if partition.queue is None:
             return partition
         topic, _, queue_id = partition.queue
-        start, units = self._reader.unflushed_units(topic, queue_id)
-        return StorePartition(partition, start, units if units and partition.end > start else b"")
+        tail_start, tail = self._reader.unflushed_units(topic, queue_id)
+        if partition.end <= tail_start:
+            tail = b""  # the partition needs none of these units
+        return StorePartition(partition, tail_start, tail)
 
     def read_newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
         """Yield the properties of the newest messages of every queue: about `count` in all."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
             scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
-            for places in scan.iter_places(offsets.start, offsets.stop):
-                for position in places.starts.tolist():
-                    yield decode_record(places.view, position).properties
+            for log_part in scan.iter_places(offsets.start, offsets.stop):
+                for position in log_part.starts.tolist():
+                    yield decode_record(log_part.view, position).properties
 
 
 @contextmanager
@@ -576,14 +620,9 @@ def read_store_partition(
     assert queue is not None
     statistics = ReadStatistics()
     decoder = make_decoder(plan, location.broker)
-    subscription = plan.subscription
-    # Units of delayed messages contain times where other units contain the hash of the tag
-    # (spec/store.md §3). For these messages, only the decoder compares tags.
-    if subscription is not None and queue.topic == SCHEDULE_TOPIC and subscription.kind == TAG:
-        subscription = subscription if plan.exact_tags is None else None
-    message_filter = None if subscription is None else make_filter(subscription)
+    message_filter = _make_store_filter(plan, queue.topic)
     reader = location.open_reader(frozenset({queue.topic}), queue.queue_id)
-    try:
+    with closing(reader), _store_errors_with_fix(location, queue):
         reader.add_units(queue.topic, queue.queue_id, partition.tail_start, partition.tail)
         scan = reader.scan_queue(
             queue.topic,
@@ -592,9 +631,23 @@ def read_store_partition(
             skips=not plan.fail_on_data_loss,
             check_bodies=check_bodies,
         )
-        for places in scan.iter_places(partition.start, partition.end):
-            for batch in decoder.decode_at(places.view, places.starts):
+        for log_part in scan.iter_places(partition.start, partition.end):
+            for batch in decoder.decode_at(log_part.view, log_part.starts):
                 yield finish_batch(batch, plan, queue, statistics)
+    statistics.lost_offsets = scan.missing_count
+    statistics.damaged_messages = scan.damaged_count
+    statistics.bytes_read = scan.log_bytes
+    statistics.log_problems(queue)
+
+
+@contextmanager
+def _store_errors_with_fix(location: StoreLocation, queue: MessageQueue) -> Iterator[None]:
+    """Return a context manager that adds to errors of a store how to read what is left.
+
+    A ProtocolError, of a record that cannot be decoded, becomes a StoreDamagedError.
+    """
+    try:
+        yield
     except (OffsetOutOfRangeError, StoreDamagedError) as error:
         fix = f"{error.fix} {_READ_WHAT_IS_LEFT}"
         raise type(error)(error.fact + ".", fix=fix) from None
@@ -605,9 +658,19 @@ def read_store_partition(
             fix="Run `sluice store verify` to see all damage, or read the undamaged messages with"
             " checkBodies=true and failOnDataLoss=false.",
         ) from None
-    finally:
-        reader.close()
-    statistics.lost_offsets = scan.missing_count
-    statistics.damaged_messages = scan.damaged_count
-    statistics.bytes_read = scan.log_bytes
-    statistics.log_problems(queue)
+
+
+def _make_store_filter(plan: ReadPlan, topic: str) -> MessageFilter | None:
+    """Return the filter with which a store's queue of `topic` is scanned; None reads all messages.
+
+    Units of delayed messages, the 20-byte entries of a consume queue, contain times where other
+    units contain the hash of the tag (spec/store.md §3). For these messages, only the decoder
+    compares tags.
+    """
+    subscription = plan.subscription
+    if subscription is None:
+        return None
+    is_delayed = topic == SCHEDULE_TOPIC
+    if is_delayed and subscription.kind == TAG and plan.exact_tags is not None:
+        return None
+    return make_filter(subscription)

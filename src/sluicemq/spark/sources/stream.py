@@ -27,7 +27,6 @@ text, and would run empty micro-batches without end for two texts of the same of
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -54,6 +53,15 @@ from sluicemq.spark.filters import (
     try_at_brokers,
 )
 from sluicemq.spark.options import STREAM, Options, parse_options
+from sluicemq.spark.sources.checkpoints import (
+    Anchors,
+    Offsets,
+    make_checkpoint,
+    offsets_to_table,
+    parse_anchors,
+    parse_checkpoint,
+    wrong_topic_error,
+)
 from sluicemq.spark.sources.identity import (
     TopicIdentity,
     fetch_existing_bounds,
@@ -61,25 +69,18 @@ from sluicemq.spark.sources.identity import (
     set_anchors,
 )
 from sluicemq.spark.sources.offsets import (
-    Anchors,
     Bounds,
-    Offsets,
     QueueRange,
     RangePartition,
     check_selector,
     fetch_bounds,
     find_broker_addresses,
-    make_checkpoint,
     make_partitions,
     make_read_plan,
-    offsets_to_table,
     open_admin,
-    parse_anchors,
-    parse_checkpoint,
     parse_topics,
     queue_label,
     resolve_starting_offsets,
-    wrong_topic_error,
 )
 from sluicemq.wire.bodies import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 
@@ -113,17 +114,29 @@ def admit_offsets(
     over time, and the sum of the shares never exceeds the limit. A queue never goes back: if
     `latest` is lower than its start, it stays at its start.
     """
-    shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
-    total = sum(shares.values())
-    if count_max is not None and total > count_max:
-        lags = shares
-        shares = {queue: count_max * lag // total for queue, lag in lags.items()}
-        # Rounding down leaves some offsets of the limit, which the largest remainders get.
-        left = count_max - sum(shares.values())
-        by_remainder = sorted(lags, key=lambda queue: (-(count_max * lags[queue] % total), queue))
-        for queue in by_remainder[:left]:
-            shares[queue] += 1
+    lags = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
+    shares = lags
+    if count_max is not None and sum(lags.values()) > count_max:
+        shares = _share_limit(lags, count_max)
     return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+
+
+def _share_limit(lags: Mapping[MessageQueue, int], count_max: int) -> Offsets:
+    """Return a share of `count_max` for each queue, in proportion to its lag.
+
+    The sum of the lags must be greater than `count_max`.
+    """
+    lag_sum = sum(lags.values())
+    shares = {}
+    remainders = {}
+    for queue, lag in lags.items():
+        shares[queue], remainders[queue] = divmod(count_max * lag, lag_sum)
+    # Rounding down leaves some offsets of the limit, which the largest remainders get.
+    unassigned_count = count_max - sum(shares.values())
+    by_remainder = sorted(lags, key=lambda queue: (-remainders[queue], queue))
+    for queue in by_remainder[:unassigned_count]:
+        shares[queue] += 1
+    return shares
 
 
 def admit_bytes(
@@ -139,29 +152,44 @@ def admit_bytes(
     sizes change slowly, the result is accurate to some per cent. It is not if a queue alternates
     between thousands of small and thousands of large messages. Raises SluiceError.
     """
-
-    def allowed_count(mean_bytes: float) -> int:
-        """Return how many messages of this mean size a queue may advance by; at least 1."""
-        return max(1, int(bytes_per_queue / mean_bytes)) if mean_bytes else 1
-
     ends = dict(latest)
-    lags = {queue: end - start.get(queue, 0) for queue, end in latest.items()}
-    lagging = [queue for queue, lag in lags.items() if lag > 0]
+    lagging = [queue for queue, end in latest.items() if end > start.get(queue, 0)]
     bytes_per_queue = max(1, bytes_max // max(1, len(lagging)))
     for queue in lagging:
-        first = start.get(queue, 0)
-        first_mean = sample_mean_bytes(admin, group, queue, first)
-        count = min(lags[queue], allowed_count(first_mean))
-        for _ in range(SAMPLE_ROUNDS_MAX):
-            offsets = {first + count // 2, first + count - 1} - {first}
-            further = [sample_mean_bytes(admin, group, queue, offset) for offset in offsets]
-            means = [mean for mean in (first_mean, *further) if mean]
-            previous = count
-            count = min(count, allowed_count(sum(means) / max(1, len(means))))
-            if count * 5 >= previous * 4:
-                break
-        ends[queue] = first + count
+        first_offset = start.get(queue, 0)
+        lagging_range = QueueRange(queue, first_offset, latest[queue])
+        ends[queue] = first_offset + _admit_count(admin, group, lagging_range, bytes_per_queue)
     return ends
+
+
+def _admit_count(admin: Admin, group: str, lagging: QueueRange, bytes_max: int) -> int:
+    """Return how many messages from the start of a range have about `bytes_max` stored bytes.
+
+    The result is from 1 to the size of the range; `admit_bytes` describes how it is estimated.
+    """
+    first_mean = sample_mean_bytes(admin, group, lagging.queue, lagging.start)
+    count = min(lagging.size, _messages_in(bytes_max, first_mean))
+    for _ in range(SAMPLE_ROUNDS_MAX):
+        middle_and_last = {lagging.start + count // 2, lagging.start + count - 1}
+        further_means = [
+            sample_mean_bytes(admin, group, lagging.queue, offset)
+            for offset in middle_and_last - {lagging.start}
+        ]
+        known_means = [mean for mean in (first_mean, *further_means) if mean]
+        mean_bytes = sum(known_means) / max(1, len(known_means))
+        previous_count = count
+        count = min(count, _messages_in(bytes_max, mean_bytes))
+        has_shrunk_much = count * 5 < previous_count * 4
+        if not has_shrunk_much:
+            break
+    return count
+
+
+def _messages_in(bytes_max: int, mean_bytes: float) -> int:
+    """Return how many messages of a mean size fit into `bytes_max`; 1 if the size is unknown."""
+    if not mean_bytes:
+        return 1
+    return max(1, int(bytes_max / mean_bytes))
 
 
 def sample_mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
@@ -215,14 +243,14 @@ def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
 # ---- the readers
 
 
-def create_stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
+def create_stream_reader(user_options: Mapping[str, str], schema: StructType) -> Any:
     """Return the stream reader for the Spark version that runs.
 
-    `given` are the user's options. This function never raises a SluiceError: for wrong options it
-    returns a `FailedStreamReader`, which raises the error when Spark uses it.
+    `user_options` are the options as Spark passes them. This function never raises a SluiceError:
+    for wrong options it returns a `FailedStreamReader`, which raises the error when Spark uses it.
     """
     try:
-        options = parse_options(given, STREAM)
+        options = parse_options(user_options, STREAM)
         if SupportsTriggerAvailableNow is not None:
             return AdmissionControlStreamReader(options, schema)
         for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
@@ -298,17 +326,22 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         """The anchors at that end."""
         self._planned_end: dict[str, Any] | None = None
         """The last checkpoint of `latestOffset`, whose queues were checked when it was made."""
+        self._set_plan(schema)
+        self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
+
+    def _set_plan(self, schema: StructType) -> None:
+        """Set `plan`, how executors read, and the filter: `expression` and `matches_nothing`."""
         label = self.topics.label
         subscription_and_tags = build_subscription(
-            label, options["filter.tags"], options["filter.sql"], PushedFilters()
+            label, self.options["filter.tags"], self.options["filter.sql"], PushedFilters()
         )
         self.matches_nothing = subscription_and_tags is None
-        subscription, tags = subscription_and_tags or (Subscription(label), None)
+        subscription, exact_tags = subscription_and_tags or (Subscription(label), None)
         self.plan = replace(
-            make_read_plan(options, schema), subscription=subscription, exact_tags=tags
+            make_read_plan(self.options, schema), subscription=subscription, exact_tags=exact_tags
         )
+        # In the form in which checkpoints contain it.
         self.expression = f"{subscription.kind} {subscription.expression}"
-        self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_admin": None}
@@ -338,44 +371,55 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         Raises OffsetOutOfRangeError if messages are gone and loss is an error, RouteNotFoundError
         if a broker with a queue to read is not registered, and the client's errors.
         """
-
-        def plan_partitions(admin: Admin) -> list[InputPartition]:
-            """Return the partitions of the queues in `moved`, without queues that disappeared."""
-            bounds, _ = fetch_existing_bounds(admin, sorted({queue.topic for queue in moved}))
-            gone = find_gone_queues(admin, moved, bounds)
-            self.identity.check_gone(gone)
-            present = {queue: stop for queue, stop in moved.items() if queue not in gone}
-            addresses = find_broker_addresses(admin, sorted({queue.topic for queue in present}))
-            ranges = []
-            for queue, stop in sorted(present.items()):
-                if queue.broker not in addresses:
-                    raise RouteNotFoundError(
-                        f"the broker of {queue_label(queue)} is not in the route of"
-                        f" {queue.topic!r}.",
-                        fix="Start it again; the stream continues where it was.",
-                    )
-                queue_bounds = admin.offsets(queue)
-                planned = QueueRange(queue, starts.get(queue, queue_bounds[0]), stop)
-                known_anchors = [by_queue.get(queue) for by_queue in anchors]
-                ranges.append(self.identity.clip_range(admin, planned, queue_bounds, known_anchors))
-            partitions = make_partitions(self.options, ranges, addresses)
-            return list(set_anchors(partitions, parse_anchors(end), is_batch=False))
-
         with errors_without_traceback():
             starts = self._parse_offsets(start)
             ends = self._parse_offsets(end)
-            new = self._parse_offsets(end, "from")
-            starts |= new
+            restarts = self._parse_offsets(end, "from")
+            starts |= restarts
             # The queues to read, with their ends. A queue that is in no start is new.
             moved = {queue: stop for queue, stop in ends.items() if stop > starts.get(queue, -1)}
             if not moved or self.matches_nothing:
                 return []
-            start_anchors = {
-                queue: anchor for queue, anchor in parse_anchors(start).items() if queue not in new
-            }
-            # The queues of a micro-batch that this process has just planned were checked then.
-            anchors = () if end == self._planned_end else (parse_anchors(end), start_anchors)
-            return self._call_admin(plan_partitions)
+
+            end_anchors = parse_anchors(end)
+            anchors_to_check: tuple[Anchors, ...] = ()
+            if end != self._planned_end:
+                # The queues of a micro-batch that this process has just planned were checked then.
+                start_anchors = {
+                    queue: anchor
+                    for queue, anchor in parse_anchors(start).items()
+                    if queue not in restarts
+                }
+                anchors_to_check = (end_anchors, start_anchors)
+            ranges, addresses = self._call_admin(self._plan_ranges, starts, moved, anchors_to_check)
+            partitions = make_partitions(self.options, ranges, addresses)
+            return list(set_anchors(partitions, end_anchors, is_batch=False))
+
+    def _plan_ranges(
+        self, admin: Admin, starts: Offsets, ends: Offsets, anchors: Sequence[Anchors]
+    ) -> tuple[list[QueueRange], dict[str, str]]:
+        """Return the ranges to read of the queues in `ends`, and the addresses of their brokers.
+
+        Queues that disappeared are left out; the others are checked by `anchors`. A queue that is
+        not in `starts` is read from its first offset. Raises the errors of `partitions`.
+        """
+        bounds, _ = fetch_existing_bounds(admin, sorted({queue.topic for queue in ends}))
+        gone = find_gone_queues(admin, ends, bounds)
+        self.identity.check_gone(gone)
+        present = {queue: stop for queue, stop in ends.items() if queue not in gone}
+        addresses = find_broker_addresses(admin, sorted({queue.topic for queue in present}))
+        ranges = []
+        for queue, stop in sorted(present.items()):
+            if queue.broker not in addresses:
+                raise RouteNotFoundError(
+                    f"the broker of {queue_label(queue)} is not in the route of {queue.topic!r}.",
+                    fix="Start it again; the stream continues where it was.",
+                )
+            queue_bounds = admin.offsets(queue)
+            planned = QueueRange(queue, starts.get(queue, queue_bounds[0]), stop)
+            queue_anchors = [anchor_by_queue.get(queue) for anchor_by_queue in anchors]
+            ranges.append(self.identity.clip_range(admin, planned, queue_bounds, queue_anchors))
+        return ranges, addresses
 
     def read(self, partition: RangePartition) -> Any:
         """Yield the Arrow batches of one partition. Spark calls this in an executor."""
@@ -394,18 +438,13 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         group = self.options["group"]
         if group is None:
             return
-
-        def commit_all(admin: Admin) -> None:
-            for queue, offset in offsets.items():
-                admin.commit_offset(group, queue, offset)
-
         try:
             offsets = self._parse_offsets(end)
             if not self._is_group_registered:
                 topics = sorted({queue.topic for queue in offsets})
                 self._call_admin(register_group, group, topics)
                 self._is_group_registered = True
-            self._call_admin(commit_all)
+            self._call_admin(_commit_offsets, group, offsets)
         except SluiceError as error:
             logger.warning("cannot commit offsets to the group %r: %s", group, error)
 
@@ -434,15 +473,16 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
         return attempt() if is_first else retry_during_outage(attempt, self.plan.timeout_s)
 
-    def _parse_offsets(self, checkpoint: Mapping[str, Any], part: str = "queues") -> Offsets:
-        """Return the offsets in one part of a checkpoint, "queues" or "from", after checking both.
+    def _parse_offsets(self, checkpoint: Mapping[str, Any], section: str = "queues") -> Offsets:
+        """Return the offsets in one section of a checkpoint, "queues" or "from", and check it.
 
         Raises ConfigurationError for a checkpoint of another topic, and (see `_check_filter`) for a
         checkpoint of another filter under `onFilterChange=fail`. Once a changed filter has been
         accepted and logged, the filters of later checkpoints are not compared any more.
         """
         label = self.topics.label
-        offsets = parse_checkpoint(checkpoint, None if self.has_several_topics else label, part)
+        only_topic = None if self.has_several_topics else label
+        offsets = parse_checkpoint(checkpoint, only_topic, section)
         for queue in offsets:
             if not self.topics.includes(queue.topic):
                 raise wrong_topic_error(queue.topic, label)
@@ -458,17 +498,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         `onFilterChange=continue`, the change is logged instead, and `_is_filter_change_logged`
         becomes True.
         """
-        if written == self.expression:
+        if written == self.expression or _have_equal_trees(str(written), self.expression):
             return
-        # SQL92 expressions are compared as trees, because an earlier version joined their texts in
-        # another way.
-        split = [str(one).partition(" ") for one in (written, self.expression)]
-        with suppress(FilterSyntaxError):
-            trees = [
-                to_tree(Subscription("", text, kind)) for kind, _, text in split if kind == SQL92
-            ]
-            if len(trees) == 2 and trees[0] == trees[1]:
-                return
         if self.options["onFilterChange"] == "fail":
             raise ConfigurationError(
                 f"the checkpoint was written with the filter {written!r}, but the stream has"
@@ -496,53 +527,79 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         bounds, gone = self._call_admin(self._fetch_bounds_and_gone, start)
         start = {queue: offset for queue, offset in start.items() if queue not in gone}
         anchors = {queue: anchor for queue, anchor in anchors.items() if queue not in gone}
-        starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
-        for queue in (one for one in start if one in bounds):  # in the order of the checkpoint
-            starts[queue] = self._call_admin(
-                self.identity.find_resume_offset,
-                queue,
-                start[queue],
-                bounds[queue],
-                anchors.get(queue),
-            )
-        self.identity.log_recreated_topics()
-        ends = {queue: highest for queue, (_, highest) in bounds.items()}
-        if self.available_now_end is not None:
-            ends = {
-                queue: min(ends[queue], stop)
-                for queue, stop in self.available_now_end.items()
-                if queue in ends
-            }
+
+        starts = self._find_starts(start, bounds, anchors)
+        latest = self._find_latest_ends(bounds)
         if bytes_max is not None:
-            ends = self._call_admin(admit_bytes, self.plan.group, starts, ends, bytes_max)
-        ends = start | admit_offsets(starts, ends, count_max)
+            latest = self._call_admin(admit_bytes, self.plan.group, starts, latest, bytes_max)
+        # A queue whose broker does not respond keeps its offset of the checkpoint.
+        ends = start | admit_offsets(starts, latest, count_max)
+
         restarted = {
             queue for queue, offset in starts.items() if start.get(queue, offset) != offset
         }
-        moved = {
-            queue: (bounds[queue][0], end)
-            for queue, end in ends.items()
-            if queue in bounds and (queue in restarted or start.get(queue) != end)
-        }
-        kept = {queue: anchor for queue, anchor in anchors.items() if queue not in restarted}
-        end_anchors = self._call_admin(self.identity.renew_anchors, kept, moved)
+        for queue in restarted:
+            anchors.pop(queue, None)  # it is of the deleted topic, or of lost messages
+        moved = {}
+        for queue, end in ends.items():
+            has_moved = queue in restarted or start.get(queue) != end
+            if queue in bounds and has_moved:
+                lowest, _ = bounds[queue]
+                moved[queue] = (lowest, end)
+        end_anchors = self._call_admin(self.identity.renew_anchors, anchors, moved)
         return _MicroBatch(starts, ends, end_anchors, restarted)
 
-    def _fetch_bounds_and_gone(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
-        """Return the bounds of every existing queue, and the queues of `known` that disappeared.
+    def _find_starts(self, start: Offsets, bounds: Bounds, anchors: Anchors) -> Offsets:
+        """Return the offset at which the next micro-batch begins, for each queue in `bounds`.
 
-        Queues that disappeared are logged. Raises OffsetOutOfRangeError for them if loss is an
-        error, and RouteNotFoundError for a listed topic that was never read or whose broker is not
-        registered.
+        `start` has the offsets of the checkpoint. A queue that is not in it begins at its first
+        offset. Topics that were created again are logged. Raises OffsetOutOfRangeError for them if
+        loss is an error.
         """
-        bounds, missing = self._fetch_bounds(admin)
-        gone = find_gone_queues(admin, known, bounds)
+        starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
+        for queue, offset in start.items():  # in the order of the checkpoint
+            if queue in bounds:
+                starts[queue] = self._call_admin(
+                    self.identity.find_resume_offset,
+                    queue,
+                    offset,
+                    bounds[queue],
+                    anchors.get(queue),
+                )
+        self.identity.log_recreated_topics()
+        return starts
+
+    def _find_latest_ends(self, bounds: Bounds) -> Offsets:
+        """Return the offset at which the next micro-batch ends at the latest, by queue.
+
+        With Trigger.AvailableNow, these are only the queues of `available_now_end`.
+        """
+        if self.available_now_end is None:
+            return {queue: highest for queue, (_, highest) in bounds.items()}
+        latest = {}
+        for queue, stop in self.available_now_end.items():
+            if queue in bounds:
+                _, highest = bounds[queue]
+                latest[queue] = min(highest, stop)
+        return latest
+
+    def _fetch_bounds_and_gone(
+        self, admin: Admin, known_offsets: Offsets
+    ) -> tuple[Bounds, Offsets]:
+        """Return the bounds of every existing queue, and the queues that disappeared.
+
+        `known_offsets` are those of the checkpoint. Queues that disappeared are logged. Raises
+        OffsetOutOfRangeError for them if loss is an error, and RouteNotFoundError for a listed
+        topic that was never read or whose broker is not registered.
+        """
+        bounds, missing_topics = self._fetch_bounds(admin)
+        gone = find_gone_queues(admin, known_offsets, bounds)
         self.identity.check_gone(gone)
-        for topic in missing:
-            queues = {queue for queue in known if queue.topic == topic}
-            was_never_read = not queues
-            have_some_not_gone = not queues <= gone.keys()
-            if have_some_not_gone or (was_never_read and self.options["failOnDataLoss"]):
+        for topic in missing_topics:
+            known_queues = {queue for queue in known_offsets if queue.topic == topic}
+            was_never_read = not known_queues
+            are_some_not_gone = not known_queues <= gone.keys()
+            if are_some_not_gone or (was_never_read and self.options["failOnDataLoss"]):
                 admin.route(topic)  # raises RouteNotFoundError with the reason
         return bounds, gone
 
@@ -554,18 +611,24 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         and the client's errors.
         """
         topics = self.topics.resolve(admin, allow_empty=True)
-        bounds, missing = fetch_existing_bounds(admin, topics)
-        existing = [topic for topic in topics if topic not in missing]
+        bounds, missing_topics = fetch_existing_bounds(admin, topics)
+        existing_topics = [topic for topic in topics if topic not in missing_topics]
+        if existing_topics and not self._is_filter_checked:
+            self._check_filter_at_brokers(admin, existing_topics)
+        return bounds, missing_topics
+
+    def _check_filter_at_brokers(self, admin: Admin, topics: Sequence[str]) -> None:
+        """Check that each broker of the topics accepts the filter, and log its findings."""
         subscription = self.plan.subscription
-        if existing and not self._is_filter_checked and subscription is not None:
-            if subscription.kind == SQL92:
-                check_selector(admin, existing, self.plan.group, subscription.expression)
-            log_filter_findings(
-                self.options["filter.sql"],
-                lambda expression: try_at_brokers(admin, existing, expression),
-            )
-            self._is_filter_checked = True
-        return bounds, missing
+        if subscription is None:
+            return
+        if subscription.kind == SQL92:
+            check_selector(admin, topics, self.plan.group, subscription.expression)
+        log_filter_findings(
+            self.options["filter.sql"],
+            lambda expression: try_at_brokers(admin, topics, expression),
+        )
+        self._is_filter_checked = True
 
     def _make_checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
         """Return the checkpoint of this stream with these offsets and anchors."""
@@ -577,23 +640,48 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             anchors=anchors,
         )
 
-    def _make_end_checkpoint(self, known: Offsets, micro_batch: _MicroBatch) -> dict[str, Any]:
+    def _make_end_checkpoint(self, stored: Offsets, micro_batch: _MicroBatch) -> dict[str, Any]:
         """Return the checkpoint at the end of a micro-batch.
 
-        `known` are the offsets of the checkpoint before. The part `from` of the new checkpoint has
-        the start of each queue that is not in `known`, or that was restarted; it is left out if
-        there is none.
+        `stored` are the offsets of the checkpoint before. The section `from` of the new checkpoint
+        has the start of each queue that is not in `stored`, or that was restarted; it is left out
+        if there is none.
         """
-        unknown = {
-            queue: offset
-            for queue, offset in micro_batch.starts.items()
-            if queue in micro_batch.ends and (queue not in known or queue in micro_batch.restarted)
-        }
+        unstored_starts = {}
+        for queue, offset in micro_batch.starts.items():
+            is_start_stored = queue in stored and queue not in micro_batch.restarted
+            if queue in micro_batch.ends and not is_start_stored:
+                unstored_starts[queue] = offset
         checkpoint = self._make_checkpoint(micro_batch.ends, micro_batch.anchors)
-        if unknown:
-            table = offsets_to_table(unknown, by_topic=self.has_several_topics)
+        if unstored_starts:
+            table = offsets_to_table(unstored_starts, by_topic=self.has_several_topics)
             checkpoint["from"] = table
         return checkpoint
+
+
+def _commit_offsets(admin: Admin, group: str, offsets: Offsets) -> None:
+    """Commit the offset of each queue to a consumer group. Raises the client's errors."""
+    for queue, offset in offsets.items():
+        admin.commit_offset(group, queue, offset)
+
+
+def _have_equal_trees(first_filter: str, second_filter: str) -> bool:
+    """Return whether two filters are SQL92 expressions with equal trees.
+
+    A filter is its kind and its expression, such as `SQL92 delay > 60`. The texts of equal
+    expressions may differ, because an earlier version joined conditions in another way. Return
+    False if one of the expressions does not compile.
+    """
+    trees = []
+    for described_filter in (first_filter, second_filter):
+        kind, _, expression = described_filter.partition(" ")
+        if kind != SQL92:
+            return False
+        try:
+            trees.append(to_tree(Subscription("", expression, kind)))
+        except FilterSyntaxError:
+            return False
+    return trees[0] == trees[1]
 
 
 class PlainStreamReader(StreamReader):
