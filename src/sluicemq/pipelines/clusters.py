@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name of this mo
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
 from sluicemq.pipelines.ready import format_table, load_messages
-from sluicemq.spark.sources.offsets import offsets_to_table
+from sluicemq.spark.sources.checkpoints import offsets_to_table
 
 SAMPLE_MESSAGES: Final = 2_000
 """The number of newest messages of an origin topic with which its clusters are compared."""

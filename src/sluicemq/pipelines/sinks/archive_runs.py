@@ -21,7 +21,8 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.pipelines.ready import Folder
 from sluicemq.pipelines.sinks.verify import COLUMNS
 from sluicemq.spark.schema import BASE_TYPES, ERROR_NAME, EXTRA_TYPES
-from sluicemq.spark.sources.offsets import Offsets, QueueRange, iterate_table, offsets_to_table
+from sluicemq.spark.sources.checkpoints import Offsets, iterate_table, offsets_to_table
+from sluicemq.spark.sources.offsets import QueueRange
 
 VERSION: Final = 1
 """The version of the format of run files."""
