@@ -217,10 +217,10 @@ class ReplicationGate(Protocol):
         """How long an answer may wait for the gate, in seconds."""
         ...
 
-    def wait(self, end: int, on_open: Callable[[int | BaseException], None]) -> None:
-        """Call `on_open(position)` once enough replicas have the log up to `end`.
+    def wait(self, end: int, callback: Callable[[int | BaseException], None]) -> None:
+        """Call `callback(position)` once enough replicas have the log up to `end`.
 
-        That may be at once. `on_open(error)` is called instead if it can never happen.
+        That may be at once. `callback(error)` is called instead if it can never happen.
         """
         ...
 

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import secrets
-import socket
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -62,7 +61,13 @@ from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.accept import ListeningSockets, log_protected_mode
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import FairScheduler, ServerLimits
-from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
+from sluicemq.net.network import (
+    SOCKET_NETWORK,
+    Listener,
+    Network,
+    duplicate_sockets,
+    with_tls,
+)
 from sluicemq.net.tls import broker_client_tls
 from sluicemq.net.work.background import offload_to_executor
 from sluicemq.store.store import Store
@@ -229,9 +234,7 @@ class Broker:
         Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
         start; then the broker is closed.
         """
-        sockets: dict[int, socket.socket] = {}
-        for server in self._servers:
-            sockets.update(server.duplicate_sockets())
+        sockets = duplicate_sockets(self._servers)
         try:
             await self._end_role()
             self.term = term

@@ -11,7 +11,7 @@ caller, bytes arrive in order, nothing is lost, and no limit applies.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -56,6 +56,17 @@ class Listener(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def duplicate_sockets(listeners: Iterable[Listener]) -> ListeningSockets:
+    """Return duplicates of the listening sockets of several servers, by port.
+
+    The caller closes those that it does not pass on.
+    """
+    sockets: dict[int, Any] = {}
+    for listener in listeners:
+        sockets.update(listener.duplicate_sockets())
+    return sockets
 
 
 class StreamListener(Protocol):

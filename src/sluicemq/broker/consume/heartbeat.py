@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sluicemq.broker.consume.client_memory import CONSUMER, estimate_member_bytes
 from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot
 from sluicemq.broker.consume.contracts import ContractError
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
-from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.topics import UNIT_SYS_FLAG
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
@@ -65,6 +64,16 @@ OPAQUE_MAX: Final = 0x7FFFFFFF
 _FRAME_PREFIX: Final = struct.Struct(">II")
 PRODUCERS_PER_STEP: Final = 256
 """The number of producer groups that are updated in one step."""
+
+
+class ProducerGroups(Protocol):
+    """What heartbeats use of `produce.producers.Producers`, which describes it."""
+
+    groups: dict[str, dict[Peer, Member]]
+
+    def record_heartbeat(self, group: str, member: Member) -> None: ...
+
+    def unregister(self, group: str, peer: Peer) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +126,7 @@ class HeartbeatHandlers(BrokerComponent):
     """
 
     def __init__(
-        self, context: BrokerContext, *, consumers: Consumers, producers: Producers
+        self, context: BrokerContext, *, consumers: Consumers, producers: "ProducerGroups"
     ) -> None:
         """Create the handlers. `consumers` and `producers` are the tables of members."""
         super().__init__(context)

@@ -1,13 +1,45 @@
 """One stream of an HTTP/2 connection: a request and its response."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sluicemq.net import http2_limits as limits
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire import http2 as h
 
-if TYPE_CHECKING:
-    from sluicemq.net.http2.connection import Http2Connection
+
+class StreamConnection(Protocol):
+    """What a stream uses of its `Http2Connection`, where the attributes are described."""
+
+    buffered_bytes: int
+    frame_bytes_max: int
+    is_refused: bool
+    largest_delta: int
+    queued_bytes: int
+    send_window: int
+    stalled_streams: dict[int, "Stream"]
+    stream_window: int
+
+    @property
+    def header_list_bytes(self) -> int: ...
+
+    @property
+    def now_s(self) -> float: ...
+
+    @property
+    def peer(self) -> Peer: ...
+
+    def has_to_pause(self) -> bool: ...
+
+    def resume_later(self, stream: "Stream") -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def rank_stream(self, stream: "Stream") -> None: ...
+
+    def response_completed(self, stream: "Stream") -> None: ...
+
+    def remove_stream(self, stream: "Stream") -> None: ...
 
 
 class Stream:
@@ -31,7 +63,7 @@ class Stream:
     )
 
     def __init__(
-        self, connection: "Http2Connection", stream_id: int, headers: dict[str, str]
+        self, connection: StreamConnection, stream_id: int, headers: dict[str, str]
     ) -> None:
         """Create the stream that a request with `headers` has opened on a connection."""
         self.connection = connection
@@ -214,5 +246,5 @@ class Stream:
         return True
 
 
-StreamFactory = Callable[["Http2Connection", int, dict[str, str]], Stream]
+StreamFactory = Callable[[StreamConnection, int, dict[str, str]], Stream]
 """Return the stream for a new request: `(connection, stream_id, headers)`."""

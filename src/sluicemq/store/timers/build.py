@@ -8,7 +8,7 @@ put into the first slot.
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
@@ -31,19 +31,11 @@ from sluicemq.store.timers.state import TimerFiles, TimerStart
 _CHUNK_UNITS: Final = 256
 
 
-class BuildResult(NamedTuple):
-    """The result of a build: the number of waiting timed messages, overdue ones included."""
-
-    waiting: int
-    overdue: int
-    """The number of waiting messages that are overdue."""
-
-
-def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> BuildResult:
+def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> int:
     """Build wheel, timer log and checkpoint of a store from its commit log, as of `now_ms`.
 
-    If the existing files can be trusted, change nothing and return BuildResult(0, 0). The call
-    blocks. Raises OSError and StoreError.
+    Return the number of timed messages that wait, overdue ones included. If the existing files
+    can be trusted, change nothing and return 0. The call blocks. Raises OSError and StoreError.
     """
     timers = TimerFiles(
         store,
@@ -54,7 +46,7 @@ def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: i
     )
     start = timers.load()
     if not start.is_rebuilt:
-        return BuildResult(0, 0)
+        return 0
     return _Building(store, timers, config, now_ms, start).run()
 
 
@@ -77,12 +69,12 @@ class _Building:
         self._undelivered: list[OverdueMessage] = []
         self._waiting = 0
 
-    def run(self) -> BuildResult:
+    def run(self) -> int:
         """Read the whole timer queue, fill wheel and log, save and seal them.
 
         Messages that the checkpoint counts as delivered, or whose delivery is found in their own
-        queue, are left out. The other overdue ones are added to the first slot. Return their
-        numbers.
+        queue, are left out. The other overdue ones are added to the first slot. Return the
+        number of messages that wait.
         """
         last_record = self._read_queue()
         late_records = self._read_late_records()
@@ -96,7 +88,7 @@ class _Building:
         late_offsets = [record.queue_offset for record, _ in late_records]
         self._save_files(min(late_offsets, default=self._timers.queue_offset))
         self._timers.seal()
-        return BuildResult(self._waiting, len(late_records))
+        return self._waiting
 
     def _read_queue(self) -> ParsedRecord | None:
         """Add the messages of the timer queue to their slots, and look up which were delivered.

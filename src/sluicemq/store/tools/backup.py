@@ -621,13 +621,13 @@ def _build_derived_files(
     for key in store.queues():
         offset_min, offset_end = store.queue_offsets(*key)
         message_count += offset_end - offset_min
-    timers = build_timer_files(store, files, config, clock.now_ms())
+    timed_messages = build_timer_files(store, files, config, clock.now_ms())
     report = RestoreReport(
         start=store.log_start,
         end=store.written_offset,
         moment=moment,
         messages=message_count,
-        timed_messages=timers.waiting,
+        timed_messages=timed_messages,
     )
     store.close()
     if not config.index_enable:
