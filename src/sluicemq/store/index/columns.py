@@ -1,6 +1,6 @@
 """The keys of many records at once, and the slots of an index file, as NumPy columns.
 
-`record.codec.keyed_hashes` finds the keys of one record; this module does the same for thousands.
+`record.codec.hash_keys` finds the keys of one record; this module does the same for thousands.
 It examines only the properties, never the bodies. The properties of each record are copied into one
 row of a matrix, followed by a separator (0x02) and zeros:
 
@@ -12,7 +12,7 @@ the value of KEYS is split into words at spaces.
 
 The Java string hash of `topic#key` is computed from the hashes of `topic#` and of the key, which
 `record.table.java_hashes` computes. Rows with very long properties or with text beyond ASCII are
-*odd*: they are handed to `keyed_hashes`. A batch that is just being appended may already have the
+*odd*: they are handed to `hash_keys`. A batch that is just being appended may already have the
 table of its properties. Then its keys are found without reading the log (`key_columns_of_batch`).
 
 Slots (slot -> number of its newest entry) are an anonymous array of 4 bytes a slot (20 MB for
