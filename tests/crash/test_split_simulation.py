@@ -94,7 +94,7 @@ def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_member = PullChecks._member_subscription
+    of_member = PullChecks._find_member_subscription
 
     def watch(
         self: PullChecks, reading: PullContext, group: ConsumerGroup
@@ -102,7 +102,7 @@ def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> N
         is_known = group.find_member(reading.peer, reading.fields) is not None
         return of_member(self, reading, group) if is_known else None
 
-    monkeypatch.setattr(PullChecks, "_member_subscription", watch)
+    monkeypatch.setattr(PullChecks, "_find_member_subscription", watch)
 
 
 PLANTED: list[tuple[Plant, int]] = [

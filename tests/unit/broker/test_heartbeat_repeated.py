@@ -139,7 +139,7 @@ def test_the_second_one_is_known_and_counts(
     body = bodies.encode_heartbeat(beat)
     client.call(34, {}, body)  # the group is made
     settled = client.call(34, {}, body)
-    monkeypatch.setattr(heartbeat.HeartbeatHandlers, "_process", None)
+    monkeypatch.setattr(heartbeat.HeartbeatHandlers, "_process_heartbeat", None)
     for _ in range(3):
         broker.clock.advance(100)
         answer = client.call(34, {}, body)

@@ -355,20 +355,20 @@ class ConsumerFilters:
         self._is_full = not has_room
         return has_room
 
-    def _save_expression(self, saved: ConsumerFilter) -> None:
+    def _save_expression(self, consumer_filter: ConsumerFilter) -> None:
         """Add an expression to the table, or replace the one of the same group and topic.
 
         Also update `size_bytes`, mark the document as changed, and call `on_sql92_topic` if the
         expression is alive.
         """
-        expression_by_topic = self.table.setdefault(saved.group, {})
-        replaced = expression_by_topic.get(saved.topic)
+        expression_by_topic = self.table.setdefault(consumer_filter.group, {})
+        replaced = expression_by_topic.get(consumer_filter.topic)
         if replaced is not None:
             self.size_bytes -= _estimate_entry_bytes(replaced)
-        self.size_bytes += _estimate_entry_bytes(saved)
-        expression_by_topic[saved.topic] = saved
-        if not saved.is_dead:
-            self._on_sql92_topic(saved.topic)
+        self.size_bytes += _estimate_entry_bytes(consumer_filter)
+        expression_by_topic[consumer_filter.topic] = consumer_filter
+        if not consumer_filter.is_dead:
+            self._on_sql92_topic(consumer_filter.topic)
         self.document.changed = True
 
 

@@ -143,8 +143,8 @@ class LongPolls:
         """Retry the pop that has waited longest, then the next one as long as messages are left.
 
         Stop at a pop whose retry is pending, or becomes pending because its connection has used up
-        its share of time: this pop keeps the offer. Remove pops whose connection has closed. Called
-        for each commit: keep it cheap.
+        its share of time: this pop gets the messages later. Remove pops whose connection has
+        closed. Called for each commit: keep it cheap.
         """
         while pops:
             parked, peer = next(iter(pops.items()))

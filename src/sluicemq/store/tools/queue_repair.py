@@ -220,12 +220,14 @@ class QueueRepair:
         bases = self._file_bases.setdefault(key, set())
         base = position - position % file_bytes
         # Queues have no missing files: create those between the last one and this one.
-        previous_base = base - file_bytes
-        last_base = max((known for known in bases if known < base), default=previous_base)
-        if base - last_base > NEW_FILES_MAX * file_bytes:
-            # The earlier file is a leftover of a deleted topic.
-            last_base = previous_base
-        for new_base in range(last_base + file_bytes, base + 1, file_bytes):
+        first_new_base = base
+        earlier_bases = [file_base for file_base in bases if file_base < base]
+        if earlier_bases:
+            # A file that is far before this one is a leftover of a deleted topic.
+            last_base = max(earlier_bases)
+            if base - last_base <= NEW_FILES_MAX * file_bytes:
+                first_new_base = last_base + file_bytes
+        for new_base in range(first_new_base, base + 1, file_bytes):
             path = self._find_file_path(key, new_base)
             writer.resize_file(path, file_bytes)
             blank_count = min(position - new_base, file_bytes) // UNIT_BYTES
