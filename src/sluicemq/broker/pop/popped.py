@@ -385,7 +385,8 @@ class PopRecovery:
     def recover_from_file(self, saved: SavedPops) -> None:
         """Fill the table from the content of the file, and from what was stored since then.
 
-        This broker must have written the file last. Another broker may have run on the store since.
+        The table has the open checkpoints: records of pops whose messages are in flight. This
+        broker must have written the file last. Another broker may have run on the store since.
         Added are the checkpoints that the file lists, those of the timer queue from
         `saved.timer_start` on, and those that another broker has put into revive queues. From
         `saved.covered_end` on, the checkpoints also move the committed offsets of groups.
@@ -410,10 +411,11 @@ class PopRecovery:
     def recover_from_log(self, passed_ms: int) -> None:
         """Fill the table with the checkpoints that another broker has left in flight.
 
-        Only the log is read. Committed offsets do not change, because that broker has saved them
-        itself. Everything that was due before `passed_ms` (ms since 1970) is already in the revive
-        queues, so of the timer queue, only records with a later time count as in flight. Of the
-        revive queues, the records that RocketMQ has not scanned are read.
+        A checkpoint is the record of a pop whose messages are not acknowledged yet. Only the log is
+        read. Committed offsets do not change, because that broker has saved them itself. Everything
+        that was due before `passed_ms` (ms since 1970) is already in the revive queues, so of the
+        timer queue, only records with a later time count as in flight. Of the revive queues, the
+        records that RocketMQ has not scanned are read.
 
         If `passed_ms` is 0, it is unknown what is in the revive queues. Then all records of both
         are read, and a checkpoint that RocketMQ has scanned counts as closed.
