@@ -453,7 +453,8 @@ class GroupCommit:
             # Messages whose answers did not wait need the fsync too: it makes them visible.
             self._sync_for(after_sync)
         elif self._gate is not None:
-            self._wait_for_gate(after_sync if self._gate_holds_answers else PendingAnswers(), end)
+            answers_at_gate = after_sync if self._gate_holds_answers else PendingAnswers()
+            self._wait_for_gate(answers_at_gate, end)
         if self.on_commit is not None:
             self.on_commit()
         self.flush()

@@ -622,7 +622,7 @@ class PopCheckpoints:
         RocketMQ would never revive the messages. The committed offset does not go back.
         """
         for queue_id, progress in self._revive_progress.items():
-            end = self._store.queue_offsets(self.topic, queue_id)[1]
+            _, end = self._store.queue_offsets(self.topic, queue_id)
             scanned_offset = self.open_checkpoints.first_open_revive_offset(queue_id, end) - 1
             if scanned_offset > progress.value:
                 progress.advance(scanned_offset, self._store.written_offset)

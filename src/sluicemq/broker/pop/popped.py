@@ -510,7 +510,7 @@ class PopRecovery:
         decoded are logged and skipped. Records that a new master hides until its slaves have them
         are included, because the previous master has answered the requests that wrote them.
         """
-        first_offset = self._store.queue_offsets(topic, queue_id)[0]
+        first_offset, _ = self._store.queue_offsets(topic, queue_id)
         offset = max(offset, first_offset)
         while True:
             # A unit is the 20-byte entry of a queue: position and size of a record, and tag code.
@@ -521,12 +521,23 @@ class PopRecovery:
                 if record_tag_code in _TAG_CODES and size != BLANK_SIZE:
                     record = read_record(self._store.committed_record(position, size))
                     if record is not None and self._is_pop_record(topic, record):
-                        try:
-                            content = decode_record(record, queue_id, self._broker)
+                        content = self._decode_or_log(record, topic, queue_id, offset)
+                        if content is not None:
                             yield PopRecord(offset, record, content)
-                        except ProtocolError as error:
-                            log.error("cannot decode record %d of %s: %s", offset, topic, error)
                 offset += 1
+
+    def _decode_or_log(
+        self, record: Record, topic: str, queue_id: int, offset: int
+    ) -> Checkpoint | Acknowledgement | None:
+        """Return the content of the record at `offset` of a queue.
+
+        If it cannot be decoded, log that and return None.
+        """
+        try:
+            return decode_record(record, queue_id, self._broker)
+        except ProtocolError as error:
+            log.error("cannot decode record %d of %s: %s", offset, topic, error)
+            return None
 
     def _is_pop_record(self, topic: str, record: Record) -> bool:
         """Return whether a record of `topic` is for the revive topic and was not stored again."""

@@ -495,7 +495,7 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
     a transaction.
     """
     properties = message.properties
-    is_committed = message.sys_flag & TRANSACTION_MASK == COMMITTED
+    is_committed = (message.sys_flag & TRANSACTION_MASK) == COMMITTED
     if is_committed or properties.get(TRAN_MSG, "").lower() != "true":
         return False
     is_sent_back = message.reconsume_times > 0 and properties.get(DELAY, "0") != "0"

@@ -385,7 +385,7 @@ class Transactions:
         last_record = self.reader.read_last_record()
         if last_record is None:
             return
-        is_commit = last_record.sys_flag & TRANSACTION_MASK == COMMITTED
+        is_commit = (last_record.sys_flag & TRANSACTION_MASK) == COMMITTED
         if not is_commit and last_record.topic != CHECK_MAX_TOPIC:
             return
         transaction = self.table.find(*transaction_identity(last_record))
