@@ -453,7 +453,8 @@ class GroupCommit:
             # Messages whose answers did not wait need the fsync too: it makes them visible.
             self._sync_for(after_sync)
         elif self._gate is not None:
-            self._wait_for_gate(after_sync if self._gate_holds_answers else PendingAnswers(), end)
+            answers_at_gate = after_sync if self._gate_holds_answers else PendingAnswers()
+            self._wait_for_gate(answers_at_gate, end)
         if self.on_commit is not None:
             self.on_commit()
         self.flush()
@@ -573,9 +574,10 @@ class GroupCommit:
     def _wait_for_gate(self, answers: PendingAnswers, end: int) -> None:
         """Let `answers`, whose messages end at the position `end`, wait for the gate.
 
-        If the gate only delays visibility, they are sent at once. If no slave is in sync, they are
-        sent at once with the code SLAVE_NOT_AVAILABLE. In both cases an empty entry waits for the
-        gate, so that entries stay in the order of their positions.
+        The gate opens when enough slaves have the messages. If the gate only delays visibility,
+        they are sent at once. If no slave is in sync, they are sent at once with the code
+        SLAVE_NOT_AVAILABLE. In both cases an empty entry waits for the gate, so that entries stay
+        in the order of their positions.
         """
         assert self._gate is not None, "only a group commit with a gate waits for it"
         if not self._gate_holds_answers:

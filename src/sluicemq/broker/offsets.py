@@ -340,21 +340,22 @@ class Offsets:
         log may have become shorter by a power failure, or because this broker succeeds another one.
         Without this, a group would skip the messages that are stored next.
         """
-        for key, queues in self.table.items():
-            topic = key.partition(SEPARATOR)[0]
+        for topic_at_group, queues in self.table.items():
+            topic, _, _ = topic_at_group.partition(SEPARATOR)
             for queue_id, offset in queues.items():
-                end = end_of(topic, queue_id)
-                if end is not None and offset > end:
-                    log.warning(
-                        "The offset %d of %s in queue %d is beyond the end of the queue. It is set "
-                        "to the end, %d.",
-                        offset,
-                        key,
-                        queue_id,
-                        end,
-                    )
-                    queues[queue_id] = end
-                    self.document.changed = True
+                queue_end = end_of(topic, queue_id)
+                if queue_end is None or offset <= queue_end:
+                    continue
+                log.warning(
+                    "The offset %d of %s in queue %d is beyond the end of the queue. It is set "
+                    "to the end, %d.",
+                    offset,
+                    topic_at_group,
+                    queue_id,
+                    queue_end,
+                )
+                queues[queue_id] = queue_end
+                self.document.changed = True
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
         """Return the committed offset of the group, or -1 if it has none."""

@@ -275,10 +275,13 @@ class Registration:
         The changes noted for `server` are cleared. A deleted topic stays in the routes until a tool
         deletes it there (DELETE_TOPIC_IN_NAMESRV, 216), as with RocketMQ.
         """
-        names = server.changes
+        changed_names = server.changes
         server.changes = set()
         requests = []
-        for topic in filter(None, map(self._topics.get, names)):
+        for name in changed_names:
+            topic = self._topics.get(name)
+            if topic is None:
+                continue
             config = self._limit_permissions(topic.config)
             queues = QueueData(
                 self._settings.broker.broker_name,

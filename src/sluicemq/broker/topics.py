@@ -577,9 +577,9 @@ class Groups(Table[GroupConfig, GroupConfig]):
         if is_forbidden:
             bits |= PERM_READ
         bits_by_topic[topic] = bits
-        remaining_bits = {name: bits for name, bits in bits_by_topic.items() if bits}
-        if remaining_bits:
-            forbidden[group] = remaining_bits
+        remaining = {name: name_bits for name, name_bits in bits_by_topic.items() if name_bits}
+        if remaining:
+            forbidden[group] = remaining
         self.forbidden = forbidden
         self._bump()
 

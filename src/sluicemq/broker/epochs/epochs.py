@@ -446,10 +446,12 @@ class Epochs:
     def _publish_chunk(self, committed: Epoch) -> None:
         """Append the next chunk of an epoch: its record and the messages after it.
 
-        The chunk is committed before this method returns, and counted as published. If the store
-        accepts no more messages or the group commit fails, the publication pauses, and continues
-        later with the first message that is not stored. If the remaining staged messages are
-        deleted, log them as lost and complete the epoch. After the last message, start an fsync.
+        An epoch is a micro-batch of a sink, whose messages were staged in a topic that consumers do
+        not see. The chunk is committed before this method returns, and counted as published. If the
+        store accepts no more messages or the group commit fails, the publication pauses, and
+        continues later with the first message that is not stored. If the remaining staged messages
+        are deleted, log them as lost and complete the epoch. After the last message, start an
+        fsync.
         """
         chunk_start = committed.published_count
         # A chunk must be small enough for one file of the log.

@@ -220,30 +220,30 @@ class StagedReader:
         self.ingested = IngestedRanges()
 
     def iter_messages(
-        self, owner: tuple[str, int], ranges: Iterable[StagedRange], first: int = 0
+        self, owner: tuple[str, int], ranges: Iterable[StagedRange], first_ordinal: int = 0
     ) -> Iterator[StagedMessage]:
-        """Yield the messages of an epoch from ordinal `first` on.
+        """Yield the messages of an epoch from ordinal `first_ordinal` on.
 
-        Messages that are missing, or have another owner than the epoch and the task of their range,
-        are skipped. The yielded properties have no stage property, and the message id has its
-        ordinary name.
+        The ordinal of a message is its number among those of the epoch in `ranges`. Messages that
+        are missing, or have another owner than the epoch and the task of their range, are skipped.
+        The yielded properties have no stage property, and the message id has its ordinary name.
         """
         range_ordinal = 0  # the ordinal of the first message of the range
         for staged_range in ranges:
             expected_owner = _owner_of_range(owner, staged_range)
-            # The messages of this range before ordinal `first` are skipped, which may be all.
-            skipped = min(max(first - range_ordinal, 0), staged_range.count)
-            entries = iter_queue(
+            # The messages of this range before `first_ordinal` are skipped, which may be all.
+            skipped = min(max(first_ordinal - range_ordinal, 0), staged_range.count)
+            queue_entries = iter_queue(
                 self._store,
                 STAGING_TOPIC,
                 staged_range.queue_id,
                 staged_range.offset + skipped,
             )
-            for entry in islice(entries, staged_range.count - skipped):
-                if entry.record is None:
+            for queue_entry in islice(queue_entries, staged_range.count - skipped):
+                if queue_entry.record is None:
                     continue
-                ordinal = range_ordinal + entry.offset - staged_range.offset
-                staged = _parse_staged_message(entry.record, ordinal)
+                ordinal = range_ordinal + queue_entry.offset - staged_range.offset
+                staged = _parse_staged_message(queue_entry.record, ordinal)
                 if staged is not None and staged.stage.owner == expected_owner:
                     yield staged
             range_ordinal += staged_range.count
@@ -300,27 +300,28 @@ class StagedReader:
         self,
         owner: tuple[str, int],
         ranges: Sequence[StagedRange],
-        first: int,
+        first_ordinal: int,
         count_max: int,
         bytes_max: int,
     ) -> tuple[list[ColumnRun], list[StagedMessage]]:
-        """Return the next messages of an epoch to publish, from ordinal `first` on.
+        """Return the next messages of an epoch to publish, from ordinal `first_ordinal` on.
 
-        The result is (runs, messages): first runs of messages that are alike, then messages to
-        append one by one, which follow the last run. Both lists are empty if all messages from
-        `first` on are missing.
+        The ordinal of a message is its number among those of the epoch in `ranges`. The result is
+        (runs, messages): first runs of messages that are alike, then messages to append one by one,
+        which follow the last run. Both lists are empty if all messages from `first_ordinal` on are
+        missing.
 
         Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
         one message is returned if there is any, even if it is larger.
         """
         # First runs, as long as the next messages are alike.
-        runs = self._read_runs(owner, ranges, first, count_max, bytes_max)
+        runs = self._read_runs(owner, ranges, first_ordinal, count_max, bytes_max)
         run_count = sum(map(len, runs))
         bytes_left = bytes_max - sum(run.size_bytes for run in runs)
 
         # Then the messages that follow, one by one.
         messages: list[StagedMessage] = []
-        following = self.iter_messages(owner, ranges, first + run_count)
+        following = self.iter_messages(owner, ranges, first_ordinal + run_count)
         for staged in islice(following, count_max - run_count):
             bytes_left -= staged.record.size_bytes
             if bytes_left < 0 and (runs or messages):
@@ -332,15 +333,15 @@ class StagedReader:
         self,
         owner: tuple[str, int],
         ranges: Sequence[StagedRange],
-        first: int,
+        first_ordinal: int,
         count_max: int,
         bytes_max: int,
     ) -> list[ColumnRun]:
-        """Return the runs of messages that are alike, from ordinal `first` on, without a gap.
+        """Return the runs of messages that are alike, from `first_ordinal` on, without a gap.
 
         The arguments are those of `read_chunk`.
         """
-        next_ordinal = first
+        next_ordinal = first_ordinal
         count_left = count_max
         bytes_left = bytes_max
         runs: list[ColumnRun] = []
@@ -550,19 +551,19 @@ class Publisher:
     def publish_runs(
         self,
         runs: Iterable[ColumnRun],
-        first: int,
+        first_ordinal: int,
         read_messages: Callable[[int, int], Sequence[StagedMessage]],
     ) -> Iterator[int]:
         """Append runs of messages to their topics, in order, and count them for the topics.
 
-        `first` is the ordinal of the first message. After each append, yield the ordinal after the
-        last appended message. If a run cannot be appended as a whole, `read_messages(ordinal,
-        count)` is called; it must return the messages of the run, which are then appended one by
-        one.
+        `first_ordinal` is the ordinal of the first message. After each append, yield the ordinal
+        after the last appended message. If a run cannot be appended as a whole,
+        `read_messages(ordinal, count)` is called; it must return the messages of the run, which are
+        then appended one by one.
 
         Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
-        ordinal = first
+        ordinal = first_ordinal
         for run in runs:
             topic = self._get_or_create_topic(run.stage.topic)
             queue_id = self._select_queue_id(topic, run.stage)

@@ -256,7 +256,7 @@ class EpochTable:
         if not end:
             # The epoch comes from the file, which contains only durable ones.
             return True
-        visible_end = self._store.queue_offsets(EPOCH_TOPIC, 0)[1]
+        _, visible_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
         return end <= self._durable_end and offset < visible_end
 
     @property
@@ -290,9 +290,10 @@ class EpochTable:
     def load(self, reader: StagedReader, file_bytes: int) -> None:
         """Read the document, and then the epoch topic from the offset that the document says.
 
-        Of a document that this broker did not write last, only the epochs that belong to this store
-        are taken, and the whole topic is read. Epochs that are not published completely are in
-        `unfinished` afterwards. `reader` finds out how far the last publication came.
+        An epoch is a micro-batch of a sink, which is published as a whole. Of a document that this
+        broker did not write last, only the epochs that belong to this store are taken, and the
+        whole topic is read. Epochs that are not published completely are in `unfinished`
+        afterwards. `reader` finds out how far the last publication came.
 
         `file_bytes` is the size of the files of the log. The call blocks for the time of the reads.
         """

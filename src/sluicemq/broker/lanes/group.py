@@ -63,10 +63,11 @@ class GroupLanes(IdleLanes):
     def add_member(self, key: str, client_id: str) -> Lane:
         """Add a client to the lane with the subscription `key`, and return the lane.
 
-        If the group has no such lane, the lane is split off from the idle lane that contains the
-        subscription, or is created. An idle lane becomes live, as the youngest lane. In all three
-        cases the rules of all lanes are assigned again, the idle lanes hand over their unread
-        messages that the lane wants, and the rules are saved.
+        A lane is the members of the group that have the same subscription. If the group has no such
+        lane, the lane is split off from the idle lane that contains the subscription, or is
+        created. An idle lane becomes live, as the youngest lane. In all three cases the rules of
+        all lanes are assigned again, the idle lanes hand over their unread messages that the lane
+        wants, and the rules are saved.
 
         A client that is new in the lane still reads the queues of which it was the last reader for
         the lanes for which it read them (`LaneAssignments.assume_reads`).
@@ -156,10 +157,11 @@ class GroupLanes(IdleLanes):
     def _create_lane(self, key: str) -> Lane:
         """Create a lane with the subscription `key`, add it to the group, and return it.
 
-        In a queue of its topics, the lane begins at the join offset of the group. From there on, it
-        gets the messages that its subscription matches and that no other lane wants. The caller
-        must call `reassign_rules`, which replaces the rule from the end of each queue on. In the
-        retry queues, the lane begins at the end: each message before it belongs to another lane.
+        A lane is the members of the group that have the same subscription. In a queue of its
+        topics, the lane begins at the join offset of the group. From there on, it gets the messages
+        that its subscription matches and that no other lane wants. The caller must call
+        `reassign_rules`, which replaces the rule from the end of each queue on. In the retry
+        queues, the lane begins at the end: each message before it belongs to another lane.
         """
         queues = list(self.storage.iter_queues(self.name, key))
         # First, so that the other lanes get their states in new queues with rules that exclude each

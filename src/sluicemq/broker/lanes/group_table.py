@@ -114,10 +114,11 @@ class GroupLaneTable:
     def ensure_queue(self, queue: QueueKey) -> None:
         """Create the missing states in a queue of all lanes that subscribe to its topic.
 
-        A state begins at the join offset of the group; but if another lane has a state in the queue
-        already, at the end of the queue. Nothing is done if no state is missing. All missing states
-        are created in one call, because the rules of lanes that get their state at different times
-        might not exclude each other.
+        A lane is the members of the group that have the same subscription. A state begins at the
+        join offset of the group; but if another lane has a state in the queue already, at the end
+        of the queue. Nothing is done if no state is missing. All missing states are created in one
+        call, because the rules of lanes that get their state at different times might not exclude
+        each other.
         """
         topic, _ = queue
         lanes_without_state = [
@@ -243,10 +244,11 @@ class GroupLaneTable:
     def count_unmatched(self) -> None:
         """Add to `unmatched_count` the messages that all lanes have passed and none wanted.
 
-        As in RocketMQ, such messages are not delivered to the group. Called once a second. Of each
-        queue, one call examines a limited number of messages from `counted_offsets` on, by the
-        subscriptions of the present lanes. A queue that is seen for the first time is counted from
-        the lowest offset of its lanes on.
+        A lane is the members of the group that have the same subscription. As in RocketMQ, such
+        messages are not delivered to the group. Called once a second. Of each queue, one call
+        examines a limited number of messages from `counted_offsets` on, by the subscriptions of the
+        present lanes. A queue that is seen for the first time is counted from the lowest offset of
+        its lanes on.
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
         queues_by_topic: dict[str, set[QueueKey]] = {}

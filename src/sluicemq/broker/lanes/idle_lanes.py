@@ -145,6 +145,7 @@ class IdleLanes(GroupLaneTable):
     def _hand_over(self, lane: Lane, queue: QueueKey, takers: Iterable[str] | None = None) -> bool:
         """Give the unread messages of an idle lane in a queue to the live lanes that want them.
 
+        A lane is the members of the group with the same subscription; an idle one has no members.
         `takers` are the keys of these lanes; None means all live lanes. The idle lane keeps the
         messages that no live lane wants. A lane that has read further goes back to the current
         offset of the idle lane, and its reader is redirected. Parked pulls of the queue are
@@ -339,10 +340,11 @@ class IdleLanes(GroupLaneTable):
     def _merge_lanes(self, first: Lane, second: Lane) -> None:
         """Replace two idle lanes by one: the object `second`, with the key and spans of both.
 
-        In each queue, the merged lane continues at the lower one of the two current offsets. That
-        offset counts as committed if either lane had committed one; otherwise the committed offset
-        stays -1. In a queue that only one of the lanes has, its state is kept. No queue of the
-        merged lane is abandoned. The rules are saved.
+        An idle lane is a subscription without members, whose unread messages wait for them. Its
+        spans say which messages of a queue are its own. In each queue, the merged lane continues at
+        the lower one of the two current offsets. That offset counts as committed if either lane had
+        committed one; otherwise the committed offset stays -1. In a queue that only one of the
+        lanes has, its state is kept. No queue of the merged lane is abandoned. The rules are saved.
         """
         self._detach_lane(first)
         self._detach_lane(second)
@@ -363,10 +365,12 @@ class IdleLanes(GroupLaneTable):
     def _split_off(self, key: str) -> Lane | None:
         """Split the subscription `key` off from the merged idle lane that contains it.
 
-        Return a new live lane with this subscription; None if no idle lane contains it. In each
-        queue, the new lane gets the spans whose clauses require an atom of the subscription, and
-        continues at the first of them, or at the end of the queue if there is none. The merged lane
-        keeps the other spans and subscriptions. The caller assigns and saves the rules.
+        A merged lane has several subscriptions, whose members had all left the group. Its spans are
+        ranges of offsets with the clauses by which messages are its own. Return a new live lane
+        with this subscription; None if no idle lane contains it. In each queue, the new lane gets
+        the spans whose clauses require an atom of the subscription, and continues at the first of
+        them, or at the end of the queue if there is none. The merged lane keeps the other spans and
+        subscriptions. The caller assigns and saves the rules.
         """
         merged = self._find_merged_lane(key)
         if merged is None:

@@ -92,8 +92,9 @@ class LaneQueue:
     def find_rule(self, offset: int) -> tuple[LaneRule, int | None]:
         """Return the rule for the message at `offset`, and the offset at which the rule changes.
 
-        The second value is None if the rule holds for all later messages. Before the current
-        offset, the rule is the one at the current offset.
+        The rule consists of the clauses of all spans that contain the offset: a message belongs to
+        the lane if one of them matches it. The second value is None if the rule holds for all later
+        messages. Before the current offset, the rule is the one at the current offset.
         """
         offset = max(offset, self.current_offset)
         clauses: list[Clause] = []
@@ -146,7 +147,8 @@ class LaneQueue:
     def slice_spans(self, first: int, end: int | None = None) -> list[Span]:
         """Return the spans, restricted to the offsets from `first` up to but excluding `end`.
 
-        `end` None means all later offsets. Spans without such offsets are left out.
+        A span is a clause, by which messages belong to the lane, with its range of offsets. `end`
+        None means all later offsets. Spans without such offsets are left out.
         """
         sliced_spans = []
         for span in self.spans:
@@ -193,7 +195,8 @@ class LaneQueue:
     def add_spans(self, gained_spans: list[Span]) -> None:
         """Add the spans `gained_spans` to those of the lane.
 
-        If one of them begins before the current offset, the lane goes back to the first one
+        A span is a range of offsets with a clause, by which messages there belong to the lane. If
+        one of them begins before the current offset, the lane goes back to the first one
         (`go_back_to`). Its other spans then begin at the former current offset, so that no message
         is delivered twice.
         """
@@ -232,7 +235,8 @@ class LaneQueue:
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return equivalent spans: of the same clause, no two of them touch or overlap.
 
-    They are grouped by clause, and ascending within a clause.
+    A span is a clause, a condition on messages, with its range of offsets. The spans are grouped by
+    clause, and ascending within a clause.
     """
     merged_by_clause: dict[Clause, list[Span]] = {}
     for span in sorted(spans, key=attrgetter("first")):

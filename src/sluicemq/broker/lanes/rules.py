@@ -236,9 +236,10 @@ def _estimate_text_bytes(*texts: str) -> int:
 def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> LaneRule:
     """Return the rule of one clause: all atoms `required` match, no atom of `excluded` matches.
 
-    A chain None in `excluded` has no atoms. Chains that cannot match a message with the required
-    tags are left out of the clause. Return MATCH_NOTHING if it is certain, without evaluating SQL92
-    expressions, that the clause matches no message.
+    An atom is one filter expression, and a chain a sequence of atoms; None is the chain without
+    atoms. Chains that cannot match a message with the required tags are left out of the clause.
+    Return MATCH_NOTHING if it is certain, without evaluating SQL92 expressions, that the clause
+    matches no message.
     """
     atoms = frozenset(required)
     chains = [chain for chain in excluded if chain is not None]
@@ -285,7 +286,11 @@ def _find_common_tags(atoms: Iterable[Atom]) -> frozenset[str] | None:
 
 @cache_by_size(estimate_rule_bytes)
 def intersect_rules(first_rule: LaneRule, second_rule: LaneRule) -> LaneRule:
-    """Return the rule that matches the messages which both rules match."""
+    """Return the rule that matches the messages which both rules match.
+
+    A rule is a set of clauses, of which one must match. A clause has atoms (filter expressions)
+    that must match, and chains of atoms that must not match.
+    """
     clauses: set[Clause] = set()
     for first in first_rule:
         for second in second_rule:
@@ -477,10 +482,11 @@ def compute_rules(
 ) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of a topic, by key of the lane.
 
-    The rules exclude each other: a message belongs to the first lane that matches it. `live_keys`
-    and `idle_keys` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys` orders them.
-    Lanes that do not subscribe to the topic are left out of the result, whose order is that of the
-    keys.
+    A lane is the members of a group with the same subscription, and its rule says which messages it
+    gets. The rules exclude each other: a message belongs to the first lane that matches it.
+    `live_keys` and `idle_keys` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys`
+    orders them. Lanes that do not subscribe to the topic are left out of the result, whose order is
+    that of the keys.
 
     `previous_rules` are the rules that an earlier call returned for the topic. The rule of a lane
     is reused if the lanes before it are the same as in that call. For a retry topic,
@@ -509,9 +515,9 @@ def compute_rules(
 def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | None, ...]:
     """Return chains of all atoms by which the lanes `keys` match messages of a topic.
 
-    A message that no atom of these chains matches is wanted by none of the lanes. On a retry topic,
-    the result is a chain of lane ids and one of whole subscriptions, otherwise one chain. A chain
-    without atoms is None.
+    An atom is one filter expression, and a chain a sequence of atoms. A message that no atom of
+    these chains matches is wanted by none of the lanes. On a retry topic, the result is a chain of
+    lane ids and one of whole subscriptions, otherwise one chain. A chain without atoms is None.
     """
     if topic.startswith(RETRY_PREFIX):
         return _create_retry_chains(keys)
@@ -620,8 +626,9 @@ def compute_sole_rule(topic: str, key: str) -> LaneRule:
 def get_matcher(atom: Atom) -> PropertyMatcher:
     """Return a function that returns whether the atom matches a message with given properties.
 
-    An expression that cannot be compiled or evaluated matches no message. A SUBSCRIPTION_KIND atom
-    matches if its expression for the topic of origin does.
+    An atom is one filter expression, of tags or of SQL92. An expression that cannot be compiled or
+    evaluated matches no message. A SUBSCRIPTION_KIND atom matches if its expression for the topic
+    of origin does.
     """
     if atom.kind == TAG:
         tags = get_matched_tags(atom)

@@ -202,7 +202,8 @@ class PopCheckpoints:
     ) -> int:
         """Append the checkpoint of a pop that takes the messages at `offsets` (at least one).
 
-        The messages are invisible until `pop_ms + invisible_ms` (ms since 1970). `popped_by` is the
+        A checkpoint is a record in the log that says which messages a pop has in flight. The
+        messages are invisible until `pop_ms + invisible_ms` (ms since 1970). `popped_by` is the
         client id or address of the consumer. The group's next pop begins at `next_offset`, which is
         committed when the checkpoint is on disk. The pop becomes valid with the next group commit;
         if that fails, everything is undone.
@@ -394,10 +395,11 @@ class PopCheckpoints:
     ) -> None:
         """Append an acknowledgement of the messages at `offsets`, which must be in flight.
 
-        The messages are removed from the checkpoint, which is closed by the last of them. If the
-        next group commit fails, they are restored. If the checkpoint's record is in its revive
-        queue, the acknowledgement is due now, and the last one contains all messages of the
-        checkpoint, so that the revive queue alone says that the checkpoint is closed.
+        A checkpoint is the record of a pop and of its messages. The messages are removed from the
+        checkpoint, which is closed by the last of them. If the next group commit fails, they are
+        restored. If the checkpoint's record is in its revive queue, the acknowledgement is due now,
+        and the last one contains all messages of the checkpoint, so that the revive queue alone
+        says that the checkpoint is closed.
         """
         checkpoint = open_checkpoint.checkpoint
         due_ms = checkpoint.deadline_ms
@@ -484,8 +486,9 @@ class PopCheckpoints:
     def deliver(self, work: TimeSlice) -> None:
         """Put messages whose deadline has passed into the retry topic until the slice is over.
 
-        They are acknowledged in their checkpoints in the same commit. Each message is one step of
-        `work`, but a checkpoint is finished even if the slice is over meanwhile.
+        They were popped and not acknowledged in time, and are delivered again from there. They are
+        acknowledged in their checkpoints in the same commit. Each message is one step of `work`,
+        but a checkpoint is finished even if the slice is over meanwhile.
 
         Raises StoreError if a message cannot be appended. Then the messages of the checkpoint
         before it are acknowledged, and the checkpoint is scheduled again for the others.
@@ -619,7 +622,7 @@ class PopCheckpoints:
         RocketMQ would never revive the messages. The committed offset does not go back.
         """
         for queue_id, progress in self._revive_progress.items():
-            end = self._store.queue_offsets(self.topic, queue_id)[1]
+            _, end = self._store.queue_offsets(self.topic, queue_id)
             scanned_offset = self.open_checkpoints.first_open_revive_offset(queue_id, end) - 1
             if scanned_offset > progress.value:
                 progress.advance(scanned_offset, self._store.written_offset)
@@ -632,9 +635,10 @@ class PopCheckpoints:
     def load(self) -> None:
         """Recover the messages in flight from the file and the log. Blocking.
 
-        If the file does not exist, or is not what this broker wrote last (which is logged), they
-        are recovered from the log alone. Committed offsets of groups may move forward. Topics,
-        offsets and timers must have been loaded before.
+        These are the messages that were popped and not acknowledged. If the file does not exist, or
+        is not what this broker wrote last (which is logged), they are recovered from the log alone.
+        Committed offsets of groups may move forward. Topics, offsets and timers must have been
+        loaded before.
 
         Raises StoreDamagedError if the file cannot be parsed.
         """
@@ -705,8 +709,10 @@ class PopCheckpoints:
     def _create_snapshot(self) -> SavedPops:
         """Return the present state as content of the file, with a `covered_end` of 0.
 
-        At most LISTED_CHECKPOINTS_MAX open checkpoints of the timer queue are listed. A start reads
-        the timer queue from the first one that is not listed.
+        Open checkpoints are the records of pops with messages in flight. They are stored in the
+        timer queue, and move to a revive queue shortly before their deadline. At most
+        LISTED_CHECKPOINTS_MAX open checkpoints of the timer queue are listed. A start reads the
+        timer queue from the first one that is not listed.
         """
         # `committed_offset` of the store is the end offset of a queue.
         timer_start = self._store.committed_offset(TIMER_TOPIC, 0)

@@ -306,7 +306,7 @@ class PopHandlers(BrokerComponent):
 
         # This may set the first offset of the group, so it comes before all early returns.
         offset = self._find_start_offset(pop, topic, queue_id)
-        queue_end = self.store.queue_offsets(topic, queue_id)[1]
+        _, queue_end = self.store.queue_offsets(topic, queue_id)
         if header.order and not self.order.can_pop(
             group, topic, queue_id, header.attempt_id, pop_result.pop_ms
         ):
@@ -573,7 +573,7 @@ class PopHandlers(BrokerComponent):
         now_ms = self.steady_clock.now_ms()
         for topic, queue_id, _ in self._sources.iter_queues(header):
             offset = self._find_start_offset(pop, topic, queue_id)
-            queue_end = self.store.queue_offsets(topic, queue_id)[1]
+            _, queue_end = self.store.queue_offsets(topic, queue_id)
             if offset >= queue_end:
                 continue
             if header.order and not self.order.can_pop(
@@ -739,7 +739,9 @@ class PopHandlers(BrokerComponent):
                 return encode_notification(pop, NotificationResponse(is_full=True))
         if self._has_messages(pop):
             return encode_notification(pop, NotificationResponse(has_messages=True))
-        return encode_notification(pop, NotificationResponse()) if is_last else None
+        if is_last:
+            return encode_notification(pop, NotificationResponse())
+        return None
 
     def _is_not_parked(self, parked: Parked) -> bool:
         """Return whether the last attempt is made before the deadline of the request.

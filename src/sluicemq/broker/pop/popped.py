@@ -385,7 +385,8 @@ class PopRecovery:
     def recover_from_file(self, saved: SavedPops) -> None:
         """Fill the table from the content of the file, and from what was stored since then.
 
-        This broker must have written the file last. Another broker may have run on the store since.
+        The table has the open checkpoints: records of pops whose messages are in flight. This
+        broker must have written the file last. Another broker may have run on the store since.
         Added are the checkpoints that the file lists, those of the timer queue from
         `saved.timer_start` on, and those that another broker has put into revive queues. From
         `saved.covered_end` on, the checkpoints also move the committed offsets of groups.
@@ -410,10 +411,11 @@ class PopRecovery:
     def recover_from_log(self, passed_ms: int) -> None:
         """Fill the table with the checkpoints that another broker has left in flight.
 
-        Only the log is read. Committed offsets do not change, because that broker has saved them
-        itself. Everything that was due before `passed_ms` (ms since 1970) is already in the revive
-        queues, so of the timer queue, only records with a later time count as in flight. Of the
-        revive queues, the records that RocketMQ has not scanned are read.
+        A checkpoint is the record of a pop whose messages are not acknowledged yet. Only the log is
+        read. Committed offsets do not change, because that broker has saved them itself. Everything
+        that was due before `passed_ms` (ms since 1970) is already in the revive queues, so of the
+        timer queue, only records with a later time count as in flight. Of the revive queues, the
+        records that RocketMQ has not scanned are read.
 
         If `passed_ms` is 0, it is unknown what is in the revive queues. Then all records of both
         are read, and a checkpoint that RocketMQ has scanned counts as closed.
@@ -508,7 +510,7 @@ class PopRecovery:
         decoded are logged and skipped. Records that a new master hides until its slaves have them
         are included, because the previous master has answered the requests that wrote them.
         """
-        first_offset = self._store.queue_offsets(topic, queue_id)[0]
+        first_offset, _ = self._store.queue_offsets(topic, queue_id)
         offset = max(offset, first_offset)
         while True:
             # A unit is the 20-byte entry of a queue: position and size of a record, and tag code.
@@ -519,12 +521,23 @@ class PopRecovery:
                 if record_tag_code in _TAG_CODES and size != BLANK_SIZE:
                     record = read_record(self._store.committed_record(position, size))
                     if record is not None and self._is_pop_record(topic, record):
-                        try:
-                            content = decode_record(record, queue_id, self._broker)
+                        content = self._decode_or_log(record, topic, queue_id, offset)
+                        if content is not None:
                             yield PopRecord(offset, record, content)
-                        except ProtocolError as error:
-                            log.error("cannot decode record %d of %s: %s", offset, topic, error)
                 offset += 1
+
+    def _decode_or_log(
+        self, record: Record, topic: str, queue_id: int, offset: int
+    ) -> Checkpoint | Acknowledgement | None:
+        """Return the content of the record at `offset` of a queue.
+
+        If it cannot be decoded, log that and return None.
+        """
+        try:
+            return decode_record(record, queue_id, self._broker)
+        except ProtocolError as error:
+            log.error("cannot decode record %d of %s: %s", offset, topic, error)
+            return None
 
     def _is_pop_record(self, topic: str, record: Record) -> bool:
         """Return whether a record of `topic` is for the revive topic and was not stored again."""

@@ -387,18 +387,23 @@ class SendHandlers:
             if header.topic.startswith(RETRY_PREFIX):
                 remark = "batch request does not support retry group"
                 return self._make_refusal(RequestError(ResponseCode.MESSAGE_ILLEGAL, remark))
+
+            # Check the request as a whole.
             is_known_topic = header.topic in self._topics
             topic = self._find_or_create_topic(header, peer)
             queue_id = self._choose_queue(topic, header.queue_id, peer)
             batch_properties = text.parse_property_text(header.properties or "")
             check_batch_properties(batch_properties)
             _check_transaction_flags(batch_properties, header.sys_flag)
+
+            # Decode the messages, and append them.
             fields = BatchFields(
                 header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host
             )
             batch = yield from self._intake.prepare_batch(command.body, fields, self._suffix)
             # The broker served other requests between the steps: the topic may be deleted.
-            if self._topics.get(topic.name) is not topic:
+            is_topic_gone = self._topics.get(topic.name) is not topic
+            if is_topic_gone:
                 topic = self._find_or_create_topic(header, peer)
                 queue_id = self._choose_queue(topic, header.queue_id, peer)
             message_ids, queue_offset = self._intake.append_batch(

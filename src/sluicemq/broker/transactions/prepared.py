@@ -301,10 +301,11 @@ class OpenTransactions:
     def add(self, message: PreparedMessage) -> tuple[OpenTransaction, int | None]:
         """Add the next prepared message of the half queue, and set `next_half_offset` behind it.
 
-        The message becomes the newest one of the open transaction with the same id and digest. If
-        there is none, it begins a transaction. Return (transaction, superseded offset): the second
-        value is the offset of the message that was the newest one before, and None for a new
-        transaction.
+        The half queue contains the messages of open transactions, which no consumer sees, and
+        copies of them. The message becomes the newest one of the open transaction with the same id
+        and digest. If there is none, it begins a transaction. Return (transaction, superseded
+        offset): the second value is the offset of the message that was the newest one before, and
+        None for a new transaction.
 
         A message that equals an ending transaction also begins a new one, because its producer has
         sent the same message object a second time. Only the broker's own copy does not.
@@ -341,8 +342,9 @@ class OpenTransactions:
     def add_op(self, op_offset: int, offsets: Sequence[int]) -> None:
         """Add the op at `op_offset` of the op queue, and set `next_op_offset` behind it.
 
-        The op ends the transactions whose newest messages are at `offsets` of the half queue: they
-        are removed. Offsets of superseded or unknown messages have no effect on the table.
+        An op is a message that lists ended transactions. The op ends the transactions whose newest
+        messages are at `offsets` of the half queue: they are removed. Offsets of superseded or
+        unknown messages have no effect on the table.
         """
         self.next_op_offset = op_offset + 1
         if offsets:
@@ -493,7 +495,7 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
     a transaction.
     """
     properties = message.properties
-    is_committed = message.sys_flag & TRANSACTION_MASK == COMMITTED
+    is_committed = (message.sys_flag & TRANSACTION_MASK) == COMMITTED
     if is_committed or properties.get(TRAN_MSG, "").lower() != "true":
         return False
     is_sent_back = message.reconsume_times > 0 and properties.get(DELAY, "0") != "0"

@@ -379,13 +379,14 @@ class Transactions:
     def _complete_last_end(self) -> None:
         """Append the missing op if the last record of the log ends an open transaction.
 
-        A crash may cut off the op behind that record. The new op is stored before this method
-        returns, and synced if the broker syncs each commit. Raises StoreError.
+        An op is the message that says that a transaction has ended. A crash may cut off the op
+        behind that record. The new op is stored before this method returns, and synced if the
+        broker syncs each commit. Raises StoreError.
         """
         last_record = self.reader.read_last_record()
         if last_record is None:
             return
-        is_commit = last_record.sys_flag & TRANSACTION_MASK == COMMITTED
+        is_commit = (last_record.sys_flag & TRANSACTION_MASK) == COMMITTED
         if not is_commit and last_record.topic != CHECK_MAX_TOPIC:
             return
         transaction = self.table.find(*transaction_identity(last_record))
@@ -480,9 +481,10 @@ class Transactions:
     def append_end(self, transaction: OpenTransaction, outcome: int) -> None:
         """Append the op that ends a transaction, schedule its commit, and remember the outcome.
 
-        `outcome` is a key of OUTCOMES. The message of a commit, or of an abandoned transaction,
-        must have been appended right before. The transaction is ending until the op is visible. If
-        the group commit fails, it is open again, and its next check is an interval away.
+        An op is a message that lists prepared messages of ended transactions. `outcome` is a key of
+        OUTCOMES. The message of a commit, or of an abandoned transaction, must have been appended
+        right before. The transaction is ending until the op is visible. If the group commit fails,
+        it is open again, and its next check is an interval away.
 
         Raises StoreError.
         """
@@ -541,9 +543,10 @@ class Transactions:
     def _read_visible(self, _queue_id: int = 0) -> None:
         """Add the messages and ops that have become visible to the table.
 
-        If a message is the copy of a check, send the check. If an op ends an abandoned transaction,
-        report that one. Append ops for messages that are now superseded. `group_commit` calls this
-        method with the queue id, which is always 0.
+        Ops are the messages that list ended transactions. If a message is the copy of a check, send
+        the check. If an op ends an abandoned transaction, report that one. Append ops for messages
+        that are now superseded. `group_commit` calls this method with the queue id, which is always
+        0.
         """
         table = self.table
         # Messages first: the op of a transaction may become visible together with its message.
