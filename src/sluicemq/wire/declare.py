@@ -399,10 +399,17 @@ class ValueCodec(NamedTuple):
     write_key: ValueWriter | None = None
 
 
+def _read_boolean(json_value: Any, _name: str) -> bool:
+    """Return a JSON value as a boolean. Of strings, only `true` in any case is True."""
+    if isinstance(json_value, str):
+        return json_value.lower() == "true"
+    return bool(json_value)
+
+
 _VALUE_CODECS: Final[dict[Any, ValueCodec]] = {
     int: ValueCodec(as_integer, int),
     float: ValueCodec(as_float, float),
-    bool: ValueCodec(lambda it, _: it.lower() == "true" if isinstance(it, str) else bool(it), bool),
+    bool: ValueCodec(_read_boolean, bool),
     str: ValueCodec(lambda value, _what: fastjson.to_text(value), str),
     Any: ValueCodec(lambda value, _what: value, NoneType),
     MessageQueue: ValueCodec(
@@ -679,7 +686,8 @@ def declare_object(
     rows = []
     for field in fields(cls):  # type: ignore[arg-type]
         declaration = declared.get(field.name, "")
-        declaration = FieldDeclaration(declaration) if isinstance(declaration, str) else declaration
+        if isinstance(declaration, str):
+            declaration = FieldDeclaration(declaration)
         rows.append((field.name, field.type, declaration._replace(default=field.default)))
     codec = OBJECT_CODECS[cls] = ObjectCodec(cls, rows, constants or {}, key)
     return codec

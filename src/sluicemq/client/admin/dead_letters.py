@@ -122,8 +122,10 @@ def origin_of(dead_letter: StoredMessage, names: Iterable[str] = ORIGIN_TOPICS) 
 
     With `ORIGIN_IDS` as `names`, return its message id there instead.
     """
-    properties = dead_letter.properties
-    return next((properties[name] for name in names if properties.get(name)), "")
+    for name in names:
+        if dead_letter.properties.get(name):
+            return dead_letter.properties[name]
+    return ""
 
 
 def cluster_key(dead_letter: StoredMessage) -> tuple[str, str]:

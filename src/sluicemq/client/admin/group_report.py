@@ -58,12 +58,10 @@ def group(directory: Directory, name: str) -> Conversation[GroupReport]:
     """
     progress_of_queues = yield from progress(directory, name)
     client_ids = yield from members(directory, name)
-    if (
-        not progress_of_queues
-        and not client_ids
-        and name not in (known_groups := (yield from groups(directory)))
-    ):
-        raise unknown_group(name, known_groups)
+    if not progress_of_queues and not client_ids:
+        known_groups = yield from groups(directory)
+        if name not in known_groups:
+            raise unknown_group(name, known_groups)
     queues_by_topic: dict[str, list[MessageQueue]] = {}
     for topic in sorted({queue_progress.queue.topic for queue_progress in progress_of_queues}):
         if not topic.startswith(RETRY_PREFIX):

@@ -359,7 +359,7 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
     The result includes how many messages will be deleted next, and how many match the group's
     filter. Raises ConfigurationError if no broker knows the group.
     """
-    names = list((yield from groups(directory))) if group is None else [group]
+    names: Iterable[str] = [group] if group is not None else (yield from groups(directory))
     brokers = yield from masters(directory)
     first_offsets_by_topic: dict[str, dict[MessageQueue, int]] = {}
     lags: list[QueueLag] = []

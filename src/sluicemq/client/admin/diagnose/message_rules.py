@@ -476,14 +476,16 @@ def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
 
     Return None if no lane matches.
     """
-    matching = [
-        lane
-        for lane in facts.lanes
-        if lane.subscription is not None and verdicts[lane.lane][1] is None
-    ]
-    offset = facts.message.message.queue_offset
-    passed = [lane for lane in matching if (lane.offset or 0) > offset]
-    return next(iter(passed or matching), None)
+    oldest_matching = None
+    for lane in facts.lanes:  # the oldest comes first
+        _, mismatch = verdicts[lane.lane]
+        if lane.subscription is None or mismatch is not None:
+            continue
+        has_passed = (lane.offset or 0) > facts.message.message.queue_offset
+        if has_passed:
+            return lane
+        oldest_matching = oldest_matching or lane
+    return oldest_matching
 
 
 def _times(fate: Fate, facts: DeliveryFacts) -> int:
