@@ -437,11 +437,11 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
         key: sort_integer_map_as_java(offset_by_queue, QUEUE_BUCKETS)
         for key, offset_by_queue in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
     }
-    topics_by_group = _topics_by_group(offset_table)
+    topics_by_group = _group_topics(offset_table)
     return _render_file(offsets, groupTopicMap=topics_by_group, offsetTable=offset_table)
 
 
-def _topics_by_group(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _group_topics(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the topics of each group in keys `topic@group`, ordered as Java's hash maps."""
     topics_by_group: dict[str, list[str]] = {}
     for key in keys:

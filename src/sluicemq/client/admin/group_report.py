@@ -80,8 +80,8 @@ def group_report(
     `client_ids` are the members that are online, and `queues_by_topic` the queues of each topic
     that the group reads.
     """
-    notes = _notes(name, client_ids, queues_by_topic)
-    reason_for_idleness = _reason_for_idleness(len(client_ids), queues_by_topic)
+    notes = _write_notes(name, client_ids, queues_by_topic)
+    reason_for_idleness = _explain_idleness(len(client_ids), queues_by_topic)
     shares = []
     for client_id in sorted(client_ids):
         allocated: list[MessageQueue] = []
@@ -92,7 +92,7 @@ def group_report(
     return GroupReport(name, tuple(shares), tuple(reached), tuple(notes))
 
 
-def _notes(
+def _write_notes(
     name: str, client_ids: Sequence[str], queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> list[str]:
     """Return what looks wrong: no members, topics without queues, and client ids used twice."""
@@ -110,7 +110,7 @@ def _notes(
     return notes
 
 
-def _reason_for_idleness(
+def _explain_idleness(
     member_count: int, queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> str:
     """Return why a member of a group gets no queue by average allocation."""
