@@ -244,7 +244,7 @@ def message_key(message: ConsumedMessage, key: Key = None) -> str:
     MessageKeyMissingError if the message has no such property, or if the function returns nothing.
     """
     if key is None:
-        return _key_of_content(message)
+        return _make_content_key(message)
     key_value: object
     if isinstance(key, str):
         key_value = message.properties.get(key)
@@ -260,7 +260,7 @@ def message_key(message: ConsumedMessage, key: Key = None) -> str:
     return str(key_value)
 
 
-def _key_of_content(message: ConsumedMessage) -> str:
+def _make_content_key(message: ConsumedMessage) -> str:
     """Return the message id that the producer assigned, with a digest of body, tag and keys."""
     properties = message.properties
     own_id = properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id

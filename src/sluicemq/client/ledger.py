@@ -231,14 +231,14 @@ class _Statements:
             "message_key": to_exact_key(key),
             "consumed_ms": self._clock.now_ms(),
         }
-        statement: sa.Insert = (
-            mysql.insert(self.table).prefix_with("IGNORE").values(row)
-            if self.dialect in _INSERT_IGNORE_DIALECTS
-            else _INSERT_FUNCTIONS[self.dialect](self.table).values(row).on_conflict_do_nothing()
-        )
-        return statement.execution_options(
-            preserve_rowcount=True
-        )  # otherwise an insert may have no rowcount
+        statement: sa.Insert
+        if self.dialect in _INSERT_IGNORE_DIALECTS:
+            statement = mysql.insert(self.table).prefix_with("IGNORE").values(row)
+        else:
+            insert = _INSERT_FUNCTIONS[self.dialect]
+            statement = insert(self.table).values(row).on_conflict_do_nothing()
+        # Without this option an insert may have no rowcount.
+        return statement.execution_options(preserve_rowcount=True)
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
         """Insert a row and return whether it is new.

@@ -201,12 +201,15 @@ class Client(CheckedAttributes, Generic[C]):
         if self._is_running:
             raise ConfigurationError("this client is running already.", fix="Call start() once.")
         unit = f"@{self.unit_name}" if self.unit_name else ""
+        trace: bool | str = False
+        if self.enable_msg_trace:
+            trace = self.customized_trace_topic or True
 
         def make_sluice() -> Sluice:
             return Sluice(
                 self.namesrv_addr,
                 credentials=self._credentials,
-                trace=(self.customized_trace_topic or True) if self.enable_msg_trace else False,
+                trace=trace,
                 tls=self.use_tls,
                 instance=f"{self.instance_name}{unit}",
                 offsets_directory=self.offsets_directory,

@@ -68,6 +68,12 @@ class ConsumerData:
     unit_mode: bool = json_field("unitMode", default=False)
 
 
+def _read_producer_groups(json_list: Any, list_name: str) -> tuple[str, ...]:
+    """Return the names in a list of producer groups, which are objects with one member."""
+    groups = [as_object(json_group, list_name) for json_group in as_list(json_list, list_name)]
+    return tuple(take_text(group, "groupName") for group in groups)
+
+
 @body
 class Heartbeat:
     """The body of HEART_BEAT (34).
@@ -80,9 +86,7 @@ class Heartbeat:
     producer_groups: tuple[str, ...] = json_field(
         "producerDataSet",
         default=(),
-        read=lambda value, what: tuple(
-            take_text(as_object(one, what), "groupName") for one in as_list(value, what)
-        ),
+        read=_read_producer_groups,
         write=lambda groups: [{"groupName": group} for group in groups],
     )
     consumers: tuple[ConsumerData, ...] = json_field("consumerDataSet", default=())
@@ -326,6 +330,11 @@ class TopicStats:
     puts_per_second: float = json_field("topicPutTps", default=0.0)
 
 
+def _none_for_zero(count: int) -> int | None:
+    """Return a number, or None for 0, so that the field is left out."""
+    return count or None
+
+
 @body
 class QueueProgress:
     """The progress of a group in one queue.
@@ -341,12 +350,10 @@ class QueueProgress:
     consumer_offset: int = json_field("consumerOffset")
     last_time_ms: int = json_field("lastTimestamp", default=0)
     pull_offset: int = json_field("pullOffset", default=0)
-    messages_at_risk: int = json_field(
-        "sluiceMessagesAtRisk", default=0, write=lambda it: it or None
-    )
-    loss_time_ms: int = json_field("sluiceLossTime", default=0, write=lambda it: it or None)
-    in_flight: int = json_field("sluiceInFlight", default=0, write=lambda it: it or None)
-    extra: int = json_field("sluiceExtra", default=0, write=lambda it: it or None)
+    messages_at_risk: int = json_field("sluiceMessagesAtRisk", default=0, write=_none_for_zero)
+    loss_time_ms: int = json_field("sluiceLossTime", default=0, write=_none_for_zero)
+    in_flight: int = json_field("sluiceInFlight", default=0, write=_none_for_zero)
+    extra: int = json_field("sluiceExtra", default=0, write=_none_for_zero)
 
 
 @body

@@ -158,22 +158,22 @@ class _FrozenValue:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and _field_values(self) == _field_values(other)
+        return type(other) is type(self) and _get_field_values(self) == _get_field_values(other)
 
     def __hash__(self) -> int:
-        return hash(_field_values(self))
+        return hash(_get_field_values(self))
 
     def __repr__(self) -> str:
         names = [name for name, *_ in _TABLES[type(self)]]
-        values = _field_values(self)
+        values = _get_field_values(self)
         arguments = [f"{name}={value!r}" for name, value in zip(names, values, strict=True)]
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), _field_values(self)
+        return type(self), _get_field_values(self)
 
 
-def _field_values(instance: object) -> tuple[Any, ...]:
+def _get_field_values(instance: object) -> tuple[Any, ...]:
     """Return the values of all fields of an instance of `_FrozenValue`, in the order declared."""
     return tuple([getattr(instance, name) for name, *_ in _TABLES[type(instance)]])
 
@@ -224,7 +224,7 @@ def _register_fields(
 # ------------------------------------------------------------------------------------- headers
 
 
-def _integer_reader(bits: int) -> ValueReader:
+def _make_integer_reader(bits: int) -> ValueReader:
     """Return the reader of a header field that is a signed integer of `bits` bits.
 
     The reader returns None for an empty string. It raises HeaderError if the string is not an
@@ -252,8 +252,8 @@ def _integer_reader(bits: int) -> ValueReader:
 
 _SHOWN_MAX: Final = 40
 """The most characters of a wrong value that an error shows."""
-_READ_INT32 = _integer_reader(32)
-_READ_INT64 = _integer_reader(64)
+_READ_INT32 = _make_integer_reader(32)
+_READ_INT64 = _make_integer_reader(64)
 
 
 def text(wire_name: str, *, default: Any = MISSING) -> Any:
@@ -399,10 +399,17 @@ class ValueCodec(NamedTuple):
     write_key: ValueWriter | None = None
 
 
+def _read_boolean(json_value: Any, _name: str) -> bool:
+    """Return a JSON value as a boolean. Of strings, only `true` in any case is True."""
+    if isinstance(json_value, str):
+        return json_value.lower() == "true"
+    return bool(json_value)
+
+
 _VALUE_CODECS: Final[dict[Any, ValueCodec]] = {
     int: ValueCodec(as_integer, int),
     float: ValueCodec(as_float, float),
-    bool: ValueCodec(lambda it, _: it.lower() == "true" if isinstance(it, str) else bool(it), bool),
+    bool: ValueCodec(_read_boolean, bool),
     str: ValueCodec(lambda value, _what: fastjson.to_text(value), str),
     Any: ValueCodec(lambda value, _what: value, NoneType),
     MessageQueue: ValueCodec(
@@ -431,18 +438,18 @@ def value_codec(annotation: Any) -> ValueCodec:
         codec = ValueCodec(object_codec.read, lambda: object_codec.read({}), object_codec.write)
     elif NoneType in arguments:
         value_types = [argument for argument in arguments if argument is not NoneType]
-        codec = _optional_codec(value_types[0])
+        codec = _make_optional_codec(value_types[0])
     elif issubclass(origin, Mapping):
-        codec = _map_codec(*arguments)
+        codec = _make_map_codec(*arguments)
     else:
         # Abstract types such as Sequence are decoded to lists.
         collection_type = origin if origin in (tuple, frozenset) else list
-        codec = _list_codec(collection_type, arguments[0])
+        codec = _make_list_codec(collection_type, arguments[0])
     _VALUE_CODECS[annotation] = codec
     return codec
 
 
-def _optional_codec(value_type: Any) -> ValueCodec:
+def _make_optional_codec(value_type: Any) -> ValueCodec:
     """Return the codec of `value_type | None`. None is null in JSON."""
     codec = value_codec(value_type)
     write_value = codec.write
@@ -455,7 +462,7 @@ def _optional_codec(value_type: Any) -> ValueCodec:
     return ValueCodec(codec.read, NoneType, write_optional)
 
 
-def _list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type: Any) -> ValueCodec:
+def _make_list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type: Any) -> ValueCodec:
     """Return the codec of collections, which are lists in JSON.
 
     The items of a collection have the type `item_type`. `collection_type` is the constructor of the
@@ -490,7 +497,7 @@ def _list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type: Any)
     return ValueCodec(read_list, collection_type, write_list)  # type: ignore[arg-type]
 
 
-def _map_codec(key_type: Any, value_type: Any) -> ValueCodec:
+def _make_map_codec(key_type: Any, value_type: Any) -> ValueCodec:
     """Return the codec of mappings from `key_type` to `value_type`, which are objects in JSON.
 
     A null value in a received object becomes the default of the value type; if values are strings,
@@ -568,7 +575,7 @@ class ObjectCodec(Generic[T]):
         when it is first read, because the codecs of all other classes must be declared by then.
         """
         cls = self._cls
-        rows = [self._field_reader(*row) for row in self._declared]
+        rows = [self._make_field_reader(*row) for row in self._declared]
 
         def read_object(json_object: Any, object_name: str = "The value") -> T:
             get_member = as_object(json_object, object_name).get
@@ -583,7 +590,7 @@ class ObjectCodec(Generic[T]):
         return read_object
 
     @staticmethod
-    def _field_reader(
+    def _make_field_reader(
         name: str, field_type: Any, declaration: FieldDeclaration
     ) -> tuple[str, str, type | None, ValueReader, Callable[[], Any]]:
         """Return how a field is read.
@@ -608,8 +615,8 @@ class ObjectCodec(Generic[T]):
         """
         rows = sorted(self._declared, key=lambda row: row[2].wire_name)
         names_on_wire = [declaration.wire_name for _, _, declaration in rows]
-        get_values = _attributes_getter([name for name, _, _ in rows])
-        converters, optional_names = self._converters_and_optional_names()
+        get_values = _make_attributes_getter([name for name, _, _ in rows])
+        converters, optional_names = self._find_converters()
         constants = self.constants
 
         def write_plain_object(instance: T) -> dict[str, Any]:
@@ -629,7 +636,7 @@ class ObjectCodec(Generic[T]):
         is_plain = not (converters or optional_names or constants)
         return write_plain_object if is_plain else write_object
 
-    def _converters_and_optional_names(self) -> tuple[list[tuple[str, ValueWriter]], list[str]]:
+    def _find_converters(self) -> tuple[list[tuple[str, ValueWriter]], list[str]]:
         """Return ((wire name, writer) of fields to convert, wire names of fields that may be None).
 
         They are made once, so that `write` handles only these fields one by one.
@@ -645,7 +652,7 @@ class ObjectCodec(Generic[T]):
         return converters, optional_names
 
 
-def _attributes_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+def _make_attributes_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function (instance) that returns the values of the attributes `names`."""
     if len(names) > 1:
         return attrgetter(*names)
@@ -679,7 +686,8 @@ def declare_object(
     rows = []
     for field in fields(cls):  # type: ignore[arg-type]
         declaration = declared.get(field.name, "")
-        declaration = FieldDeclaration(declaration) if isinstance(declaration, str) else declaration
+        if isinstance(declaration, str):
+            declaration = FieldDeclaration(declaration)
         rows.append((field.name, field.type, declaration._replace(default=field.default)))
     codec = OBJECT_CODECS[cls] = ObjectCodec(cls, rows, constants or {}, key)
     return codec

@@ -326,7 +326,7 @@ class _References:
                 for json_item in json_value
             ]
             return json_value
-        path = _reference_of(json_value)
+        path = _get_reference_path(json_value)
         if path is not None:
             return self._find_target(path, chain)
         self._resolve_members(json_value, chain)
@@ -387,7 +387,7 @@ class _References:
         target = self._root
         for step in _STEP.findall(path):
             target = _take_step(target, step.strip("\"'"))
-        return None if _reference_of(target) else target
+        return None if _get_reference_path(target) else target
 
 
 def _take_step(container: Any, step: str) -> Any:
@@ -403,7 +403,7 @@ def _take_step(container: Any, step: str) -> Any:
     return None
 
 
-def _reference_of(json_value: Any) -> str | None:
+def _get_reference_path(json_value: Any) -> str | None:
     """Return the path of a reference, or None if `json_value` is not a reference."""
     if isinstance(json_value, dict) and len(json_value) == 1:
         path = json_value.get(REFERENCE_NAME)
@@ -446,13 +446,13 @@ def _write(json_value: Any, written: list[str]) -> None:
             _write(json_item, written)
         written.append("]" if json_value else "[]")
     else:
-        written.append(_scalar(json_value))
+        written.append(_encode_scalar(json_value))
 
 
 def _write_object(json_object: dict[Any, Any], written: list[str]) -> None:
     """Append the text of an object to `written`, without the members that are None."""
     separator = "{"  # before the first member
-    for key in sorted(json_object, key=_order_of_key):
+    for key in sorted(json_object, key=_make_sort_key):
         if json_object[key] is not None:
             written.append(separator)
             _write(dict(key) if isinstance(key, tuple) else key, written)
@@ -462,12 +462,12 @@ def _write_object(json_object: dict[Any, Any], written: list[str]) -> None:
     written.append("}" if separator == "," else "{}")
 
 
-def _order_of_key(key: Any) -> tuple[int, Any]:
+def _make_sort_key(key: Any) -> tuple[int, Any]:
     """Return what keys are sorted by: integer keys come before strings and objects."""
     return (0, key) if isinstance(key, int) else (1, str(key))
 
 
-def _scalar(scalar: Any) -> str:
+def _encode_scalar(scalar: Any) -> str:
     """Return the standard JSON of a string, number, boolean or None."""
     return dumps_strict(scalar).decode()
 
@@ -523,7 +523,7 @@ def _write_pretty(json_value: Any, line: str, written: list[str]) -> None:
     if isinstance(json_value, list | tuple) and json_value:
         _write_pretty_items(json_value, line, written)
     elif not isinstance(json_value, Mapping):
-        written.append(_scalar(json_value))
+        written.append(_encode_scalar(json_value))
     elif set(map(type, json_value)) | set(map(type, json_value.values())) == _INTEGERS:
         # The same text as `_write_pretty_members`, but faster: a table of offsets has many such
         # maps.
@@ -555,7 +555,7 @@ def _write_pretty_members(mapping: Mapping[Any, Any], line: str, written: list[s
         if isinstance(key, int):
             written_key = str(key)
         elif isinstance(key, str):
-            written_key = member_line + _scalar(str(key))
+            written_key = member_line + _encode_scalar(str(key))
         else:
             written_key = member_line + dumps(dict(key)).decode()
         written.append(f"{separator}{written_key}:")

@@ -232,7 +232,7 @@ def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
         language = LANGUAGES[language]
     return Command(
         _read_int32(header_values, "code"),
-        fields and _fields_as_texts(fields),
+        fields and _convert_fields_to_texts(fields),
         body,
         _read_int32(header_values, "opaque"),
         _read_int32(header_values, "flag"),
@@ -242,7 +242,7 @@ def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
     )
 
 
-def _fields_as_texts(fields: Mapping[Any, Any]) -> dict[str, str]:
+def _convert_fields_to_texts(fields: Mapping[Any, Any]) -> dict[str, str]:
     """Return extFields with names and values as strings, without the fields that are null."""
     texts = {}
     for name, value in fields.items():

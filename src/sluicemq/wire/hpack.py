@@ -209,13 +209,13 @@ class HeaderDecoder:
                 if byte & 0x80:
                     # An indexed field.
                     index, position = _decode_integer(block, position, 0x7F)
-                    name, value = self._entry(index)
+                    name, value = self._get_entry(index)
                 elif byte & 0x60 == 0x20:
                     # A size update, which adds no field.
                     table_bytes_max, position = _decode_integer(block, position, 0x1F)
                     resize_count += 1
                     is_first = not fields and resize_count <= RESIZES_MAX
-                    self._resize(table_bytes_max, is_first=is_first)
+                    self._resize_table(table_bytes_max, is_first=is_first)
                     continue
                 else:
                     # A literal field. Index 0 means that its name is literal too.
@@ -223,12 +223,12 @@ class HeaderDecoder:
                     prefix_mask = 0x3F if is_indexed_from_now_on else 0x0F
                     index, position = _decode_integer(block, position, prefix_mask)
                     if index:
-                        name = self._entry(index)[0]
+                        name = self._get_entry(index)[0]
                     else:
                         name, position = _decode_string(block, position)
                     value, position = _decode_string(block, position)
                     if is_indexed_from_now_on:
-                        self._insert(name, value)
+                        self._insert_entry(name, value)
 
                 list_bytes += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
                 if list_bytes > HEADER_LIST_BYTES_MAX:
@@ -239,7 +239,7 @@ class HeaderDecoder:
         self.list_bytes = list_bytes
         return fields
 
-    def _entry(self, index: int) -> HeaderField:
+    def _get_entry(self, index: int) -> HeaderField:
         """Return the entry with this index of the static and the dynamic table.
 
         Raises Http2Error if there is none.
@@ -253,14 +253,14 @@ class HeaderDecoder:
             )
         return self._entries[-1 - age]
 
-    def _insert(self, name: str, value: str) -> None:
+    def _insert_entry(self, name: str, value: str) -> None:
         """Add an entry to the dynamic table, and remove the oldest ones beyond its limit."""
         self._entries.append((name, value))
         self._size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
         if self._size > self._size_max:
-            self._evict()
+            self._evict_entries()
 
-    def _evict(self) -> None:
+    def _evict_entries(self) -> None:
         """Remove the oldest entries until the dynamic table is not larger than its limit."""
         evicted_count = 0
         while self._size > self._size_max:
@@ -269,7 +269,7 @@ class HeaderDecoder:
             evicted_count += 1
         del self._entries[:evicted_count]
 
-    def _resize(self, size: int, *, is_first: bool) -> None:
+    def _resize_table(self, size: int, *, is_first: bool) -> None:
         """Set the limit of the dynamic table to `size` bytes, and remove entries that exceed it.
 
         `is_first` says whether the update is at the start of a block, where alone it is allowed.
@@ -281,7 +281,7 @@ class HeaderDecoder:
                 f"The size update of the header table to {size} bytes is not allowed.",
             )
         self._size_max = size
-        self._evict()
+        self._evict_entries()
 
 
 def _headers_too_large() -> Http2Error:

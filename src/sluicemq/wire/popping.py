@@ -157,7 +157,7 @@ class Checkpoint(NamedTuple):
     @property
     def unique_id(self) -> str:
         """The message id of its record."""
-        return _unique_id(self.key, self.start_offset, CHECKPOINT)
+        return _make_unique_id(self.key, self.start_offset, CHECKPOINT)
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as a JSON object."""
@@ -239,7 +239,7 @@ class Acknowledgement(NamedTuple):
     @property
     def unique_id(self) -> str:
         """The message id of its record."""
-        return _unique_id(self.key, self._single_offset, ACKNOWLEDGEMENT)
+        return _make_unique_id(self.key, self._single_offset, ACKNOWLEDGEMENT)
 
     def encode(self) -> bytes:
         """Return the body of its record."""
@@ -265,7 +265,7 @@ def decode_acknowledgement(record_body: JsonData, broker: str) -> Acknowledgemen
     of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
     object, or a field has another type.
     """
-    json_object = _with_short_names(load_object(record_body, "acknowledgement"))
+    json_object = _add_short_names(load_object(record_body, "acknowledgement"))
     if "aol" in json_object:
         offsets = [as_integer(offset, "aol") for offset in take_list(json_object, "aol")]
     else:
@@ -290,7 +290,7 @@ _LONG_NAMES: Final = {
 """The short name for each long name of a field."""
 
 
-def _with_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
+def _add_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a copy of a JSON object in which fields with long names also have short names."""
     short_fields = {
         short: json_object[name] for name, short in _LONG_NAMES.items() if name in json_object
@@ -315,7 +315,7 @@ def _key_to_json(key: PopKey) -> dict[str, Any]:
     return dict(zip(("t", "c", "q", "so", "pt", "bn"), key, strict=True))
 
 
-def _unique_id(key: PopKey, offset: int, tag: str) -> str:
+def _make_unique_id(key: PopKey, offset: int, tag: str) -> str:
     """Return the message id of the record with this key and tag."""
     topic, group, queue_id, _, pop_ms, broker = key
     return f"{topic}@{queue_id}@{offset}@{group}@{pop_ms}@{broker}@{tag}"
@@ -346,7 +346,7 @@ def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
     json_object = load_object(request_body, "batch of acknowledgements")
     broker = take_text(json_object, "brokerName")
     return [
-        _read_pop_ack(_with_short_names(as_object(json_ack, "An acknowledgement")), broker)
+        _read_pop_ack(_add_short_names(as_object(json_ack, "An acknowledgement")), broker)
         for json_ack in take_list(json_object, "acks")
     ]
 

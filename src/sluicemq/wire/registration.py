@@ -363,10 +363,10 @@ def _decode_compressed(
     except ProtocolError:
         _free(topics)
         raise
-    return RegisterBody(
-        TopicTable(topics, decode_data_version(version_json) if version_json else DataVersion()),
-        value_codec(tuple[str, ...]).read(fastjson.loads(servers_json or b"[]"), "servers"),
-    )
+    data_version = decode_data_version(version_json) if version_json else DataVersion()
+    servers = fastjson.loads(servers_json or b"[]")
+    filter_servers = value_codec(tuple[str, ...]).read(servers, "servers")
+    return RegisterBody(TopicTable(topics, data_version), filter_servers)
 
 
 def _free(topics: dict[str, TopicConfig]) -> None:

@@ -358,7 +358,9 @@ GROUP_CODEC = declare_object(
     consume_timeout_minutes="consumeTimeoutMinute",
     attributes="attributes",
     retry_policy=json_field(
-        "groupRetryPolicy", read=_read_retry_policy, write=lambda it: dict(it or STANDARD_RETRIES)
+        "groupRetryPolicy",
+        read=_read_retry_policy,
+        write=lambda policy: dict(policy or STANDARD_RETRIES),
     ),
 )
 group_object = GROUP_CODEC.write
@@ -435,11 +437,11 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
         key: sort_integer_map_as_java(offset_by_queue, QUEUE_BUCKETS)
         for key, offset_by_queue in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
     }
-    topics_by_group = _topics_by_group(offset_table)
+    topics_by_group = _group_topics(offset_table)
     return _render_file(offsets, groupTopicMap=topics_by_group, offsetTable=offset_table)
 
 
-def _topics_by_group(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _group_topics(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the topics of each group in keys `topic@group`, ordered as Java's hash maps."""
     topics_by_group: dict[str, list[str]] = {}
     for key in keys:
@@ -518,6 +520,13 @@ def _write_offsets(offsets: Sequence[int]) -> list[int]:
     return [first_offset, *(offset - first_offset for offset in other_offsets)]
 
 
+def _write_counts(counts: Mapping[int, int] | None) -> dict[int, int] | None:
+    """Return `OrderInfo.counts` in the order in which Java's hash map iterates."""
+    if counts is None:
+        return None
+    return sort_integer_map_as_java(counts, DEFAULT_BUCKETS)
+
+
 ORDER_CODEC = declare_object(
     OrderInfo,
     offsets=json_field("o", read=_read_offsets, write=_write_offsets),
@@ -527,12 +536,9 @@ ORDER_CODEC = declare_object(
     attempt_id="a",
     done="cm",
     visible_ms=json_field(
-        "ot", write=lambda it: sort_integer_map_as_java(it, DEFAULT_BUCKETS) or None
+        "ot", write=lambda times: sort_integer_map_as_java(times, DEFAULT_BUCKETS) or None
     ),
-    counts=json_field(
-        "oc",
-        write=lambda it: None if it is None else sort_integer_map_as_java(it, DEFAULT_BUCKETS),
-    ),
+    counts=json_field("oc", write=_write_counts),
 )
 OrderTable = Mapping[str, Mapping[int, OrderInfo]]
 """The last ordered pop by `topic@group` and queue id."""

@@ -122,8 +122,10 @@ def origin_of(dead_letter: StoredMessage, names: Iterable[str] = ORIGIN_TOPICS) 
 
     With `ORIGIN_IDS` as `names`, return its message id there instead.
     """
-    properties = dead_letter.properties
-    return next((properties[name] for name in names if properties.get(name)), "")
+    for name in names:
+        if dead_letter.properties.get(name):
+            return dead_letter.properties[name]
+    return ""
 
 
 def cluster_key(dead_letter: StoredMessage) -> tuple[str, str]:
@@ -213,14 +215,14 @@ def dead_letters(
     Raises RouteNotFoundError if the group has no dead letters, ConfigurationError if its
     dead-letter topic is not readable.
     """
-    dead_letter_queues = yield from _dead_letter_queues(directory, group)
+    dead_letter_queues = yield from _find_queues(directory, group)
     count_per_queue = max(1, count_max // len(dead_letter_queues))
     bytes_per_queue = bytes_max // len(dead_letter_queues)
     newest: list[StoredMessage] = []
     stored = 0
     older_times_ms: list[int] = []  # of each queue that has older dead letters than were read
     for queue in dead_letter_queues:
-        of_queue = yield from _dead_letters_of_queue(
+        of_queue = yield from _read_queue(
             directory, queue, until_ms, count_per_queue, bytes_per_queue
         )
         newest += of_queue.messages
@@ -236,7 +238,7 @@ def _newest_first(message: StoredMessage) -> tuple[int, str, int, int]:
     return -message.store_time_ms, message.broker, message.queue_id, -message.queue_offset
 
 
-def _dead_letter_queues(directory: Directory, group: str) -> Conversation[list[MessageQueue]]:
+def _find_queues(directory: Directory, group: str) -> Conversation[list[MessageQueue]]:
     """Return the readable queues of a group's dead-letter topic.
 
     Raises RouteNotFoundError if the topic does not exist, ConfigurationError if it has none.
@@ -253,7 +255,7 @@ def _dead_letter_queues(directory: Directory, group: str) -> Conversation[list[M
     return readable_queues
 
 
-def _dead_letters_of_queue(
+def _read_queue(
     directory: Directory,
     queue: MessageQueue,
     until_ms: int | None,
@@ -557,7 +559,7 @@ class ReplayJudge:
         if not subscriptions:
             return FILTERED, f"the group does not subscribe to {row['read_as']!r}"
 
-        message = _as_filters_see_it(row)
+        message = _make_filtered_message(row)
         for subscription in subscriptions:
             _, finding = verdict_on(message, subscription)
             if finding is not None:
@@ -602,7 +604,7 @@ def _check_properties_size(properties: Mapping[str, str]) -> None:
         )
 
 
-def _as_filters_see_it(row: Mapping[str, Any]) -> StoredMessage:
+def _make_filtered_message(row: Mapping[str, Any]) -> StoredMessage:
     """Return a message with the properties that filters read; its other fields are empty."""
     properties = dict(row["properties"])
     for name, column in ((TAGS, "tags"), (KEYS, "keys"), (UNIQ_KEY, "new_id")):

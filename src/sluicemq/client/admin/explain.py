@@ -82,8 +82,8 @@ def explain_message(
     now_ms = directory.clock.now_ms()
     message = yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere)
     brokers = yield from masters(directory)
-    message_facts = yield from _message_facts(directory, message)
-    traces = yield from _traces_by_group(directory, message, trace_topic)
+    message_facts = yield from _collect_message_facts(directory, message)
+    traces = yield from _fetch_traces(directory, message, trace_topic)
     configs = yield from groups(directory)
     names = [] if group is None else [group]
     if group is None:
@@ -94,18 +94,22 @@ def explain_message(
         facts = DeliveryFacts(message_facts, GroupFacts(name))
         config = configs.get(name)
         if config is not None:
-            facts = yield from _delivery_facts(directory, config, message_facts, brokers, now_ms)
+            facts = yield from _collect_delivery_facts(
+                directory, config, message_facts, brokers, now_ms
+            )
             facts = replace(facts, trace=traces.get(name))
         explained.append(judge_message(facts))
     return message_facts, explained
 
 
-def _message_facts(directory: Directory, message: StoredMessage) -> Conversation[MessageFacts]:
+def _collect_message_facts(
+    directory: Directory, message: StoredMessage
+) -> Conversation[MessageFacts]:
     """Return where a message is stored, and the bounds of its queue.
 
     If the broker of the queue cannot be read, the bounds are those of the message alone.
     """
-    readable_brokers = yield from _readable_brokers(directory, message.topic)
+    readable_brokers = yield from _find_readable_brokers(directory, message.topic)
     offset_min = message.queue_offset
     offset_max = message.queue_offset + 1
     if readable_brokers is not None and message.broker in readable_brokers:
@@ -114,7 +118,7 @@ def _message_facts(directory: Directory, message: StoredMessage) -> Conversation
     return MessageFacts(message, offset_min, offset_max, readable_brokers)
 
 
-def _traces_by_group(
+def _fetch_traces(
     directory: Directory, message: StoredMessage, trace_topic: str
 ) -> Conversation[dict[str, GroupTrace]]:
     """Return what clients have traced of a message in each group; {} without traces."""
@@ -132,17 +136,17 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
         return judge_group(GroupFacts(name))
 
     brokers = yield from masters(directory)
-    members, subscriptions = yield from _members(name, brokers)
+    members, subscriptions = yield from _ask_members(name, brokers)
     progress = yield from progress_at(brokers, name, absent=None)
     facts = GroupFacts(name, config, subscriptions=subscriptions, progress=progress, now_ms=now_ms)
     readable = {}
     for topic in facts.topics:
         if not topic.startswith(RETRY_PREFIX):
-            readable[topic] = yield from _readable_brokers(directory, topic)
+            readable[topic] = yield from _find_readable_brokers(directory, topic)
     counts = yield from matching(directory, name)
-    contracts = yield from _contracts(directory, name)
-    if _pops(contracts):
-        members = _without_queues(members)
+    contracts = yield from _fetch_contracts(directory, name)
+    if _is_popping(contracts):
+        members = _forget_queues(members)
     facts = replace(
         facts,
         members=members,
@@ -153,7 +157,7 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
     return judge_group(facts)
 
 
-def _readable_brokers(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
+def _find_readable_brokers(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
     """Return the brokers from which clients read a topic, None if it has no route."""
     try:
         route = yield from directory.get_route(topic)
@@ -170,7 +174,7 @@ def _readable_brokers(directory: Directory, topic: str) -> Conversation[frozense
     return frozenset(with_readable_queues & with_master)
 
 
-def _delivery_facts(
+def _collect_delivery_facts(
     directory: Directory,
     config: GroupConfig,
     message_facts: MessageFacts,
@@ -181,22 +185,22 @@ def _delivery_facts(
     name = config.name
     message = message_facts.message
     queue = message_facts.queue
-    members, subscriptions = yield from _members(name, brokers, message.broker)
+    members, subscriptions = yield from _ask_members(name, brokers, message.broker)
     if message.topic not in subscriptions:
-        remembered = yield from _remembered_subscription(directory, name, message)
+        remembered = yield from _find_remembered_subscription(directory, name, message)
         if remembered is not None:
             subscriptions[message.topic] = remembered
 
-    committed, fetched = yield from _offsets_of_group(brokers, name, queue)
-    contracts = yield from _contracts(directory, name)
-    if _pops(contracts):
+    committed, fetched = yield from _fetch_offsets(brokers, name, queue)
+    contracts = yield from _fetch_contracts(directory, name)
+    if _is_popping(contracts):
         # A broker commits what is popped only when its checkpoints are on disk.
-        members = _without_queues(members)
+        members = _forget_queues(members)
         committed = fetched
         fetched = None
 
-    retries = yield from _retries(directory, name, message, brokers)
-    in_flight = yield from _in_flight(brokers, name, queue, message.queue_offset)
+    retries = yield from _collect_retries(directory, name, message, brokers)
+    in_flight = yield from _find_delivery(brokers, name, queue, message.queue_offset)
     dead_letters = yield from messages_by_id(brokers, DLQ_PREFIX + name, message.message_id, None)
     return DeliveryFacts(
         message_facts,
@@ -205,12 +209,12 @@ def _delivery_facts(
         fetched=fetched,
         retries=retries,
         dead_letters=dead_letters,
-        lanes=_lanes(contracts, queue),
+        lanes=_collect_lanes(contracts, queue),
         in_flight=in_flight,
     )
 
 
-def _offsets_of_group(
+def _fetch_offsets(
     brokers: Brokers, name: str, queue: MessageQueue
 ) -> Conversation[tuple[int | None, int | None]]:
     """Return (committed offset, offset up to which members have fetched) of a group in a queue.
@@ -232,7 +236,7 @@ def _offsets_of_group(
     return committed, fetched
 
 
-def _remembered_subscription(
+def _find_remembered_subscription(
     directory: Directory, group: str, message: StoredMessage
 ) -> Conversation[Subscription | None]:
     """Return the subscription that the message's broker remembers, None without one.
@@ -248,7 +252,7 @@ def _remembered_subscription(
     return None
 
 
-def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[LaneFacts]:
+def _collect_lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[LaneFacts]:
     """Return the group's lanes at the broker of a queue, from the oldest on.
 
     RocketMQ brokers have no lanes.
@@ -256,11 +260,11 @@ def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[Lane
     lanes = []
     for group_contract in contracts:
         if group_contract.broker == queue.broker:
-            lanes += [_lane_facts(lane, queue) for lane in group_contract.lanes]
+            lanes += [_make_lane_facts(lane, queue) for lane in group_contract.lanes]
     return lanes
 
 
-def _lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
+def _make_lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
     """Return a lane's subscription to the topic of `queue`, its members, and its offset there.
 
     `lane` is an item of `GroupContract.lanes`.
@@ -277,17 +281,17 @@ def _lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
     return LaneFacts(lane["lane"], subscription, lane["clientIds"], offset)
 
 
-def _pops(contracts: Iterable[GroupContract]) -> bool:
+def _is_popping(contracts: Iterable[GroupContract]) -> bool:
     """Return whether the group pops, so that any member may receive messages of any queue."""
     return any(contract.pops for contract in contracts)
 
 
-def _without_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
+def _forget_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
     """Return the members of a group that pops as if their queues were unknown."""
     return [replace(member, queues=None) for member in members]
 
 
-def _in_flight(
+def _find_delivery(
     brokers: Brokers, name: str, queue: MessageQueue, offset: int
 ) -> Conversation[bodies.InFlightMessage | None]:
     """Return the delivery of the message at an offset if it is popped and not acknowledged."""
@@ -298,7 +302,7 @@ def _in_flight(
     return deliveries[0] if deliveries else None
 
 
-def _contracts(directory: Directory, name: str) -> Conversation[list[GroupContract]]:
+def _fetch_contracts(directory: Directory, name: str) -> Conversation[list[GroupContract]]:
     """Return the contracts of a group by broker, none if a broker refuses the request."""
     try:
         return (yield from contract(directory, name))
@@ -306,7 +310,7 @@ def _contracts(directory: Directory, name: str) -> Conversation[list[GroupContra
         return []
 
 
-def _members(
+def _ask_members(
     name: str, brokers: Brokers, broker: str | None = None
 ) -> Conversation[tuple[list[MemberFacts], dict[str, Subscription]]]:
     """Return the members that are online, and the group's subscriptions by topic.
@@ -331,7 +335,7 @@ def _members(
     return members, subscriptions
 
 
-def _retries(
+def _collect_retries(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
 ) -> Conversation[list[RetryFacts]]:
     """Return the copies of a message that wait for a retry, or are in a retry topic already."""
@@ -339,7 +343,7 @@ def _retries(
     message_id = message.message_id
     origin = pop_origin(message.topic, name)
     pop_topics = [pop_retry_topic(name, origin, is_v2=is_v2) for is_v2 in (False, True)]
-    due_ms_by_broker = yield from _due_times(brokers, topic, message_id)
+    due_ms_by_broker = yield from _fetch_due_times(brokers, topic, message_id)
 
     # Copies that are in a retry topic already.
     arrived: list[StoredMessage] = []
@@ -348,7 +352,9 @@ def _retries(
     retries = []
     for copy in arrived:
         is_popped = copy.topic in pop_topics
-        retry = yield from _arrived_retry(directory, name, copy, brokers, is_popped=is_popped)
+        retry = yield from _describe_arrived_retry(
+            directory, name, copy, brokers, is_popped=is_popped
+        )
         retries.append(retry)
 
     # Copies that wait in the schedule topic. It also contains the ones that have arrived.
@@ -365,7 +371,9 @@ def _retries(
     return retries
 
 
-def _due_times(brokers: Brokers, retry_topic: str, message_id: str) -> Conversation[dict[str, int]]:
+def _fetch_due_times(
+    brokers: Brokers, retry_topic: str, message_id: str
+) -> Conversation[dict[str, int]]:
     """Return broker name -> time in ms at which the last delayed copy of a message is due there.
 
     Only SluiceMQ brokers report it.
@@ -381,7 +389,7 @@ def _due_times(brokers: Brokers, retry_topic: str, message_id: str) -> Conversat
     return due_ms_by_broker
 
 
-def _arrived_retry(
+def _describe_arrived_retry(
     directory: Directory, name: str, copy: StoredMessage, brokers: Brokers, *, is_popped: bool
 ) -> Conversation[RetryFacts]:
     """Return what is known of a copy of a message that is in a retry topic of the group `name`.
@@ -394,6 +402,6 @@ def _arrived_retry(
         committed = yield from committed_offset(directory, name, queue)
     in_flight = None
     if is_popped:
-        in_flight = yield from _in_flight(brokers, name, queue, copy.queue_offset)
+        in_flight = yield from _find_delivery(brokers, name, queue, copy.queue_offset)
     is_past = committed is not None and committed > copy.queue_offset
     return RetryFacts(copy.reconsume_times, is_past, in_flight=in_flight, is_popped=is_popped)

@@ -107,7 +107,7 @@ def try_filter(
         # A RocketMQ broker: read its messages and try the expression here.
         against = None
         if group is not None:
-            against = yield from _present_subscription(address, group, topic)
+            against = yield from _fetch_subscription(address, group, topic)
         limit = count_max or PULLED_MAX
         time_range = begin_ms or 0, end_ms
         trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
@@ -122,11 +122,11 @@ def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
     for message in trial_result["messages"]:
         messages[message["queueId"], message["queueOffset"]] = message["properties"]
     return BrokerTrial(
-        broker, trial_result["stored"], _with_shares(trial_result["report"]), messages
+        broker, trial_result["stored"], _add_shares(trial_result["report"]), messages
     )
 
 
-def _present_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:
+def _fetch_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:
     """Return the subscription of a group to a topic, as the broker at `address` knows it.
 
     Raises ConfigurationError if the broker knows none.
@@ -144,7 +144,7 @@ def _present_subscription(address: str, group: str, topic: str) -> Conversation[
     return subscription
 
 
-def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
+def _add_shares(report: dict[str, Any]) -> dict[str, Any]:
     """Add the shares that follow from the counts to a report, and return it."""
     report["match_rate"] = report["matched"] / report["rows"] if report["rows"] else 0.0
     for atom in report["atoms"]:
@@ -174,7 +174,7 @@ def _try_here(
             "trying a filter on a RocketMQ broker requires NumPy, which is not installed.",
             fix=install_extra("server"),
         ) from None
-    ranges = yield from _stored_ranges(directory, subscription.topic, broker, time_range)
+    ranges = yield from _find_stored_ranges(directory, subscription.topic, broker, time_range)
     stored = sum(end - start for _, start, end in ranges)
     trial = _TrialOfPages(Trial(subscription, against), min(stored, count_max), progress)
     for queue, start, end in ranges:
@@ -182,7 +182,7 @@ def _try_here(
         if stored > count_max:  # each queue gets its share of the limit
             first_offset = end - max((end - start) * count_max // stored, 1)
         yield from read_range(directory, queue, first_offset, end, trial.add_page)
-    report = _with_shares(orjson.loads(orjson.dumps(trial.trial.report(), default=str)))
+    report = _add_shares(orjson.loads(orjson.dumps(trial.trial.report(), default=str)))
     return BrokerTrial(broker, stored, report, trial.shown_messages, is_read_here=True)
 
 
@@ -214,7 +214,7 @@ class _TrialOfPages:
             properties_by_place[message.queue_id, message.queue_offset] = message.properties
         # Keep only the messages that the report shows now.
         self.shown_messages = {}
-        for shown_place in _places_of_samples(self.trial.report()):
+        for shown_place in _find_sample_places(self.trial.report()):
             if shown_place in properties_by_place:
                 self.shown_messages[shown_place] = properties_by_place[shown_place]
         self._read_count += len(page)
@@ -223,7 +223,7 @@ class _TrialOfPages:
         return True
 
 
-def _places_of_samples(report: "Report") -> set[tuple[int, int]]:
+def _find_sample_places(report: "Report") -> set[tuple[int, int]]:
     """Return (queue id, offset) of each message that a report shows."""
     samples = [*report.samples, *(cause.sample for cause in report.causes)]
     if report.difference is not None:
@@ -231,7 +231,7 @@ def _places_of_samples(report: "Report") -> set[tuple[int, int]]:
     return {(int(str(sample.source)), sample.offset) for sample in samples}
 
 
-def _stored_ranges(
+def _find_stored_ranges(
     directory: Directory, topic: str, broker: str, time_range: tuple[int, int | None]
 ) -> Conversation[list[tuple[MessageQueue, int, int]]]:
     """Return (queue, first offset, end offset) of a broker's queues in a range of time."""

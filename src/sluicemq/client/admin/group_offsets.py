@@ -59,8 +59,10 @@ class OffsetChange:
     @property
     def skipped(self) -> int:
         """The number of messages that the group will not receive."""
-        begin = self.offset_min if self.old is None else max(self.old, self.offset_min)
-        return max(0, self.new - begin)
+        first_unread = self.offset_min
+        if self.old is not None:
+            first_unread = max(self.old, self.offset_min)
+        return max(0, self.new - first_unread)
 
 
 def plan_reset(

@@ -58,12 +58,10 @@ def group(directory: Directory, name: str) -> Conversation[GroupReport]:
     """
     progress_of_queues = yield from progress(directory, name)
     client_ids = yield from members(directory, name)
-    if (
-        not progress_of_queues
-        and not client_ids
-        and name not in (known_groups := (yield from groups(directory)))
-    ):
-        raise unknown_group(name, known_groups)
+    if not progress_of_queues and not client_ids:
+        known_groups = yield from groups(directory)
+        if name not in known_groups:
+            raise unknown_group(name, known_groups)
     queues_by_topic: dict[str, list[MessageQueue]] = {}
     for topic in sorted({queue_progress.queue.topic for queue_progress in progress_of_queues}):
         if not topic.startswith(RETRY_PREFIX):
@@ -82,8 +80,8 @@ def group_report(
     `client_ids` are the members that are online, and `queues_by_topic` the queues of each topic
     that the group reads.
     """
-    notes = _notes(name, client_ids, queues_by_topic)
-    reason_for_idleness = _reason_for_idleness(len(client_ids), queues_by_topic)
+    notes = _write_notes(name, client_ids, queues_by_topic)
+    reason_for_idleness = _explain_idleness(len(client_ids), queues_by_topic)
     shares = []
     for client_id in sorted(client_ids):
         allocated: list[MessageQueue] = []
@@ -94,7 +92,7 @@ def group_report(
     return GroupReport(name, tuple(shares), tuple(reached), tuple(notes))
 
 
-def _notes(
+def _write_notes(
     name: str, client_ids: Sequence[str], queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> list[str]:
     """Return what looks wrong: no members, topics without queues, and client ids used twice."""
@@ -112,7 +110,7 @@ def _notes(
     return notes
 
 
-def _reason_for_idleness(
+def _explain_idleness(
     member_count: int, queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> str:
     """Return why a member of a group gets no queue by average allocation."""

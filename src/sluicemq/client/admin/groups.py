@@ -359,12 +359,12 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
     The result includes how many messages will be deleted next, and how many match the group's
     filter. Raises ConfigurationError if no broker knows the group.
     """
-    names = list((yield from groups(directory))) if group is None else [group]
+    names: Iterable[str] = [group] if group is not None else (yield from groups(directory))
     brokers = yield from masters(directory)
     first_offsets_by_topic: dict[str, dict[MessageQueue, int]] = {}
     lags: list[QueueLag] = []
     for name in names:
-        lags += yield from _lag_of_group(directory, name, brokers, first_offsets_by_topic)
+        lags += yield from _find_lag_of_group(directory, name, brokers, first_offsets_by_topic)
     if group is not None and not lags:
         known_groups = yield from groups(directory)
         if group not in known_groups:
@@ -375,7 +375,7 @@ def lag(directory: Directory, group: str | None = None) -> Conversation[list[Que
 _CountsByQueue = dict[MessageQueue, tuple[bodies.GroupMatching, bodies.QueueMatching]]
 
 
-def _lag_of_group(
+def _find_lag_of_group(
     directory: Directory,
     group: str,
     brokers: Mapping[str, str],
@@ -389,22 +389,22 @@ def _lag_of_group(
     progress_of_queues = yield from progress_at(brokers, group)
     counts_by_queue: _CountsByQueue = {}
     if progress_of_queues:
-        counts_by_queue = yield from _counts_by_queue(directory, group)
+        counts_by_queue = yield from _fetch_counts(directory, group)
     lags = []
     for queue_progress in progress_of_queues:
         queue = queue_progress.queue
         if queue in counts_by_queue:
-            lags.append(_counted_lag(group, queue_progress, *counts_by_queue[queue]))
+            lags.append(_make_counted_lag(group, queue_progress, *counts_by_queue[queue]))
             continue
         if queue.topic not in first_offsets_by_topic:
-            first_offsets = yield from _first_offsets(brokers, queue.topic)
+            first_offsets = yield from _fetch_first_offsets(brokers, queue.topic)
             first_offsets_by_topic[queue.topic] = first_offsets
         first_offset = first_offsets_by_topic[queue.topic].get(queue, 0)
-        lags.append(_uncounted_lag(group, queue_progress, first_offset))
+        lags.append(_make_uncounted_lag(group, queue_progress, first_offset))
     return lags
 
 
-def _counts_by_queue(directory: Directory, group: str) -> Conversation[_CountsByQueue]:
+def _fetch_counts(directory: Directory, group: str) -> Conversation[_CountsByQueue]:
     """Return what the brokers count of a group in each queue: (counts of the topic, of the queue).
 
     Queues of RocketMQ brokers are left out.
@@ -418,7 +418,7 @@ def _counts_by_queue(directory: Directory, group: str) -> Conversation[_CountsBy
     return counts_by_queue
 
 
-def _uncounted_lag(group: str, progress: QueueProgress, first_offset: int) -> QueueLag:
+def _make_uncounted_lag(group: str, progress: QueueProgress, first_offset: int) -> QueueLag:
     """Return the lag in a queue without the number of matching messages."""
     return QueueLag(
         group,
@@ -433,7 +433,7 @@ def _uncounted_lag(group: str, progress: QueueProgress, first_offset: int) -> Qu
     )
 
 
-def _counted_lag(
+def _make_counted_lag(
     group: str,
     progress: QueueProgress,
     of_topic: bodies.GroupMatching,
@@ -446,7 +446,9 @@ def _counted_lag(
     queue_id = progress.queue.queue_id
     lanes: list[LaneLag] = []
     for lane in of_topic.lanes:
-        lanes += [_lane_lag(lane, queue) for queue in lane.queues if queue.queue_id == queue_id]
+        lanes += [
+            _make_lane_lag(lane, queue) for queue in lane.queues if queue.queue_id == queue_id
+        ]
     return QueueLag(
         group,
         progress.queue,
@@ -463,7 +465,7 @@ def _counted_lag(
     )
 
 
-def _lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) -> LaneLag:
+def _make_lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) -> LaneLag:
     """Return the lag of a lane in one of its queues."""
     return LaneLag(
         lane.lane,
@@ -474,7 +476,9 @@ def _lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) -> La
     )
 
 
-def _first_offsets(brokers: Mapping[str, str], topic: str) -> Conversation[dict[MessageQueue, int]]:
+def _fetch_first_offsets(
+    brokers: Mapping[str, str], topic: str
+) -> Conversation[dict[MessageQueue, int]]:
     """Return queue -> first stored offset of a topic at some brokers, given as name -> address."""
     command = requests.topic_stats(topic=topic)
     first_offsets: dict[MessageQueue, int] = {}
@@ -545,7 +549,7 @@ def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerCli
     return [clients_by_id[client_id] for client_id in sorted(clients_by_id)]
 
 
-def _consumer(
+def _find_consumer(
     directory: Directory, group: str, client_id: str | None
 ) -> Conversation[ConsumerClient]:
     """Return a member of a group that is online, any one if `client_id` is None.
@@ -574,7 +578,7 @@ def running_info(
 
     Raises ConfigurationError if the consumer is not online, RequestError if it does not answer.
     """
-    client = yield from _consumer(directory, group, client_id)
+    client = yield from _find_consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
     answer = yield from directory.call(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
@@ -595,7 +599,7 @@ def consume_directly(
     ConfigurationError if the consumer is not online at the message's broker, and RequestError.
     """
     message = yield from message_by_id(directory, message_id, topic=topic)
-    client = yield from _consumer(directory, group, client_id)
+    client = yield from _find_consumer(directory, group, client_id)
     master_addresses = yield from masters(directory)
     address = master_addresses.get(message.broker, str(message.store_host))
     command = requests.consume_directly(

@@ -76,7 +76,7 @@ def messages_by_key(
     command = requests.messages_by_key(topic, key, begin_ms, end_ms, count_max, is_unique=False)
     matching_messages = [
         message
-        for message in (yield from _messages(brokers, command))
+        for message in (yield from _query_messages(brokers, command))
         if message.topic == topic and (key in message.keys or message.message_id == key)
     ]
     matching_messages.sort(key=lambda message: message.store_time_ms, reverse=True)
@@ -100,7 +100,7 @@ def _check_key_query(key: str, begin_ms: int, end_ms: int, count_max: int) -> No
         )
 
 
-def _messages(
+def _query_messages(
     brokers: Mapping[str, str],
     command: Command,
     absent: Collection[int] | None = (QUERY_NOT_FOUND,),
@@ -123,7 +123,7 @@ def messages_by_id(
     `absent` is that of `ask_each`.
     """
     command = requests.messages_by_key(topic, message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True)
-    indexed_messages = yield from _messages(brokers, command, absent)
+    indexed_messages = yield from _query_messages(brokers, command, absent)
     return [
         message
         for message in indexed_messages
@@ -153,7 +153,7 @@ def message_by_id(
     """
     stripped_id = message_id.strip()
     brokers = yield from masters(directory)
-    message = yield from _message_of_broker_id(brokers, stripped_id)
+    message = yield from _find_by_broker_id(brokers, stripped_id)
     if message is not None:
         return message
     if topic is None and not anywhere:
@@ -172,7 +172,7 @@ def message_by_id(
     )
 
 
-def _message_of_broker_id(
+def _find_by_broker_id(
     brokers: Mapping[str, str], message_id: str
 ) -> Conversation[StoredMessage | None]:
     """Return the message with an id that its broker made, None if it is not found.
@@ -188,7 +188,7 @@ def _message_of_broker_id(
     command = requests.message_at(topic="", physical_offset=physical_offset)
     # The client may not reach the address in the id, so each master is asked, that one first.
     for name, address in sorted(brokers.items(), key=lambda broker: broker[1] != str(host)):
-        for message in (yield from _messages({name: address}, command, None)):
+        for message in (yield from _query_messages({name: address}, command, None)):
             if message.offset_message_id == message_id.upper():
                 return message
     return None

@@ -16,7 +16,7 @@ from sluicemq.wire import fastjson, headers
 from sluicemq.wire.declare import decode_header
 
 
-def _settings(body: bytes | memoryview) -> dict[str, str]:
+def _parse_settings(body: bytes | memoryview) -> dict[str, str]:
     """Parse the lines of a .properties file as servers send them, without any escaping."""
     lines = (line.partition("=") for line in bytes(body).decode().splitlines())
     return {name: setting for name, separator, setting in lines if separator and name[0] != "#"}
@@ -24,7 +24,7 @@ def _settings(body: bytes | memoryview) -> dict[str, str]:
 
 def broker_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """Return all settings of a broker, including defaults."""
-    return _settings((yield from directory.call(address, requests.broker_settings())).body)
+    return _parse_settings((yield from directory.call(address, requests.broker_settings())).body)
 
 
 def change_broker_settings(
@@ -36,7 +36,9 @@ def change_broker_settings(
 
 def name_server_settings(directory: Directory, address: str) -> Conversation[dict[str, str]]:
     """Return all settings of a name server, including defaults."""
-    return _settings((yield from directory.call(address, requests.name_server_settings())).body)
+    return _parse_settings(
+        (yield from directory.call(address, requests.name_server_settings())).body
+    )
 
 
 def change_name_server_settings(

@@ -105,7 +105,7 @@ def subscriptions(
     remembered: dict[str, Subscription] = {}
     if not members:
         with contextlib.suppress(*NO_ANSWER):
-            remembered = yield from _remembered_subscriptions(directory, group)
+            remembered = yield from _fetch_remembered_subscriptions(directory, group)
     return GroupSubscriptions(group, members, reported_by_brokers, remembered)
 
 
@@ -132,7 +132,7 @@ def _ask_members(
     return members
 
 
-def _remembered_subscriptions(
+def _fetch_remembered_subscriptions(
     directory: Directory, group: str
 ) -> Conversation[dict[str, Subscription]]:
     """Return, by topic, the subscriptions that SluiceMQ brokers remember of a group."""

@@ -126,7 +126,7 @@ def timeline(
     it is no longer stored.
     """
     records = list(records)
-    steps = _steps_of_records(records)
+    steps = _make_steps(records)
     sent_ms = min((step.time_ms for step in steps if step.kind == "send"), default=0)
     if stored is not None:
         stored_place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
@@ -141,11 +141,11 @@ def timeline(
         return time_ms, _ORDER[step.kind]
 
     steps.sort(key=order)
-    topic, tags, keys = _labels(records, stored)
-    return Timeline(message_id, topic, tags, keys, steps, _group_traces(steps), unread)
+    topic, tags, keys = _find_labels(records, stored)
+    return Timeline(message_id, topic, tags, keys, steps, _make_group_traces(steps), unread)
 
 
-def _labels(
+def _find_labels(
     records: Sequence[TraceRecord], stored: StoredMessage | None
 ) -> tuple[str | None, str | None, str | None]:
     """Return (topic, tag, keys) of a message, each from the first record that has it.
@@ -164,7 +164,7 @@ def _labels(
     return topic, tags, keys
 
 
-def _steps_of_records(records: Collection[TraceRecord]) -> list[Step]:
+def _make_steps(records: Collection[TraceRecord]) -> list[Step]:
     """Return the steps of trace records, in the order of the records.
 
     The record of a delivery's end is part of the step of its beginning. Only if the beginning was
@@ -175,7 +175,7 @@ def _steps_of_records(records: Collection[TraceRecord]) -> list[Step]:
     steps = []
     for record in records:
         if not isinstance(record, ConsumeTrace):
-            steps.append(_step(record, ends))
+            steps.append(_make_step(record, ends))
         elif record.request_id not in begun and ends[record.request_id] is record:
             began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
             outcome = record.outcome.name.lower()
@@ -183,7 +183,7 @@ def _steps_of_records(records: Collection[TraceRecord]) -> list[Step]:
     return steps
 
 
-def _group_traces(steps: Iterable[Step]) -> list[GroupTrace]:
+def _make_group_traces(steps: Iterable[Step]) -> list[GroupTrace]:
     """Return what the steps say about each group that received the message."""
     traces: dict[str, GroupTrace] = {}
     for step in steps:
@@ -196,7 +196,7 @@ def _group_traces(steps: Iterable[Step]) -> list[GroupTrace]:
     return list(traces.values())
 
 
-def _step(
+def _make_step(
     record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
     ends: dict[str | None, ConsumeTrace],
 ) -> Step:
@@ -250,32 +250,32 @@ def trace(
     RouteNotFoundError if the trace topic does not exist.
     """
     known_id = message_id.strip()
-    traces = yield from _traces(directory, known_id, trace_topic)
+    traces = yield from _find_traces(directory, known_id, trace_topic)
     stored = None
     if not traces:
         # The id may be that of the broker, which no trace has as a key.
-        stored = yield from _stored(directory, known_id, None, anywhere)
+        stored = yield from _find_stored(directory, known_id, None, anywhere)
         if stored is not None and stored.message_id != known_id:
             known_id = stored.message_id
-            traces = yield from _traces(directory, known_id, trace_topic)
-    records, unread = _records(traces, known_id, None)
+            traces = yield from _find_traces(directory, known_id, trace_topic)
+    records, unread = _select_records(traces, known_id, None)
 
     if not any(isinstance(record, SendTrace) for record in records):
         # The message may have been sent in a batch.
-        stored = stored or (yield from _stored(directory, known_id, None, anywhere))
+        stored = stored or (yield from _find_stored(directory, known_id, None, anywhere))
         if stored is not None:
-            batch_traces = yield from _batch_traces(directory, stored, trace_topic)
-            records += _records(batch_traces, known_id, stored.offset_message_id)[0]
+            batch_traces = yield from _find_batch_traces(directory, stored, trace_topic)
+            records += _select_records(batch_traces, known_id, stored.offset_message_id)[0]
     if not records:
         raise _no_trace_error(message_id, trace_topic, stored)
 
     if stored is None:
-        topic = _topic_of_records(records)
-        stored = yield from _stored(directory, known_id, topic, anywhere)
+        topic = _find_topic(records)
+        stored = yield from _find_stored(directory, known_id, topic, anywhere)
     traced = timeline(known_id, records, stored, unread)
     if stored is not None:
         traced_groups = {group_trace.group for group_trace in traced.groups}
-        traced.groups.extend((yield from _untraced_groups(directory, stored, traced_groups)))
+        traced.groups.extend((yield from _find_untraced_groups(directory, stored, traced_groups)))
     return traced
 
 
@@ -291,7 +291,7 @@ def _no_trace_error(
     )
 
 
-def _topic_of_records(records: Iterable[TraceRecord]) -> str | None:
+def _find_topic(records: Iterable[TraceRecord]) -> str | None:
     """Return the topic of the first record of a send or transaction, None without one."""
     for record in records:
         if isinstance(record, SendTrace | TransactionTrace):
@@ -299,7 +299,7 @@ def _topic_of_records(records: Iterable[TraceRecord]) -> str | None:
     return None
 
 
-def _untraced_groups(
+def _find_untraced_groups(
     directory: Directory, stored: StoredMessage, traced: set[str]
 ) -> Conversation[list[GroupTrace]]:
     """Return the groups of the message's topic that have not traced its delivery."""
@@ -315,7 +315,7 @@ def _untraced_groups(
     return untraced_groups
 
 
-def _traces(
+def _find_traces(
     directory: Directory, message_id: str, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
     """Return all trace messages with the id as a key, oldest first.
@@ -334,7 +334,7 @@ def _traces(
             previous_count = len(traces)
             for message in page:
                 traces[message.broker, message.queue_id, message.queue_offset] = message
-            next_end_ms = _end_of_full_pages(page)
+            next_end_ms = _find_next_end(page)
             if len(traces) == previous_count or next_end_ms is None:
                 break
             end_ms = next_end_ms
@@ -347,7 +347,7 @@ def _traces(
     return sorted(traces.values(), key=lambda message: message.store_time_ms)
 
 
-def _end_of_full_pages(page: Sequence[StoredMessage]) -> int | None:
+def _find_next_end(page: Sequence[StoredMessage]) -> int | None:
     """Return the time up to which the next page must be requested, None if there is none.
 
     `page` contains messages of several brokers, the newest first. A broker that returned
@@ -362,7 +362,7 @@ def _end_of_full_pages(page: Sequence[StoredMessage]) -> int | None:
     return max(oldest_ms.values(), default=None)
 
 
-def _batch_traces(
+def _find_batch_traces(
     directory: Directory, stored: StoredMessage, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
     """Return the trace messages that mention a message and were stored shortly after it.
@@ -391,7 +391,7 @@ def _batch_traces(
     return traces
 
 
-def _stored(
+def _find_stored(
     directory: Directory, message_id: str, topic: str | None, anywhere: bool
 ) -> Conversation[StoredMessage | None]:
     """Return the message itself, None if it is no longer stored."""
@@ -401,7 +401,7 @@ def _stored(
         return None
 
 
-def _records(
+def _select_records(
     traces: Iterable[StoredMessage], message_id: str, offset_message_id: str | None
 ) -> tuple[list[TraceRecord], int]:
     """Return (trace records of one message, number of records that could not be decoded).

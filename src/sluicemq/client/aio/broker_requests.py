@@ -126,7 +126,7 @@ class BrokerRequests:
             try:
                 respond(thread_handler(command))
             except Exception as error:  # noqa: BLE001 - reported to the broker
-                respond(_error_response(error))
+                respond(_make_error_response(error))
             return True
 
         loop_handler = self._loop_handlers.get(command.code)
@@ -209,16 +209,16 @@ class BrokerRequests:
             )
         now_s = self._client.cluster.clock.monotonic_s()
         running_info = bodies.RunningInfo(
-            self._consumer_properties(member),
+            self._collect_properties(member),
             tuple(member.subscriptions.values()),
-            dict(self._queues(member)),
+            dict(self._list_queue_states(member)),
             {topic: stats.rates(now_s) for topic, stats in member.readers.stats.items()},
             format_stacks(self._client.loop) if header.stack_enable else None,
-            self._notes(member, now_s),
+            self._collect_notes(member, now_s),
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(running_info))
 
-    def _notes(self, member: Member, now_s: float) -> dict[str, str]:
+    def _collect_notes(self, member: Member, now_s: float) -> dict[str, str]:
         """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic seconds).
 
         They are the number of messages that are handed out and the oldest ones of them, the numbers
@@ -228,7 +228,7 @@ class BrokerRequests:
         handed_out = [message for reader in readers for message in tuple(reader.handed_out)]
         handed_out.sort(key=lambda message: message.handed_out_s)
         notes = {"messagesOut": str(len(handed_out))}
-        consumers = self._running_push_consumers(member.group)
+        consumers = self._find_running_consumers(member.group)
         if consumers:
             notes["workersLive"] = str(sum(consumer.live_workers for consumer in consumers))
             notes["workersWanted"] = str(sum(consumer.concurrency for consumer in consumers))
@@ -240,7 +240,7 @@ class BrokerRequests:
                 notes[f"{UNDECODABLE_NOTE}{topic}"] = undecodable
         return notes
 
-    def _running_push_consumers(self, group: str) -> list[PushConsumer]:
+    def _find_running_consumers(self, group: str) -> list[PushConsumer]:
         """Return the consumers of a group that have a handler and are running."""
         return [
             consumer
@@ -248,7 +248,7 @@ class BrokerRequests:
             if isinstance(consumer, PushConsumer) and consumer.is_running
         ]
 
-    def _consumer_properties(self, member: Member) -> dict[str, str]:
+    def _collect_properties(self, member: Member) -> dict[str, str]:
         """Return the options and state of a group's consumers, under the Java client's names."""
         options = member.options
         name_servers = "".join(f"{address};" for address in self._client.cluster.name_servers)
@@ -276,7 +276,9 @@ class BrokerRequests:
             "autoCommit": str(options.auto_commit).lower(),
         }
 
-    def _queues(self, member: Member) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
+    def _list_queue_states(
+        self, member: Member
+    ) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
         """Yield (queue, its state) for each queue that the member reads, sorted by queue.
 
         A queue that the member stops reading meanwhile is left out. This runs on the heartbeat
@@ -296,7 +298,7 @@ class BrokerRequests:
             reader = member.readers.get(queue)
             if reader is not None:
                 is_locked = member.options.ordered and reader.may_commit
-                yield queue, _queue_state(reader, is_locked, to_unix_ms)
+                yield queue, _make_queue_state(reader, is_locked, to_unix_ms)
 
     # ---------------------------------------------------------------------------- one message
 
@@ -307,7 +309,7 @@ class BrokerRequests:
         committed. If this client has no handler for the group, the response is SYSTEM_ERROR (1).
         """
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
-        consumers = self._running_push_consumers(header.group)
+        consumers = self._find_running_consumers(header.group)
         if not consumers:
             return Command(
                 ResponseCode.SYSTEM_ERROR,
@@ -346,7 +348,7 @@ class BrokerRequests:
         return accept_pushed_reply(command, self._requester.pending_replies)
 
 
-def _queue_state(
+def _make_queue_state(
     reader: QueueReader, is_locked: bool, to_unix_ms: Callable[[float], int]
 ) -> bodies.QueueState:
     """Return the state of a queue that is read. `to_unix_ms` converts monotonic seconds."""
@@ -405,12 +407,12 @@ async def _answer(handler: LoopHandler, command: Command, address: str, respond:
         response = await handler(command, address)
     except Exception as error:  # noqa: BLE001 - logged and reported to the broker
         _log.warning("cannot answer a request of the broker %s: %s", address, error)
-        response = _error_response(error)
+        response = _make_error_response(error)
     if response is not None:
         respond(response)
 
 
-def _error_response(error: Exception) -> Command:
+def _make_error_response(error: Exception) -> Command:
     """Return a response with the text of `error`."""
     remark = f"{type(error).__name__}: {error}"
     if isinstance(error, ProtocolError):

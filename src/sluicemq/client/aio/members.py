@@ -418,7 +418,9 @@ class Member:
         response = await self._call_if_reachable(address, requests.consumer_list(group=self.group))
         if response is None:
             return None
-        return tuple(decode_consumer_list(response.body)) if response.code == SUCCESS else ()
+        if response.code != SUCCESS:
+            return ()
+        return tuple(decode_consumer_list(response.body))
 
     # --------------------------------------------------------------------- rebalance
 

@@ -43,11 +43,11 @@ class Readers:
         self._context = context
         self._cluster = cluster = context.cluster
         self._group = context.group
-        self._offsets: GroupOffsets = (
-            cluster.offset_files.for_group(context.group)
-            if context.options.broadcast
-            else BrokerOffsets(cluster, context.group)
-        )
+        self._offsets: GroupOffsets
+        if context.options.broadcast:
+            self._offsets = cluster.offset_files.for_group(context.group)
+        else:
+            self._offsets = BrokerOffsets(cluster, context.group)
         self.expected_queue_counts: dict[str, int] = {}
         """Maps a topic to the number of its queues that will be read here.
 

@@ -191,7 +191,7 @@ class RepositioningReader(ABC):
             new_offset = min(newest_anchor.offset + 1, response.offset_max)
         is_deleted = old_offset < new_offset <= response.offset_min
         lost_count = new_offset - old_offset if is_deleted else 0
-        consequence = _consequence_of_move(old_offset, new_offset)
+        consequence = _describe_move(old_offset, new_offset)
         if lost_count:
             consequence = (
                 f"{lost_count} messages are lost: the broker deleted them before they were read; "
@@ -222,7 +222,7 @@ class RepositioningReader(ABC):
             self.queue,
             old_offset,
             new_offset,
-            _consequence_of_move(old_offset, new_offset),
+            _describe_move(old_offset, new_offset),
         )
         self._move_and_notify(old_offset, new_offset, 0)
 
@@ -256,7 +256,7 @@ class RepositioningReader(ABC):
             )
 
 
-def _consequence_of_move(old_offset: int, new_offset: int) -> str:
+def _describe_move(old_offset: int, new_offset: int) -> str:
     """Return what moving a reader between two offsets means for its messages, for the log."""
     if new_offset > old_offset:
         return f"{new_offset - old_offset} messages are skipped"

@@ -359,7 +359,7 @@ def make_retry_message(
     a client that can.
     """
     delay_level = retry_level if retry_level > 0 else FIRST_RETRY_LEVEL + earlier_retries
-    properties = _retry_properties(record, group)
+    properties = _make_retry_properties(record, group)
     properties[DELAY] = str(delay_level)
     encoded_properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     becomes_dead_letter = retry_level < 0
@@ -376,7 +376,7 @@ def make_retry_message(
     )
 
 
-def _retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
+def _make_retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
     """Return the properties of a retry: those of the message, its topic and its first id."""
     properties = {
         name: text for name, text in record.properties.items() if name not in _DROPPED_PROPERTIES

@@ -600,8 +600,11 @@ def _failure_text(address: str, error: SluiceError) -> str:
     fact = error.fact
     if address not in fact:
         return f"{address}: {fact}"
-    reason = fact.removeprefix(f"Cannot connect to {address}: ")
-    return fact if reason == fact else f"{address}: {reason[:1].lower()}{reason[1:]}"
+    beginning = f"Cannot connect to {address}: "
+    if not fact.startswith(beginning):
+        return fact
+    reason = fact.removeprefix(beginning)
+    return f"{address}: {reason[:1].lower()}{reason[1:]}"
 
 
 def no_write_queue_error(topic: str) -> RouteNotFoundError:

@@ -179,7 +179,9 @@ def delay_properties(
 
 def _shown_delays(message: Message | MessageDraft) -> list[str]:
     """Return the delay options that a message has, as in "delay_level=3" and "delay=5 s"."""
-    shown = [f"delay_level={message.delay_level}"] if message.delay_level else []
+    shown = []
+    if message.delay_level:
+        shown.append(f"delay_level={message.delay_level}")
     if message.delay_ms is not None:
         shown.append(f"delay={message.delay_ms / 1000:,} s")
     if message.deliver_at_ms is not None:

@@ -722,10 +722,10 @@ def parse_send_response(
     )
     if len(message_ids) == 1:
         return [first_result]
-    return _batch_results(first_result, message_ids, offset_ids)
+    return _make_batch_results(first_result, message_ids, offset_ids)
 
 
-def _batch_results(
+def _make_batch_results(
     first_result: SendResult, message_ids: Sequence[str], offset_ids: Sequence[str]
 ) -> list[SendResult]:
     """Return the results of a batch, whose messages are stored at consecutive offsets.

@@ -241,7 +241,7 @@ class Tracing:
             return
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
-        messages = _properties_and_sizes(outgoing, batch=batch)
+        messages = _list_properties_and_sizes(outgoing, batch=batch)
         for (properties, body_length), (message_id, offset_message_id) in zip(
             messages, ids, strict=False
         ):
@@ -368,7 +368,7 @@ class Tracing:
         if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
-        message_kind = _kind_of_message(properties)
+        message_kind = _find_message_kind(properties)
         tags = properties.get(TAGS)
         keys = properties.get(KEYS)
         if message_kind is MessageKind.HALF:
@@ -392,7 +392,7 @@ class Tracing:
         )
 
 
-def _properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> list[tuple[str, int]]:
+def _list_properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> list[tuple[str, int]]:
     """Return (encoded properties, size of the body) of each message in a send request.
 
     With `batch`, the body of `outgoing` contains several messages.
@@ -405,7 +405,7 @@ def _properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> list[tup
     ]
 
 
-def _kind_of_message(properties: Mapping[str, str]) -> MessageKind:
+def _find_message_kind(properties: Mapping[str, str]) -> MessageKind:
     """Return the kind of a message with these properties, as trace records name it."""
     if TRAN_MSG in properties:
         return MessageKind.HALF

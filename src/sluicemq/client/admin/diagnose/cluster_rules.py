@@ -177,9 +177,12 @@ TOPIC_RULES: Final = (
 
 def _message(condition: Callable[[MessageSearch], bool]) -> Condition:
     """Return the condition that `condition` holds for the message that doctor was asked about."""
-    return lambda facts: each(
-        "message", [facts.message] if facts.message and condition(facts.message) else []
-    )
+
+    def holds_for_message(facts: ClusterFacts) -> Iterator[Values]:
+        if facts.message is not None and condition(facts.message):
+            yield {"message": facts.message}
+
+    return holds_for_message
 
 
 def _is_undecodable(message: MessageSearch) -> bool:

@@ -245,13 +245,13 @@ class WaitingLaneFacts:
         for counts in self.lane.queues:
             queue = MessageQueue(self.topic, self.broker, counts.queue_id)
             committed = max(0, counts.committed)
-            fetched = _end_of_held_messages(queue, members)
+            fetched = _find_end_of_held_messages(queue, members)
             progress.append(QueueProgress(queue, committed, counts.offset_max, fetched=fetched))
         name = f"lane {self.lane.lane}"
         return replace(self.group, name=name, members=members, progress=progress)
 
 
-def _end_of_held_messages(queue: MessageQueue, members: Iterable[MemberFacts]) -> int | None:
+def _find_end_of_held_messages(queue: MessageQueue, members: Iterable[MemberFacts]) -> int | None:
     """Return the offset behind the messages of a queue that members hold, None if they hold none.
 
     Members hold messages that they have fetched and not finished.

@@ -305,7 +305,7 @@ def _no_reader(facts: GroupQueueFacts) -> Iterator[Values]:
         yield {"group": facts.group.name, "queue": facts.progress.queue}
 
 
-def _fetched(facts: GroupQueueFacts) -> dict[str, object]:
+def _describe_fetched(facts: GroupQueueFacts) -> dict[str, object]:
     return {
         "reader": facts.owner or "A member",
         "queue": facts.progress.queue,
@@ -325,14 +325,14 @@ def _not_acknowledging(facts: GroupQueueFacts) -> Iterator[Values]:
         since = "; the member has not finished any message yet"
     elif idle_ms is not None:
         since = f"; the member has not finished any message for {idle_ms // 1000} s"
-    yield {**_fetched(facts), "since": since}
+    yield {**_describe_fetched(facts), "since": since}
 
 
 def _in_progress(facts: GroupQueueFacts) -> Iterator[Values]:
     """Yield the queue if its member has finished a message lately."""
     idle_ms = facts.idle_ms
     if idle_ms is not None and idle_ms < STUCK_MS:
-        yield {**_fetched(facts), "idle_s": idle_ms // 1000}
+        yield {**_describe_fetched(facts), "idle_s": idle_ms // 1000}
 
 
 _FETCHED: Final = (
@@ -508,17 +508,17 @@ def explain_group(group: GroupFacts) -> GroupExplained:
     if group.config is None:
         findings = judge([NO_SUCH_GROUP], group)
     else:
-        findings = _findings_of_known_group(group)
+        findings = _judge_known_group(group)
         if not findings:
             findings = judge(LAG_RULES, group)[:1]
     return GroupExplained(group.name, tuple(findings), group.lag, group.matching_lag)
 
 
-def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
+def _judge_known_group(group: GroupFacts) -> list[Finding]:
     """Return the findings about a group that exists, except those of `LAG_RULES`."""
     findings = judge(GROUP_RULES, group)
     for topic in group.topics:
-        findings += _findings_in_topic(GroupTopicFacts(group, topic, group.has_lanes(topic)))
+        findings += _judge_topic(GroupTopicFacts(group, topic, group.has_lanes(topic)))
 
     if all(member.queues is not None for member in group.members):
         findings += judge([MEMBER_IDLE], group)
@@ -528,7 +528,7 @@ def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
 
     for broker, counts in group.application_filter_counts:
         for lane in counts.lanes:
-            findings += _findings_in_lane(WaitingLaneFacts(group, broker, counts.topic, lane))
+            findings += _judge_lane(WaitingLaneFacts(group, broker, counts.topic, lane))
 
     for contract in group.contracts:
         findings += judge(CONTRACT_RULES, contract)
@@ -537,7 +537,7 @@ def _findings_of_known_group(group: GroupFacts) -> list[Finding]:
     return findings
 
 
-def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
+def _judge_topic(facts: GroupTopicFacts) -> list[Finding]:
     """Return the findings about a group in one topic, without those about lanes."""
     if facts.topic.startswith(RETRY_PREFIX):
         return judge([RETRIES_PENDING], facts)
@@ -552,7 +552,7 @@ def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
     for queue_facts in facts_of_queues:
         findings += judge([BEYOND_END], queue_facts)
 
-    # Each lane has readers of its own: `_findings_in_lane` looks for them.
+    # Each lane has readers of its own: `_judge_lane` looks for them.
     if facts.group.members and not facts.has_lanes:
         for queue_facts in facts_of_queues:
             if queue_facts.progress.queue.broker in (facts.readable_brokers or ()):
@@ -560,7 +560,7 @@ def _findings_in_topic(facts: GroupTopicFacts) -> list[Finding]:
     return findings
 
 
-def _findings_in_lane(facts: WaitingLaneFacts) -> list[Finding]:
+def _judge_lane(facts: WaitingLaneFacts) -> list[Finding]:
     """Return the findings about a lane; [] if no messages wait for it."""
     if not facts.matching:
         return []

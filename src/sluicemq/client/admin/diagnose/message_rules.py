@@ -400,6 +400,7 @@ def explain_message(facts: DeliveryFacts) -> MessageExplained:
 
 
 def _explain(facts: DeliveryFacts) -> MessageExplained:
+    """Return the fate of a message and why, without a finding about an undecodable body."""
     group = facts.group
     if group.config is None:
         unknown = judge([NO_SUCH_GROUP], group)
@@ -409,12 +410,12 @@ def _explain(facts: DeliveryFacts) -> MessageExplained:
 
     subscription = facts.in_topic.subscription
     verdict, mismatch = verdict_on(facts.message.message, subscription)
-    fate, findings = _fate(facts, mismatch)
+    fate, findings = _judge_fate(facts, mismatch)
     if subscription is not None:
         findings += judge([IGNORED_TEXT], subscription)
     findings += judge([UNEQUAL], facts.in_topic)
     return MessageExplained(
-        group.name, fate, tuple(findings), _times(fate, facts), verdict, facts.owner
+        group.name, fate, tuple(findings), _count_times(fate, facts), verdict, facts.owner
     )
 
 
@@ -432,7 +433,7 @@ def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
 
     in_lane = _limit_to_lane(facts, lane)
     verdict, mismatch = verdicts[lane.lane]
-    fate, findings = _fate(in_lane, mismatch)
+    fate, findings = _judge_fate(in_lane, mismatch)
     if not lane.members and fate is Fate.OFFLINE:
         findings = []  # the group may have members; the finding about the lane says what is missing
     findings[1:1] = judge(LANE_CHOICE_RULES, LaneChoice(facts, lane))
@@ -440,13 +441,13 @@ def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
         findings += judge([IGNORED_TEXT], lane.subscription)
     findings += judge([UNEQUAL_IN_LANES], facts.in_topic)
     return MessageExplained(
-        facts.group.name, fate, tuple(findings), _times(fate, in_lane), verdict, in_lane.owner
+        facts.group.name, fate, tuple(findings), _count_times(fate, in_lane), verdict, in_lane.owner
     )
 
 
 def _explain_without_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> MessageExplained:
     """Explain a message that no lane matches. The findings say why each lane does not match."""
-    fate, findings = _fate(replace(facts, committed=None), None)
+    fate, findings = _judge_fate(replace(facts, committed=None), None)
     if fate in {Fate.WAITING, Fate.OFFLINE}:
         fate = Fate.FILTERED
         findings = judge(LANE_CHOICE_RULES, LaneChoice(facts, None))
@@ -454,7 +455,7 @@ def _explain_without_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> MessageE
             if mismatch is not None:
                 findings.append(replace(mismatch, what=f"Lane {name}: {mismatch.what}"))
     findings += judge([UNEQUAL_IN_LANES], facts.in_topic)
-    return MessageExplained(facts.group.name, fate, tuple(findings), _times(fate, facts))
+    return MessageExplained(facts.group.name, fate, tuple(findings), _count_times(fate, facts))
 
 
 def _limit_to_lane(facts: DeliveryFacts, lane: LaneFacts) -> DeliveryFacts:
@@ -476,17 +477,19 @@ def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
 
     Return None if no lane matches.
     """
-    matching = [
-        lane
-        for lane in facts.lanes
-        if lane.subscription is not None and verdicts[lane.lane][1] is None
-    ]
-    offset = facts.message.message.queue_offset
-    passed = [lane for lane in matching if (lane.offset or 0) > offset]
-    return next(iter(passed or matching), None)
+    oldest_matching = None
+    for lane in facts.lanes:  # the oldest comes first
+        _, mismatch = verdicts[lane.lane]
+        if lane.subscription is None or mismatch is not None:
+            continue
+        has_passed = (lane.offset or 0) > facts.message.message.queue_offset
+        if has_passed:
+            return lane
+        oldest_matching = oldest_matching or lane
+    return oldest_matching
 
 
-def _times(fate: Fate, facts: DeliveryFacts) -> int:
+def _count_times(fate: Fate, facts: DeliveryFacts) -> int:
     """Return how often a dead, popped or retried message was delivered or retried, else 0."""
     if fate is Fate.DEAD:
         return max(message.reconsume_times for message in facts.dead_letters)
@@ -495,7 +498,7 @@ def _times(fate: Fate, facts: DeliveryFacts) -> int:
     return 0 if facts.last_retry is None else facts.last_retry.times
 
 
-def _fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Finding]]:
+def _judge_fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Finding]]:
     """Return the fate of a message and the findings that explain it.
 
     `mismatch` is the finding of `verdict_on` for the group's filter.
@@ -511,25 +514,25 @@ def _fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Fi
         return Fate.CONSUMED, findings
 
     # The group has not reached the message: say what prevents it, or how far it is away.
-    findings = judge([BEYOND_END], _queue_of(facts))
+    findings = judge([BEYOND_END], _make_queue_facts(facts))
     if mismatch is not None:
         findings.append(mismatch)
-    findings += _hindrances(facts)
+    findings += _find_hindrances(facts)
     if not findings:
         findings = judge([MESSAGES_AHEAD], facts)
     return Fate.WAITING if facts.group.members else Fate.OFFLINE, findings
 
 
-def _queue_of(facts: DeliveryFacts) -> GroupQueueFacts:
+def _make_queue_facts(facts: DeliveryFacts) -> GroupQueueFacts:
     """Return the facts about the group in the message's queue."""
     group = facts.in_topic.group
     return GroupQueueFacts(group, group.progress[0])
 
 
-def _hindrances(facts: DeliveryFacts) -> list[Finding]:
+def _find_hindrances(facts: DeliveryFacts) -> list[Finding]:
     """Return why a group has not received a message that it has not reached yet."""
     in_topic = facts.in_topic
-    queue = _queue_of(facts)
+    queue = _make_queue_facts(facts)
     findings = judge([CONSUMING_OFF], facts.group) + judge(ROUTE_RULES, in_topic)
     if not facts.group.members:
         return findings + judge([NO_MEMBER], facts.group)

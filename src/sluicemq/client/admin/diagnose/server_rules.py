@@ -157,14 +157,14 @@ def _refused(pattern: str) -> Condition:
     def condition(facts: ClusterFacts) -> Iterator[Values]:
         reported = set()
         for address, remark in facts.denied:
-            if _refusal_of(remark) == pattern and remark not in reported:
+            if _classify_refusal(remark) == pattern and remark not in reported:
                 reported.add(remark)
                 yield {"address": address, "remark": remark}
 
     return condition
 
 
-def _refusal_of(remark: str) -> str:
+def _classify_refusal(remark: str) -> str:
     """Return the first pattern in `_REFUSALS` that a remark contains."""
     return next(pattern for pattern in _REFUSALS if re.search(pattern, remark, re.IGNORECASE))
 
