@@ -1,13 +1,47 @@
 """One stream of an HTTP/2 connection: a request and its response."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sluicemq.net import http2_limits as limits
 from sluicemq.wire import http2 as h
 
-if TYPE_CHECKING:
-    from sluicemq.net.http2.connection import Http2Connection
+
+class StreamConnection(Protocol):
+    """What a stream uses of its connection: `connection.Http2Connection`."""
+
+    stream_window: int
+    """The send window that the client's SETTINGS give to each stream."""
+    send_window: int
+    """The number of bytes that the client accepts on all streams together."""
+    frame_bytes_max: int
+    """The largest payload of a frame that the client accepts."""
+    queued_bytes: int
+    """Response bytes of all streams that wait for a window."""
+    stalled_streams: "dict[int, Stream]"
+    """Streams whose response bytes wait for a window, by id."""
+    largest_delta: int
+    """An upper bound of the `window_delta` of all streams."""
+
+    @property
+    def header_list_bytes(self) -> int:
+        """The size of the header list that was read last."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames."""
+        ...
+
+    def rank_stream(self, stream: "Stream") -> None:
+        """Add a stalled stream, with its present window, to the order of stalled streams."""
+        ...
+
+    def response_completed(self, stream: "Stream") -> None:
+        """Note that all frames of a stream's response are written."""
+        ...
+
+    def remove_stream(self, stream: "Stream") -> None:
+        """Close a stream and forget it."""
+        ...
 
 
 class Stream:
@@ -31,7 +65,7 @@ class Stream:
     )
 
     def __init__(
-        self, connection: "Http2Connection", stream_id: int, headers: dict[str, str]
+        self, connection: StreamConnection, stream_id: int, headers: dict[str, str]
     ) -> None:
         """Create the stream that a request with `headers` has opened on a connection."""
         self.connection = connection
@@ -212,7 +246,3 @@ class Stream:
             self.connection.write(h.encode_window_update(self.stream_id, self._unreturned_bytes))
             self._unreturned_bytes = 0
         return True
-
-
-StreamFactory = Callable[["Http2Connection", int, dict[str, str]], Stream]
-"""Return the stream for a new request: `(connection, stream_id, headers)`."""
