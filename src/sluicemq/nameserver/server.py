@@ -26,7 +26,7 @@ from sluicemq.nameserver.requests import TABLE, NameServerRequests
 from sluicemq.nameserver.routes import RouteTable, SmallestIdChange, empty_in_slices
 from sluicemq.net.accept import log_protected_mode
 from sluicemq.net.channel import ChannelPool
-from sluicemq.net.dispatch import Dispatcher, Handler, Peer
+from sluicemq.net.dispatch import Dispatcher, Handler, Outcome, Peer
 from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.work.background import Background, offload_to_executor
@@ -101,12 +101,14 @@ class NameServer:
 
     def _make_dispatcher(self) -> Dispatcher:
         """Return the dispatcher of all requests, with access control if that is configured."""
-        handlers: dict[int, Handler] = dict.fromkeys(
-            TABLE, lambda command, peer: self.requests.handle(command, peer, self._now_ms())
-        )
-        handlers[RequestCode.SLUICE_ACCESS_STATUS] = lambda _command, _peer: access_status(
-            self.guard
-        )
+
+        def handle(command: Command, peer: Peer) -> Outcome:
+            return self.requests.handle(command, peer, self._now_ms())
+
+        handlers: dict[int, Handler] = {
+            **dict.fromkeys(TABLE, handle),
+            RequestCode.SLUICE_ACCESS_STATUS: lambda _command, _peer: access_status(self.guard),
+        }
         return Dispatcher(
             handlers,
             # With the maximum weight, a connection has one such request at a time: each may contain

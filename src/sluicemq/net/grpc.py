@@ -120,6 +120,8 @@ class Call(Stream):
         "on_message",
     )
 
+    connection: Http2Connection
+
     def __init__(
         self,
         methods: Methods,

@@ -11,11 +11,14 @@ from typing import Final, cast
 
 from sluicemq.net import http2_limits as limits
 from sluicemq.net.accept import AcceptedConnection, OnPeer, Server
-from sluicemq.net.http2.stream import Stream, StreamFactory
+from sluicemq.net.http2.stream import Stream
 from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
 from sluicemq.wire.hpack import HeaderDecoder
+
+StreamFactory = Callable[["Http2Connection", int, dict[str, str]], Stream]
+"""Return the stream for a new request: `(connection, stream_id, headers)`."""
 
 
 class Http2Connection(AcceptedConnection):

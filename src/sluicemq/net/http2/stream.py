@@ -1,45 +1,47 @@
 """One stream of an HTTP/2 connection: a request and its response."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 from sluicemq.net import http2_limits as limits
-from sluicemq.net.dispatch import Peer
 from sluicemq.wire import http2 as h
 
 
 class StreamConnection(Protocol):
-    """What a stream uses of its `Http2Connection`, where the attributes are described."""
+    """What a stream uses of its connection: `connection.Http2Connection`."""
 
-    buffered_bytes: int
-    frame_bytes_max: int
-    is_refused: bool
-    largest_delta: int
-    queued_bytes: int
-    send_window: int
-    stalled_streams: dict[int, "Stream"]
     stream_window: int
+    """The send window that the client's SETTINGS give to each stream."""
+    send_window: int
+    """The number of bytes that the client accepts on all streams together."""
+    frame_bytes_max: int
+    """The largest payload of a frame that the client accepts."""
+    queued_bytes: int
+    """Response bytes of all streams that wait for a window."""
+    stalled_streams: "dict[int, Stream]"
+    """Streams whose response bytes wait for a window, by id."""
+    largest_delta: int
+    """An upper bound of the `window_delta` of all streams."""
 
     @property
-    def header_list_bytes(self) -> int: ...
+    def header_list_bytes(self) -> int:
+        """The size of the header list that was read last."""
+        ...
 
-    @property
-    def now_s(self) -> float: ...
+    def write(self, data: bytes) -> None:
+        """Send whole frames."""
+        ...
 
-    @property
-    def peer(self) -> Peer: ...
+    def rank_stream(self, stream: "Stream") -> None:
+        """Add a stalled stream, with its present window, to the order of stalled streams."""
+        ...
 
-    def has_to_pause(self) -> bool: ...
+    def response_completed(self, stream: "Stream") -> None:
+        """Note that all frames of a stream's response are written."""
+        ...
 
-    def resume_later(self, stream: "Stream") -> None: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def rank_stream(self, stream: "Stream") -> None: ...
-
-    def response_completed(self, stream: "Stream") -> None: ...
-
-    def remove_stream(self, stream: "Stream") -> None: ...
+    def remove_stream(self, stream: "Stream") -> None:
+        """Close a stream and forget it."""
+        ...
 
 
 class Stream:
@@ -244,7 +246,3 @@ class Stream:
             self.connection.write(h.encode_window_update(self.stream_id, self._unreturned_bytes))
             self._unreturned_bytes = 0
         return True
-
-
-StreamFactory = Callable[[StreamConnection, int, dict[str, str]], Stream]
-"""Return the stream for a new request: `(connection, stream_id, headers)`."""
