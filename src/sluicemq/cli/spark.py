@@ -446,7 +446,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
     return row_count
 
 
-def _open_target(target: str | None) -> "contextlib.AbstractContextManager[TextIO]":
+def _open_target(target: str | None) -> contextlib.AbstractContextManager[TextIO]:
     """Return a context manager whose value is the file at `target`, or stdout for None.
 
     The file is closed at the end, stdout is not. Raises ConfigurationError if the file cannot be
