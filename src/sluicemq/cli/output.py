@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import click
 import orjson
@@ -33,8 +33,6 @@ from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
 
 if TYPE_CHECKING:
-    from rich.console import JustifyMethod
-
     from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -472,7 +470,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     click.echo(rendered.get(), nl=False)
 
 
-def _choose_alignment(cells: Sequence[str]) -> "JustifyMethod":
+def _choose_alignment(cells: Sequence[str]) -> Literal["left", "right"]:
     """Return "right" if all cells are numbers or empty, else "left"; "left" without cells."""
     has_only_numbers = all(not cell or _is_number(cell) for cell in cells)
     return "right" if cells and has_only_numbers else "left"

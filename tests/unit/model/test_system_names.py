@@ -185,7 +185,7 @@ def test_groups_of_an_audit() -> None:
 
 def test_mqadmin_exports_the_groups_that_rocketmqs_exports() -> None:
     session = SimpleNamespace(admin=Admin())
-    exported = exports._user_groups(session, "")  # type: ignore[arg-type]
+    exported = exports._fetch_user_groups(session, "")  # type: ignore[arg-type]
     assert list(exported) == [*TOOLS_HIDE_GROUPS, *USERS_GROUPS]
 
 

@@ -19,16 +19,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.log_lines import JsonLines, TextLines
 from sluicemq.net.limits import LogRateLimit
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 log = logging.getLogger("sluicemq.cli")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,21 +143,25 @@ def parse_logback(xml_text: str, name: str, properties: Mapping[str, str]) -> Lo
     return config
 
 
-def _find_level(tree: "Element", name: str) -> str:
+def _find_level(tree: Any, name: str) -> str:
     """Return the level of the server's logger, else of the root logger; "" if neither has one.
 
-    Levels of logback that Python does not have are replaced by the most similar one.
+    `tree` is the element of the whole file. Levels of logback that Python does not have are
+    replaced by the most similar one.
     """
     level_by_logger = {
         element.get("name", "root").lower(): element.get("level", "")
         for element in (*tree.iter("root"), *tree.iter("logger"))
     }
-    level = level_by_logger.get(f"rocketmq{name}") or level_by_logger.get("root", "")
+    level: str = level_by_logger.get(f"rocketmq{name}") or level_by_logger.get("root", "")
     return _LOGBACK_LEVELS.get(level.lower(), level.lower())
 
 
-def _apply_appender(config: LogConfig, appender: "Element") -> LogConfig:
-    """Return the configuration with the size and number of files of an appender, if it has them."""
+def _apply_appender(config: LogConfig, appender: Any) -> LogConfig:
+    """Return the configuration with the size and number of files of an appender, if it has them.
+
+    `appender` is an element of logback.xml.
+    """
     size_bytes = _parse_size(appender.findtext(".//maxFileSize", ""))
     if size_bytes:
         config = replace(config, bytes_max=size_bytes)
