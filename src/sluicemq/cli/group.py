@@ -35,6 +35,7 @@ from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import ConsumerClient, GroupContract, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.positions import parse_position
 from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -569,7 +570,7 @@ _topic_option = click.option(
 @click.option(
     "--to",
     required=True,
-    help="Where the group continues: earliest, latest, or at the first message stored at or after "
+    help="Where the group continues: first, last, or at the first message stored at or after "
     "a time, in milliseconds since 1970 or as 2013-01-01T00:00.",
 )
 @_dry_run_option
@@ -581,11 +582,13 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     nor commit the messages that they have fetched before. A handler that is running finishes, but
     its message is not committed.
     """
-    named_times = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
-    if to in named_times:
-        time_ms = named_times[to]
+    position = parse_position(to)
+    if position == "first":
+        time_ms = EARLIEST_MS
+    elif position == "last":
+        time_ms = LATEST_MS
     else:
-        time_ms = parse_time_ms(to, "--to", other_values=", ".join(named_times))
+        time_ms = parse_time_ms(to, "--to", other_values="first, last")
     _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 
@@ -595,7 +598,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @_dry_run_option
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
-    """Skip all messages of a topic that GROUP has not consumed, as `reset --to latest` does."""
+    """Skip all messages of a topic that GROUP has not consumed, as `reset --to last` does."""
     _reset(admin, name, topic, LATEST_MS, dry_run=dry_run, as_json=as_json)
 
 

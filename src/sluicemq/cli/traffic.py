@@ -37,6 +37,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
 from sluicemq.client.core.requests import SendResult
 from sluicemq.errors import SluiceError
+from sluicemq.model.positions import parse_position
 from sluicemq.model.system_names import TOOLS_GROUP
 
 T = TypeVar("T")
@@ -48,7 +49,6 @@ PRINTED_MAX = 10
 RECEIVED_MAX = 100
 """The largest number of messages that `consume` receives at once."""
 BODY_SHOWN_BYTES = 200
-_STARTS: dict[str, Start] = {"first": "first", "last": "last"}
 _sent_record = record_builder(
     "status=status.name message_id offset_message_id broker=queue.broker queue_id=queue.queue_id "
     "queue_offset"
@@ -392,8 +392,9 @@ def parse_start(start: str) -> Start:
 
     A time is what `parse_time_ms` accepts. Raises OptionError for other texts.
     """
-    if start in _STARTS:
-        return _STARTS[start]
+    position = parse_position(start)
+    if position is not None:
+        return position
     try:
         return parse_time_ms(start)
     except OptionError:

@@ -22,6 +22,7 @@ from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check_tags
 from sluicemq.hints import did_you_mean
 from sluicemq.model.bodies import BODY_BYTES_MAX
+from sluicemq.model.positions import parse_position
 from sluicemq.net.tls import VERIFY_MODES, Tls
 from sluicemq.numbers import other_unit
 
@@ -177,17 +178,21 @@ OffsetTable = dict[str, dict[int, OffsetChoice]]
 """The choice for each queue, by broker name and queue id."""
 
 
+_SPARK_NAMES: Final = {"first": "earliest", "last": "latest"}
+
+
 def parse_offsets(option_value: str) -> str | OffsetTable | dict[str, OffsetTable]:
     """Return the offsets in the value of the option `startingOffsets` or `endingOffsets`.
 
-    The value is `earliest`, `latest` or JSON, {"broker": {"queue id": choice}}. A choice is an
-    offset, one of the two words, or a time. For several topics the JSON is {"topic": {"broker":
-    …}}. The result is the word, or a table of the same form as the JSON, with queue ids as int and
+    The value is `earliest` or `first`, `latest` or `last`, or JSON, {"broker": {"queue id":
+    choice}}. A choice is an offset, one of these words, or a time. For several topics the JSON is
+    {"topic": {"broker": …}}. The result is `earliest` or `latest`, or a table of the same form as
+    the JSON, with queue ids as int and
     times as `StoreTimestamp`. Raises ValueError for any other value.
     """
-    keyword = option_value.strip().lower()
-    if keyword in ("earliest", "latest"):
-        return keyword
+    position = parse_position(option_value)
+    if position is not None:
+        return _SPARK_NAMES[position]
     try:
         table = json.loads(option_value)
         if _has_topics(table):
@@ -239,7 +244,10 @@ def _parse_offset_choice(offset: Any) -> OffsetChoice | None:
     A string with digits only is invalid, because it could be an offset or a time.
     """
     choice: OffsetChoice | None = None
-    if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
+    position = parse_position(offset) if isinstance(offset, str) else None
+    if position is not None and offset != "0":
+        choice = _SPARK_NAMES[position]
+    elif type(offset) is int and offset >= 0:
         choice = offset
     elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
         with contextlib.suppress(ValueError):

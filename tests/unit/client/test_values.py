@@ -68,7 +68,7 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.subscribe("t", group=5), "the group must be a string, got 5"),
     (lambda mq: mq.subscribe("t", group="g", tags=["A"]), "tags must be a string, got ['A']"),
     (lambda mq: mq.subscribe("t", group="g", where=3), "where must be a string, got 3"),
-    (lambda mq: mq.subscribe("t", group="g", start="earliest"), "start cannot be 'earliest'"),
+    (lambda mq: mq.subscribe("t", group="g", start="begin"), "start cannot be 'begin'"),
     (lambda mq: mq.subscribe("t", group="g", prefetch_count="3"), "of messages cannot be '3'"),
     (lambda mq: mq.subscribe("t", group="g", suspend_s="3"), "suspend_s cannot be '3'"),
     (lambda mq: mq.subscribe("t", group="g", span_max=0), "span_max cannot be 0"),

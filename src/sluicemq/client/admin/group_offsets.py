@@ -26,6 +26,7 @@ from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, expect_success
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.positions import parse_position
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -65,11 +66,28 @@ class OffsetChange:
         return max(0, self.new - first_unread)
 
 
+def _to_time_ms(time: int | str) -> int:
+    """Return a time in milliseconds since 1970 as it is, and the time that a position stands for.
+
+    Raises ConfigurationError if a text is not a position.
+    """
+    if isinstance(time, int):
+        return time
+    position = parse_position(time)
+    if position is None:
+        raise ConfigurationError(
+            f"a group cannot be reset to {time!r}.",
+            fix="Use 'first', 'last', or milliseconds since 1970.",
+        )
+    return EARLIEST_MS if position == "first" else LATEST_MS
+
+
 def plan_reset(
-    directory: Directory, group: str, topic: str, time_ms: int
+    directory: Directory, group: str, topic: str, time_ms: int | str
 ) -> Conversation[list[OffsetChange]]:
     """Return what `reset_offsets` would change, without changing it."""
     check_group(group)
+    time_ms = _to_time_ms(time_ms)
     yield from expect_group(directory, group)
     changes = []
     for queue in (yield from queues(directory, topic)):
@@ -87,14 +105,16 @@ def plan_reset(
 
 
 def reset_offsets(
-    directory: Directory, group: str, topic: str, time_ms: int
+    directory: Directory, group: str, topic: str, time_ms: int | str
 ) -> Conversation[list[OffsetChange]]:
     """Reset a group to a time of a topic, also while it consumes. Return the changes by queue.
 
-    `time_ms` is in milliseconds since 1970; 0 means the oldest message, and -1 behind the last one.
-    Raises RouteNotFoundError if the topic does not exist, GroupNotFoundError if the group does not
-    exist, RequestError if a broker refuses.
+    `time_ms` is in milliseconds since 1970, "first" (or 0) for the oldest message, or "last" (or
+    -1) for the position behind the last one. Raises RouteNotFoundError if the topic does not exist,
+    GroupNotFoundError if the group does not exist, RequestError if a broker refuses,
+    ConfigurationError for another text.
     """
+    time_ms = _to_time_ms(time_ms)
     planned = yield from plan_reset(directory, group, topic, time_ms)
     changes = {change.queue: change for change in planned}
     for address in (yield from masters_of_topic(directory, topic)).values():

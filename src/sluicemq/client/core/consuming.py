@@ -52,6 +52,7 @@ from sluicemq.model.message import (
     WAIT,
     StoredMessage,
 )
+from sluicemq.model.positions import parse_position
 from sluicemq.model.properties import forget_origin
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
@@ -389,11 +390,11 @@ def _make_retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
     return properties
 
 
-Start = Literal["first", "last"] | int | datetime
+Start = Literal["first", "last", "earliest", "latest"] | int | datetime
 """Where a group without a committed offset begins.
 
-"first" means all stored messages, "last" only new ones. A time means messages stored since then, as
-a datetime or in milliseconds since 1970.
+"first" or "earliest" means all stored messages, "last" or "latest" only new ones. A time means
+messages stored since then, as a datetime or in milliseconds since 1970.
 """
 
 SUSPEND_TIMEOUT_MS: Final = 15_000
@@ -544,11 +545,15 @@ class ConsumeOptions:
         check_number("pull_count", self.pull_count, 1)
         for period in ("commit_period_s", "balance_period_s"):
             check_number(period, getattr(self, period), COMMIT_PERIOD_MIN_S, whole=False)
-        if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
+        if isinstance(self.start, int | datetime):
+            return
+        position = parse_position(self.start) if isinstance(self.start, str) else None
+        if position is None:
             raise ConfigurationError(
                 f"start cannot be {self.start!r}.",
                 fix="Use 'first', 'last', milliseconds since 1970, or a datetime.",
             )
+        object.__setattr__(self, "start", position)
 
     @property
     def start_ms(self) -> int | None:
