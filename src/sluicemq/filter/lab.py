@@ -56,7 +56,9 @@ def build_block(rows: Sequence[Mapping[str, str]], first_offset: int = 0) -> Col
     for row_index, properties in enumerate(rows):
         for name, value in properties.items():
             code_by_value = code_by_value_by_name.setdefault(name, {})
-            codes = codes_by_name.setdefault(name, [-1] * len(rows))
+            codes = codes_by_name.get(name)
+            if codes is None:
+                codes = codes_by_name[name] = [-1] * len(rows)
             codes[row_index] = code_by_value.setdefault(value, len(code_by_value))
     columns = {}
     for name, codes in codes_by_name.items():
