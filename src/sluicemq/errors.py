@@ -296,8 +296,8 @@ class RequestError(SluiceError):
     Then: the request was not carried out, unless the remark says otherwise.
     Fix: follow the sentence after the remark, which many codes have. Retry SYSTEM_BUSY (2) later.
 
-        answered by 127.0.0.1:10911 with code 14: the disk is full. Check the broker's disk space
-        and log: it cannot write.
+        answered by 127.0.0.1:10911 with code 14: the disk is full. Try again, or
+        check the broker's log and disk space.
     """
 
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:

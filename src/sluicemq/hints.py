@@ -102,13 +102,17 @@ _ATTRIBUTE_SYNONYMS: Final[Mapping[str, str]] = {
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar.
 
-    The comparison ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal).
-    The search takes about 1 microsecond per known name, so call this only for a name that is wrong.
+    Return None also if `name` itself is known: then it is not what was wrong. The comparison
+    ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal). The search takes
+    about 1 microsecond per known name, so call this only for a name that is wrong.
     """
     import difflib  # noqa: PLC0415 - most programs never mistype a name
 
     # Reversed, so that the first of two known names that differ only in case is returned.
-    names_by_lower_case = {known.lower(): known for known in reversed(list(known_names))}
+    names = list(known_names)
+    if name in names:
+        return None
+    names_by_lower_case = {known.lower(): known for known in reversed(names)}
     matches = difflib.get_close_matches(name.lower(), names_by_lower_case, n=1, cutoff=cutoff)
     return names_by_lower_case[matches[0]] if matches else None
 

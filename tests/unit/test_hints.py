@@ -216,6 +216,7 @@ def test_the_nearest_name_is_found_whatever_its_case() -> None:
     assert nearest_name("FLIHTS", ["Flights", "orders"]) == "Flights"
     assert nearest_name("A", ["a", "b"]) == "a"
     assert nearest_name("zzz", ["flights"]) is nearest_name("x", []) is None
+    assert nearest_name("flights", ["flights", "flight"]) is None  # it is not what was wrong
     assert nearest_name("flghs", ["flights"], cutoff=0.9) is None
     assert did_you_mean("flihts", ["flights", "orders"]) == "Did you mean 'flights'?"
     assert did_you_mean("zzz", ["flights"]) == ""

@@ -127,7 +127,7 @@ def status(admin: Admin, as_json: bool) -> None:
         print_json({"brokers": replicas})
     else:
         columns = (
-            "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid "
+            "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid:id "
             "state"
         )
         print_records(replicas, columns=columns, empty=_NO_BROKERS)

@@ -412,7 +412,8 @@ def print_records(
     `columns` selects the fields of the table, separated by blanks; without it, the table has all
     fields of the first record. Each is `field` or `heading=field`, where _ in the heading means a
     blank. A suffix formats the value: `:time` is a time in milliseconds since 1970, `:span` a
-    duration in milliseconds, `:version` RocketMQ's version number. `columns` has no effect on JSON.
+    duration in milliseconds, `:id` a number without commas, `:version` RocketMQ's version number.
+    `columns` has no effect on JSON.
     """
     if as_json:
         for record in records:
@@ -514,6 +515,7 @@ _CELL_FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
     "": lambda value: value,
     "time": format_time,
     "span": format_span,
+    "id": lambda value: None if value is None else str(value),
     "version": version_name,
 }
 

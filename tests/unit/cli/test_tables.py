@@ -1,0 +1,31 @@
+"""Cells of the tables that commands print."""
+
+import inspect
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from sluicemq.cli import cluster
+from sluicemq.cli.output import print_records
+
+
+def test_a_number_has_commas_unless_it_is_an_id(capsys: pytest.CaptureFixture[str]) -> None:
+    print_records([{"pid": 12345, "bytes": 67890}], columns="pid:id bytes", empty="")
+    printed = capsys.readouterr().out
+    assert "12345" in printed
+    assert "67,890" in printed
+
+
+def test_the_process_ids_of_replicas_can_be_pasted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica: dict[str, Any] = dict.fromkeys(
+        ("broker", "id", "address", "epoch", "inSync", "lagBytes", "lagMs", "state")
+    )
+    replica |= {"role": "master", "said": {"pid": 12345, "processSpace": "here"}}
+    monkeypatch.setattr(cluster, "process_space", lambda: "here")
+    admin = Mock(replicas=lambda: [replica])
+    callback = inspect.unwrap(cluster.status.callback)  # type: ignore[arg-type]
+    callback(admin, as_json=False)
+    assert "12345" in capsys.readouterr().out
