@@ -328,9 +328,8 @@ def _filter_record(broker: str, topic_counts: GroupMatching) -> Record:
     `matching` is the number of unconsumed messages that match; it is None if the broker does not
     know it for one of the queues.
     """
-    queues = topic_counts.queues
-    known_counts = [queue.matching for queue in queues if queue.matching is not None]
-    is_known_for_all = len(known_counts) == len(queues)
+    known_counts = [queue.matching for queue in topic_counts.queues if queue.matching is not None]
+    is_known_for_all = len(known_counts) == len(topic_counts.queues)
     return {
         **_filter_base_record(topic_counts),
         "broker": broker,
@@ -404,8 +403,7 @@ def _print_lanes(contract: GroupContract) -> None:
         f"The contract is {contract.contract}: the members have different subscriptions, and "
         "each message goes to the oldest lane whose filter matches it."
     ]
-    is_default_contract = contract.contract == CONTRACTS[0]
-    if is_default_contract:
+    if contract.contract == CONTRACTS[0]:  # the default
         sentences.append("If that is not intended, set the contract to strict.")
     if contract.unmatched:
         sentences.append(f"{contract.unmatched:,} messages match no lane.")
@@ -735,8 +733,7 @@ def _print_consumer_status(client: ConsumerClient, running_info: RunningInfo) ->
         f"--- {client.client_id} ({client.language}, {client.address}), "
         f"since {format_time(start_ms)}"
     )
-    subscriptions = sorted(running_info.subscriptions, key=attrgetter("topic"))
-    for subscription in subscriptions:
+    for subscription in sorted(running_info.subscriptions, key=attrgetter("topic")):
         click.echo(
             f"subscribed: {subscription.topic} {subscription.kind} {subscription.expression}"
         )
