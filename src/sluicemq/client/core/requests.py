@@ -569,10 +569,7 @@ _ERRORS: dict[int, tuple[type[RequestError], str]] = {
         RequestError,
         "Make the message smaller (body 4 MiB, properties 32 KiB by default).",
     ),
-    NOT_AVAILABLE: (
-        RequestError,
-        "Try again, or check the broker's log and disk space.",
-    ),
+    NOT_AVAILABLE: (RequestError, "Try again, or check the broker's log and disk space."),
     16: (
         PermissionDeniedError,
         "Check the permission of topic, group and broker, and the credentials.",
