@@ -14,6 +14,7 @@ from sluicemq.files import SYSTEM_FILES, clone, link, overwrite_text
 from sluicemq.store.store import Store
 from sluicemq.store.tools import backup as backups
 from sluicemq.store.tools.backup import BackupReport, RestoreReport, back_up, restore
+from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 
@@ -54,6 +55,16 @@ def test_a_restored_store_is_what_was_backed_up(bench: Any) -> None:
     assert other.bodies("A", 3) == [b"other"]
     assert len(other.store.keys.find("T", "k", 1000, 0, 1 << 60).records) == 100
     assert bench.files.content("/new/config/topics.json") == b"tables"
+
+
+def test_the_offline_tools_refuse_a_backup_and_name_the_way(bench: Any) -> None:
+    bench.open()
+    bench.send(b"message")
+    backed_up(bench)
+    with pytest.raises(StoreError, match=r"/backup is a backup.*sluice store restore /backup DIR"):
+        StoreLayout.find("/backup", files=bench.files)
+    restored(bench)
+    assert len(StoreLayout.find("/new", files=bench.files).log) == 1
 
 
 def test_the_next_run_continues_where_the_backup_ends(bench: Any) -> None:

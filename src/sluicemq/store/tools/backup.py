@@ -46,10 +46,10 @@ from sluicemq.store.queues import expired_units
 from sluicemq.store.segments import NAME_DIGITS, Segment, is_segment_name
 from sluicemq.store.store import Store
 from sluicemq.store.timers.build import build_timer_files
+from sluicemq.store.tools.layout import MANIFEST
 
 logger = logging.getLogger(__name__)
 
-MANIFEST: Final = "backup.json"
 VERSION: Final = 1
 """The version of the manifest's format."""
 STATE_READS_MAX: Final = 20

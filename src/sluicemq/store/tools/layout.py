@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Final, NamedTuple
 
+from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, File, Files
 from sluicemq.store.directory import LOG_DIRECTORY, not_a_store_error
 from sluicemq.store.segments import is_segment_name
@@ -32,6 +33,8 @@ INDEX: Final = "index"
 CONFIG: Final = "config"
 CHECKPOINT: Final = "checkpoint"
 ABORT: Final = "abort"
+MANIFEST: Final = "backup.json"
+"""The file by which a directory is a backup (`store.tools.backup`), not a store."""
 READ_BYTES: Final = 1 << 20
 """`FileSequence.iter_data` reads at most this many bytes at once."""
 _INDEX_NAME_DIGITS: Final = 17
@@ -237,7 +240,7 @@ class StoreLayout:
         `commit_log_path` (default: `root`/commitlog) may name several directories, separated by
         commas, as RocketMQ's storePathCommitLog does. The default of `consume_queue_path` is
         `root`/consumequeue. Raises StoreError if the commit log has no files, with a fix that
-        depends on what is found instead.
+        depends on what is found instead; and if `root` is a backup.
         """
         root = root.rstrip("/") or "/"
         logs = [path.rstrip("/") for path in commit_log_path.split(",") if path]
@@ -247,6 +250,11 @@ class StoreLayout:
             logs or [f"{root}/{LOG_DIRECTORY}"],
             consume_queue_path.rstrip("/") or f"{root}/{QUEUES}",
         )
+        if files.exists(f"{root}/{MANIFEST}"):
+            raise StoreError(
+                f"{root} is a backup, which has no queues and no index.",
+                fix=f"Restore it with `sluice store restore {root} DIR`, and use DIR.",
+            )
         if not len(layout.log):
             raise not_a_store_error(files, root, ", ".join(layout.log_paths), "--commit-log")
         return layout
