@@ -74,6 +74,19 @@ def test_every_page_of_the_docs_is_there(site: Path) -> None:
     assert "new to message queues" in (site / "index.html").read_text()
 
 
+def test_every_heading_of_a_page_is_a_heading_on_the_site(site: Path) -> None:
+    """A heading directly below a table would become a row of the table."""
+    for source in (ROOT / "docs").rglob("*.md"):
+        text = re.sub(r"^ *```.*?^ *```$", "", source.read_text(), flags=re.MULTILINE | re.DOTALL)
+        written = len(re.findall(r"^#{1,4} ", text, re.MULTILINE))
+        name = "index" if source.name == "README.md" else source.stem
+        page = (site / source.relative_to(ROOT / "docs").with_name(f"{name}.html")).read_text()
+        body = page[page.index("<article") : page.index("</article>")]
+        shown = len(re.findall(r"<h[1-4][ >]", body))
+        assert shown >= written, source
+        assert not re.search(r"<td>\s*#{1,4} ", body), source
+
+
 def test_every_exported_name_is_on_a_reference_page(site: Path) -> None:
     ids = {one for path in site.glob("reference/*.html") for one in Page(path).ids}
     names = {
