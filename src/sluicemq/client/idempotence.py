@@ -4,7 +4,7 @@
     def book(message, connection):
         connection.execute(insert(bookings).values(order=message.properties["order_id"]))
 
-    async with mq.consumer("orders", group="billing", handler=book): ...
+    await mq.consumer("billing", book).subscribe("orders").run()
 
 The handler gets a connection in a transaction in which the message's key has already been inserted
 (see `ledger`). If the handler returns, both are committed. If it raises, both are rolled back, and

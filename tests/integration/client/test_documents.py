@@ -3,7 +3,7 @@
 The blocks of a page share their names, as in a session of a reader. A block is executed; then each
 `async def` at its top whose parameters are known here is awaited for up to LONG_S: consumers go on
 for ever. An error, raised or logged by the client, fails. Names that a page leaves to the reader
-(`book`, `ready`) and what it expects to be there (topics, tables) are in STAND_INS and `seeded`;
+(`database`) and what it expects to be there (topics) are in STAND_INS and `seeded`;
 pages of tests run under pytest, those for Spark in tests/integration/spark/test_spark_documents.py.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import logging
 import re
-import sqlite3
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from click.testing import CliRunner
 
 import sluicemq
 from fences import LINES, ROOT, Fence, Line, execute, python_pages
-from sluicemq import Message, MessageQueue, ReceivedMessage, Sluice
+from sluicemq import Message, Sluice
 from sluicemq.cli import main
 
 LONG_S = 0.6
@@ -58,14 +57,6 @@ class Order:
     body = b"17 apples"
 
 
-async def insert(messages: list[ReceivedMessage]) -> int:
-    return len(messages)
-
-
-async def update(message: ReceivedMessage) -> None:
-    assert message.body
-
-
 async def for_a_while(work: Any) -> Any:
     """What it returns; None of what goes on."""
     with contextlib.suppress(TimeoutError):
@@ -75,35 +66,27 @@ async def for_a_while(work: Any) -> Any:
 STAND_INS: dict[str, Any] = {
     **{name: getattr(sluicemq, name) for name in sluicemq.__all__},
     "asyncio": asyncio, "time": time, "datetime": datetime, "timedelta": timedelta, "UTC": UTC,
-    "book": lambda body: True, "ready": lambda: True, "insert": insert, "update": update,
     "database": Database(), "for_a_while": for_a_while,
 }  # fmt: skip
 """What pages do not define: names of ours that an earlier page imported, and the reader's own."""
 
 REPLACED = {
     "asyncio.run(main())": "asyncio.run(for_a_while(main()))",
-    "postgresql://shop@db/shop": "sqlite:///shop.db",
     '"mq.example:9876", tls=tls': f'"{NAME_SERVER}"',  # TLS: tests/integration/test_tls_served.py
 }
 
 
 @pytest.fixture
 def seeded(empty_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a cluster with orders and flights, in a folder with the tables of a shop."""
+    """The address of a cluster with orders and flights, in a folder of its own."""
     empty_cluster.start_broker(traceTopicEnable="true", metricsExporterType="DISABLE")
     (address,) = empty_cluster.addresses
     monkeypatch.chdir(tmp_path)
-    for name, table in (("shop", "bookings (order_id, amount)"), ("orders", "account (balance)")):
-        with contextlib.closing(sqlite3.connect(f"{name}.db")) as database:
-            database.execute(f"create table {table}")
-            database.commit()
 
     async def seed() -> None:
         async with Sluice(address) as mq:
             properties = {"order_id": "17", "amount": "120", "price": "31", "region": "hz"}
             flight = {"origin": "JFK", "dep_delay": "101"}
-            for topic in ("prices", "questions"):
-                await mq.admin.create_topic(topic)
             await mq.send("orders", b"120", tag="paid", keys=["k-1"], properties=properties)
             await mq.send("flights", b"flight 1", tag="UA", properties=flight)
             for group, topic, where in (
@@ -150,21 +133,10 @@ async def awaited(values: list[Any], address: str) -> None:
                 await for_a_while(function(*given))
 
 
-async def consumer_of(mq: Sluice) -> Any:
-    consumer = mq.consumer("changing", update).subscribe("orders")
-    await consumer.start()
-    return consumer
-
-
 PARAMETERS: dict[str, Any] = {
     "mq": lambda mq: mq,
-    "consumer": consumer_of,
-    "stream": lambda mq: mq.subscribe("orders", group="streaming"),
-    "queue": lambda mq: MessageQueue("orders", "broker-a", 0),
     "database": lambda mq: Database(),
     "order": lambda mq: Order(),
-    "order_id": lambda mq: "order-17",
-    "body": lambda mq: b"17 apples",
     "message": lambda mq: Message("orders", b"17 apples"),
 }
 
@@ -172,7 +144,7 @@ PARAMETERS: dict[str, Any] = {
 def test_pages_were_found() -> None:
     for name, test in BY_OTHERS.items():
         assert f'"{name}"' in (ROOT / test).read_text()
-    assert len(PROGRAMS) >= 10
+    assert len(PROGRAMS) >= 5
 
 
 @pytest.mark.parametrize("page", TESTS, ids=lambda page: page[0].document.name)
