@@ -43,21 +43,6 @@ PROGRAMS = [part for page in PAGES if (part := [one for one in page if not is_te
 TESTS = [part for page in PAGES if (part := [one for one in page if is_test(one)])]
 
 
-class Database:
-    """What a page about transactions leaves to the reader."""
-
-    async def insert(self, order: Any, transaction_id: str) -> None:
-        assert transaction_id
-
-    async def knows(self, transaction_id: str) -> bool:
-        return bool(transaction_id)
-
-
-class Order:
-    id = "order-17"
-    body = b"17 apples"
-
-
 async def insert(messages: list[ReceivedMessage]) -> int:
     return len(messages)
 
@@ -76,7 +61,7 @@ STAND_INS: dict[str, Any] = {
     **{name: getattr(sluicemq, name) for name in sluicemq.__all__},
     "asyncio": asyncio, "time": time, "datetime": datetime, "timedelta": timedelta, "UTC": UTC,
     "book": lambda body: True, "ready": lambda: True, "insert": insert, "update": update,
-    "database": Database(), "for_a_while": for_a_while,
+    "for_a_while": for_a_while,
 }  # fmt: skip
 """What pages do not define: names of ours that an earlier page imported, and the reader's own."""
 
@@ -161,8 +146,6 @@ PARAMETERS: dict[str, Any] = {
     "consumer": consumer_of,
     "stream": lambda mq: mq.subscribe("orders", group="streaming"),
     "queue": lambda mq: MessageQueue("orders", "broker-a", 0),
-    "database": lambda mq: Database(),
-    "order": lambda mq: Order(),
     "order_id": lambda mq: "order-17",
     "body": lambda mq: b"17 apples",
     "message": lambda mq: Message("orders", b"17 apples"),
