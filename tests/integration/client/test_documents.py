@@ -42,21 +42,6 @@ PROGRAMS = [part for page in PAGES if (part := [one for one in page if not is_te
 TESTS = [part for page in PAGES if (part := [one for one in page if is_test(one)])]
 
 
-class Database:
-    """What a page about transactions leaves to the reader."""
-
-    async def insert(self, order: Any, transaction_id: str) -> None:
-        assert transaction_id
-
-    async def knows(self, transaction_id: str) -> bool:
-        return bool(transaction_id)
-
-
-class Order:
-    id = "order-17"
-    body = b"17 apples"
-
-
 async def for_a_while(work: Any) -> Any:
     """What it returns; None of what goes on."""
     with contextlib.suppress(TimeoutError):
@@ -66,7 +51,7 @@ async def for_a_while(work: Any) -> Any:
 STAND_INS: dict[str, Any] = {
     **{name: getattr(sluicemq, name) for name in sluicemq.__all__},
     "asyncio": asyncio, "time": time, "datetime": datetime, "timedelta": timedelta, "UTC": UTC,
-    "database": Database(), "for_a_while": for_a_while,
+    "for_a_while": for_a_while,
 }  # fmt: skip
 """What pages do not define: names of ours that an earlier page imported, and the reader's own."""
 
@@ -135,8 +120,6 @@ async def awaited(values: list[Any], address: str) -> None:
 
 PARAMETERS: dict[str, Any] = {
     "mq": lambda mq: mq,
-    "database": lambda mq: Database(),
-    "order": lambda mq: Order(),
     "message": lambda mq: Message("orders", b"17 apples"),
 }
 

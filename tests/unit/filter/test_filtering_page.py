@@ -18,7 +18,7 @@ from sluicemq.filter.subscriptions import (
 from sluicemq.model.ids import tag_code
 
 PAGE = Path(__file__).parents[3] / "docs" / "filtering.md"
-OUTCOMES = ["false", "true", "null", "error"]
+VERDICTS = ["false", "true", "null", "error"]
 
 
 def rows(*headings: str) -> list[tuple[str, ...]]:
@@ -40,7 +40,7 @@ def _rows(headings: list[str]) -> Iterator[tuple[str, ...]]:
             )
 
 
-EVALUATED = rows("expression", "properties", "outcome")
+EVALUATED = rows("expression", "properties", "verdict")
 TAGS = rows("subscription", "tag of the message", "delivered")
 PITFALLS = rows("you write", "finding", "write")
 
@@ -57,14 +57,14 @@ def test_the_tables_were_found() -> None:
     assert len(PITFALLS) == 22
 
 
-@pytest.mark.parametrize(("expression", "cell", "outcome"), EVALUATED)
-def test_expression_has_the_outcome_that_the_page_states(
-    expression: str, cell: str, outcome: str
+@pytest.mark.parametrize(("expression", "cell", "verdict"), EVALUATED)
+def test_expression_has_the_verdict_that_the_page_states(
+    expression: str, cell: str, verdict: str
 ) -> None:
     selector, properties = compile_sql92(expression), properties_of(cell)
-    assert OUTCOMES[evaluate_verdict(selector.evaluate, properties)] == outcome
+    assert VERDICTS[evaluate_verdict(selector.evaluate, properties)] == verdict
     block = block_of([{"a": "x"}, properties, {"price": "1"}])
-    assert OUTCOMES[selector.vectorised.verdicts(block)[1]] == outcome
+    assert VERDICTS[selector.vectorised.verdicts(block)[1]] == verdict
     assert selector.ignored_start is None
 
 
