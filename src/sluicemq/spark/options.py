@@ -356,8 +356,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "What to do with a promoted property that does not have the type of its column: read "
            "null (counted in the log), or fail."),
     Option("startingOffsets", parse_offsets, None, _READS,
-           "`earliest` (default of batch), `latest` (default of a new stream) or JSON by "
-           "broker and queue (by topic first, for several): offset, word or time."),
+           "`earliest` or `first` (default of batch), `latest` or `last` (default of a new stream), "
+           "or JSON by broker and queue (by topic first, for several): offset, word or time."),
     Option("endingOffsets", parse_offsets, "latest", _READ,
            "`latest` or JSON by broker and queue (by topic first, for several); exclusive."),
     Option("startingTimestamp", parse_timestamp, None, _READS,
@@ -389,7 +389,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "Let the broker evaluate `predicates` where its result is exact; `false` leaves all of "
            "them to Spark."),
     Option("reportPushdown", parse_boolean, True, _READ,
-           "Log one line for each read (on stderr): what the broker evaluates, what Spark does."),
+           "Log one line on stderr for each read that has `predicates`: what the broker evaluates, "
+           "what Spark does."),
     Option("batchBytes", integer_between(64 * 1024, 8 * _MIB), 4 * _MIB, _READS,
            "Bytes requested by one pull."),
     Option("batchMessages", integer_between(1, 10_000), 2_000, _WRITE,

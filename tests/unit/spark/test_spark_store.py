@@ -420,8 +420,8 @@ def test_options_mean_the_same_as_in_the_other_source() -> None:
 
 
 def test_page_has_the_options_as_they_are_declared() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
-    section = page.partition("## Reading a store directory")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "spark-stores.md").read_text()
+    section = page.partition("\n## Options\n")[2].partition("\n## ")[0]
     assert render_options_table(STORE_ONLY_OPTIONS) in section
     missing = [option.name for option in STORE_OPTIONS if f"`{option.name}`" not in section]
     assert not missing
