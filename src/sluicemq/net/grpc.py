@@ -83,7 +83,7 @@ class CallError(SluiceError):
     When: a proxy refuses a gRPC call, for example that of `sluice proxy status`.
     Then: what the call asked for was not done; `code` is the gRPC status code.
     Fix: read the text, which comes from the proxy, and the proxy's log. UNIMPLEMENTED means that
-        the port does not belong to a SluiceMQ proxy.
+    the port does not belong to a SluiceMQ proxy.
     """
 
     def __init__(self, code: StatusCode, text: str) -> None:
