@@ -94,10 +94,10 @@ def test_what_is_listed_as_different_is_different() -> None:
 
 
 ABOUT_REQUESTS = (
-    "every request code has a decision: data of topics and groups need their permission, the rest "
-    "of administration needs admin",
-    "a request's body is read only when its topics and groups matter, and by one rule",
-    "an address that is none matches no pattern but *, and breaks no request",
+    "Every request code has a rule: requests about topics and groups need their permission, other "
+    "administration needs an admin",
+    "Bodies are read only if their topics and groups decide, and by one rule",
+    "An invalid address of a client matches no pattern except *, and fails no request",
     "IPv6 white lists work",
 )
 """The reasons that are not about what a file means."""
@@ -172,7 +172,7 @@ def test_no_difference_opens_what_the_real_code_refuses() -> None:
         for case, ours in listed.items()
         if ours == "allow" and real_verdict(cases[case]) != "allow"
     }
-    assert opened == {"ANY", "IPv6", "a", "blanks", "dataVersion", "tabs"}
+    assert opened == {"A", "ANY", "Blanks", "Bodies", "IPv6", "Tabs"}
 
 
 def test_every_reason_stands_in_the_documentation() -> None:

@@ -242,8 +242,8 @@ class PushedConfig(MeasuredConfig):
     """The settings of servers that can also push metrics by OTLP."""
 
     otlp_enable: bool = setting("sluiceOtlpEnable", False,
-        "Metrics are also pushed by OTLP over HTTP (extra `otlp`), see [operation](operation.md). "
-        "Setting sluiceOtlpEndpoint has the same effect.")
+        "Metrics are also pushed by OTLP over HTTP (extra `otlp`), see "
+        "[monitor](operate/monitor.md). Setting sluiceOtlpEndpoint has the same effect.")
     otlp_endpoint: str = setting("sluiceOtlpEndpoint", "",
         "Base URL of the OTLP collector, `http://HOST:4318`. Default: the environment variable "
         "OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.")

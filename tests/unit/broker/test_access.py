@@ -536,7 +536,7 @@ def test_values_and_body_of_a_recorded_request_cannot_be_changed(broker: Stepped
 def test_the_page_on_security_names_each_gap_and_recommends_tls_first() -> None:
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     first, _, rest = page.partition("## What a signature does not do")
-    assert "**Set up TLS first**" in first.partition("## Who is let in")[0]
+    assert "**Set up TLS first**" in first.partition("## Protected mode")[0]
     for gap in ("the time", "the request code", "the server", "names of fields", "flags"):
         assert f"| {gap}" in rest
     assert "deletes the topic as DELETE_TOPIC_IN_BROKER (215)" in rest
