@@ -24,7 +24,9 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "CONTRIBUTING.md",
 ]
+CHINESE = [page for page in DOCUMENTS if page.name.endswith(".zh.md")]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAME_SERVER = "127.0.0.1:9876"
 
 
@@ -49,18 +51,29 @@ def test_readme_is_a_landing_page() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
-@pytest.mark.parametrize("name", ["README.zh.md", "docs/quickstart.zh.md"])
-def test_the_chinese_pages_show_programs_that_run_in_tests(name: str) -> None:
-    sources = [
-        ROOT / "README.md",
-        ROOT / "docs/testing.md",
-        *(ROOT / "examples/orders").rglob("*.py"),
+@pytest.mark.parametrize("page", CHINESE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_chinese_pages_show_what_runs_in_tests(page: Path) -> None:
+    """Their programs, commands and outputs are those of English pages or of examples/."""
+    sources = [*set(DOCUMENTS).difference(CHINESE), *(ROOT / "examples").rglob("*.py")]
+    run = with_one_blank_line("\n".join(path.read_text() for path in sources))
+    text = page.read_text().replace("<仓库地址>", "<address of the repository>")
+    unknown = [
+        block
+        for block in map(with_one_blank_line, BLOCK.findall(text))
+        # Methods that are shown by themselves are laid out as functions are.
+        if not any(textwrap.indent(block, " " * depth) in run for depth in (0, 4))
     ]
-    run = re.sub(r"\n{2,}", "\n\n", "".join(path.read_text() for path in sources))
-    shown = [re.sub(r"\n{2,}", "\n\n", block) for block in examples(ROOT / name)]
-    assert len(shown) > 1
-    for block in shown:  # methods that are shown by themselves are laid out as functions are
-        assert any(textwrap.indent(block, " " * depth) in run for depth in (0, 4)), block
+    assert not unknown, "Copy these blocks from an English page:\n" + "\n".join(unknown)
+
+
+def test_the_chinese_pages_are_found() -> None:
+    names = {str(page.relative_to(ROOT)) for page in CHINESE}
+    assert {"README.zh.md", "docs/quickstart.zh.md", "docs/coming-from-rocketmq.zh.md"} <= names
+    assert len(examples(ROOT / "docs/quickstart.zh.md")) > 10
+
+
+def with_one_blank_line(text: str) -> str:
+    return re.sub(r"\n{2,}", "\n\n", text)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +113,10 @@ def test_readme_examples_run(cluster: str) -> None:
     assert run(messages) == "flight 1 853\n"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/quickstart.zh.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "README.zh.md", "docs/first-message.zh.md", "docs/quickstart.zh.md"],
+)
 def test_the_first_message_goes_from_the_shell(cluster: str, name: str) -> None:
     block = re.search(
         r"^sluice produce (.*)\nsluice consume (.*)$", (ROOT / name).read_text(), re.MULTILINE

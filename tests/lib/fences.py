@@ -117,15 +117,18 @@ LINES = [line for block in with_language(*SHELL) for line in commands(block)] + 
 def python_pages(*, of_spark: bool) -> list[list[Fence]]:
     """The Python blocks of each document that has some: those with Spark in them, or the others.
 
-    Without quotations of programs in examples/, which have tests of their own, and without pages
-    that are run as a session (page_sessions.py).
+    Without quotations of programs in examples/, which have tests of their own, without pages that
+    are run as a session (page_sessions.py), and without Chinese pages, which quote English pages
+    (tests/house/test_readme.py).
     """
     programs = "\n".join(path.read_text() for path in sorted(ROOT.glob("examples/**/*.py")))
     programs = _with_one_blank_line(programs)
     in_sessions = {page for page in DOCUMENTS if "<!-- session: " in page.read_text()}
     pages: dict[Path, list[Fence]] = {}
     for one in with_language("python"):
-        if one.document not in in_sessions and not any(
+        if one.document.name.endswith(".zh.md") or one.document in in_sessions:
+            continue
+        if not any(
             textwrap.indent(_with_one_blank_line(one.text), " " * depth) in programs
             for depth in (0, 4)
         ):
