@@ -331,10 +331,11 @@ _RUNTIME = Excuse(
     ),
 )  # fmt: skip
 _SETTINGS = Excuse(
-    "each server shows its own settings; docs/configuration.md lists those of RocketMQ without "
-    "effect in SluiceMQ. These differ in both: ports, paths, options of the test, a lower "
-    "diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS only if configured, and values "
-    "that are not configured, which are empty in SluiceMQ", is_keyed=True, values=(
+    "each server shows its own settings; [these of RocketMQ](configuration.md#keys-of-rocketmq-"
+    "without-effect-here) have no effect in SluiceMQ. These differ in both: ports, paths, options "
+    "of the test, a lower diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS only if "
+    "configured, and values that are not configured, which are empty in SluiceMQ",
+    is_keyed=True, values=(
         r"^(listenPort|metricsPromExporterPort|configStorePath|kvConfigPath|diskMaxUsedSpaceRatio|"
         r"mappedFileSizeCommitLog|metricsExporterType|timerFlushIntervalMs|useTLS|brokerIP[12]|"
         r"haListenPort|inSyncReplicas|haMaxTimeSlaveNotCatchup) =.*$",
@@ -529,56 +530,121 @@ def differs(
     return None if texts[0] == texts[1] else texts
 
 
+_PAGE_WORDS: Final = {"same": "same", "explained": "differs", "refused": "rejected"}
+
+
 def page() -> str:
     """Return the text of docs/mqadmin.md."""
     verdicts = [verdict(line) for line in COMMANDS]
-    counts = {
-        kind: sum(kind == it for it, _ in verdicts) for kind in ("same", "explained", "refused")
-    }
+    counts = {kind: sum(kind == it for it, _ in verdicts) for kind in _PAGE_WORDS}
+    calls = [line.replace("{{", "{").replace("}}", "}") for line in COMMANDS]
     rows = [
-        f"| `{line.replace('{{', '{').replace('}}', '}')}` | {kind} | {reason} |"
-        for line, (kind, reason) in zip(COMMANDS, verdicts, strict=True)
+        f"| `{call}` | {_PAGE_WORDS[kind]} |"
+        for call, (kind, _) in zip(calls, verdicts, strict=True)
     ]
-    left_out = [f"| `{name}` | left out | {reason} |" for name, reason in LEFT_OUT.items()]
+    left_out = [f"| `{name}` | {reason} |" for name, reason in LEFT_OUT.items()]
     older = [
         f"| {release} | {f'`{beginning}`' if beginning else 'all'} | {excuse.reason} |"
         for release, table in OLDER.items()
         for beginning, excuse in table.items()
     ]
     return _PAGE.format(
-        count=len(COMMANDS), **counts, rows="\n".join([*rows, *left_out]), older="\n".join(older)
+        count=len(COMMANDS),
+        **counts,
+        rejected=_rows_by_reason("refused", [call.split()[0] for call in calls], verdicts),
+        differs=_rows_by_reason("explained", calls, verdicts),
+        rows="\n".join(rows),
+        left_out="\n".join(left_out),
+        older="\n".join(older),
     )
 
 
-_PAGE = """# RocketMQ's mqadmin with SluiceMQ and with a Java broker
+def _rows_by_reason(kind: str, names: list[str], verdicts: list[tuple[str, str]]) -> str:
+    """Return a table row for each reason of a kind of verdict, with its names, each once."""
+    names_by_reason: dict[str, dict[str, None]] = {}
+    for name, (it, reason) in zip(names, verdicts, strict=True):
+        if it == kind:
+            names_by_reason.setdefault(reason, {})[name] = None
+    return "\n".join(
+        f"| {', '.join(f'`{name}`' for name in found)} | {reason} |"
+        for reason, found in names_by_reason.items()
+    )
 
-This page shows for each command of RocketMQ's mqadmin whether it prints the same with SluiceMQ as
-with a Java broker. `PYTHONPATH=tests/compatibility:tests/lib python -m peer.mqadmin` writes it from
-the tables in `tests/compatibility/peer/mqadmin.py`.
 
-`tests/compatibility/test_mqadmin_compared.py` checks it: mqadmin 5.5.0 makes each call to a Java
-broker 5.5.0 and to SluiceMQ.
+_PAGE = """# mqadmin with SluiceMQ
 
-- *same*: lines, columns and exit code are equal. Addresses, times, rates, ids and the order of hash
-  tables are not compared.
-- *explained*: only what the reason names differs. All other lines and words are compared.
-- *refused*: SluiceMQ answers with code 3 and an error that says what to use instead.
+You can administer SluiceMQ with RocketMQ's `mqadmin`, or with `sluice mqadmin`, which needs no
+Java. This page lists the commands that are rejected, the commands whose output differs from that of
+a Java broker, and all calls that were compared.
 
-{count} calls: {same} same, {explained} explained, {refused} refused.
+Start `sluice up`, and pass the address of its name server:
 
-| call | SluiceMQ | reason |
+```
+sh bin/mqadmin topicList -n 127.0.0.1:9876
+sluice mqadmin topicList -n 127.0.0.1:9876
+```
+
+`sluice mqadmin` takes the same commands and flags, and prints the same lines and columns. It reads
+`NAMESRV_ADDR` if `-n` is not given. `sluice mqadmin help COMMAND` shows the flags of a command.
+Access keys, TLS and exit codes are described in [the command line](cli.md#sluice-mqadmin).
+
+## Commands that are rejected
+
+SluiceMQ does not have what these commands administer. A broker answers RocketMQ's tool with code 3
+and an error that says what to use instead. `sluice mqadmin` prints the error and ends with exit
+code 1.
+
+| command | reason, and what to use instead |
+|---|---|
+{rejected}
+
+## Output that differs
+
+Only what the second column names differs from a Java broker. All other lines and words are equal.
+
+| call | difference |
+|---|---|
+{differs}
+
+## All compared calls
+
+mqadmin 5.5.0 made each call to a Java broker 5.5.0 and to SluiceMQ, {count} calls in total:
+
+| result | calls | meaning |
 |---|---|---|
+| same | {same} | Lines, columns and exit code are equal |
+| differs | {explained} | Something differs that the previous section names |
+| rejected | {refused} | SluiceMQ answers with code 3 |
+
+Not compared are addresses, times, rates, ids and the order of hash tables.
+
+Words in braces stand for addresses, ids and directories. The topic `Tscript` exists and has
+messages, and `Gscript` is a group with a connected consumer. A call may depend on earlier ones.
+
+| call | result |
+|---|---|
 {rows}
 
-## Older tools
+These commands were not compared:
 
-With `SLUICEMQ_TESTS=all`, mqadmin 5.3.3 and 4.9.7 make the same calls to a Java broker of their own
-release and to SluiceMQ. A tool refuses a command that its release does not have in both cases. Exit
-codes are equal in all calls. The output is equal except for what is explained above and here:
+| command | reason |
+|---|---|
+{left_out}
 
-| tool | calls that begin with | what differs |
+## Older versions of mqadmin
+
+mqadmin 5.3.3 and 4.9.7 made the same calls to a Java broker of their own version and to SluiceMQ.
+Exit codes are equal in all calls. A command that a version does not have fails in both cases. The
+output is equal except for the differences above and these:
+
+| version | calls that begin with | difference |
 |---|---|---|
 {older}
+
+## Next
+
+- [Coming from RocketMQ](coming-from-rocketmq.md)
+- [The command line of SluiceMQ](cli.md)
 """
 
 
