@@ -357,7 +357,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "null (counted in the log), or fail."),
     Option("startingOffsets", parse_offsets, None, _READS,
            "`earliest` or `first` (default of batch), `latest` or `last` (default of a new "
-           "stream), or JSON by broker and queue (by topic first, for several): offset, word or time."),
+           "stream), or JSON by broker and queue (by topic first, for several): offset, word "
+           "or time."),
     Option("endingOffsets", parse_offsets, "latest", _READ,
            "`latest` or JSON by broker and queue (by topic first, for several); exclusive."),
     Option("startingTimestamp", parse_timestamp, None, _READS,
