@@ -149,6 +149,7 @@ RUN = [
     for line in LINES
     if line.words[0] == "sluice"
     and line.words[1] in QUICK
+    and "<!-- session: " not in (ROOT / line.place.partition(":")[0]).read_text()
     and not ELSEWHERE.search(" ".join(line.words))
 ]
 
@@ -156,7 +157,7 @@ RUN = [
 def test_the_quick_commands_of_all_pages_run(seeded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may say that a message or a group is not there, but not that they are wrong."""
     monkeypatch.setenv("NAMESRV_ADDR", seeded)
-    assert len(RUN) > 40
+    assert len(RUN) > 20
     wrong = [(line.place, found) for line in RUN if (found := said(line))]
     assert not wrong
 
