@@ -65,7 +65,8 @@ def check_command(expression: str, as_json: bool) -> None:
     property, show the type as which its text is interpreted, and which values cause an error.
     Exit code 1 if there are errors or warnings.
     """
-    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
+    from sluicemq.cli.output import print_json  # noqa: PLC0415 - only this command
+    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - as above
 
     findings = check_sql92(expression)
     types = describe_types(expression)
@@ -76,7 +77,7 @@ def check_command(expression: str, as_json: bool) -> None:
             "findings": findings,
             "properties": [note._asdict() for note in types],
         }
-        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        print_json(report, is_indented=True)
     else:
         _print_findings(expression, findings)
         _print_types(types)

@@ -337,13 +337,16 @@ def parse_time_option(
 # -------------------------------------------------------------------------------- output
 
 
-def print_json(value: Any) -> None:
-    """Print a value as one line of JSON, and flush it.
+def print_json(value: Any, *, is_indented: bool = False) -> None:
+    """Print a value as one line of JSON, or as several indented lines, and flush it.
 
     A lone surrogate is written as a backslash sequence, because JSON cannot contain it. Names that
     are not UTF-8 have such characters.
     """
-    dumps = functools.partial(orjson.dumps, default=_to_json_type, option=orjson.OPT_APPEND_NEWLINE)
+    option = orjson.OPT_APPEND_NEWLINE
+    if is_indented:
+        option |= orjson.OPT_INDENT_2
+    dumps = functools.partial(orjson.dumps, default=_to_json_type, option=option)
     try:
         line = dumps(value)
     except TypeError:

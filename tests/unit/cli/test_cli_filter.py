@@ -57,6 +57,11 @@ def test_check_json_has_all_findings() -> None:
     }
 
 
+def test_check_json_of_an_expression_that_is_not_utf_8_is_json() -> None:
+    done = run("check", "a = '\udcff'", "--json")
+    assert json.loads(done.output)["expression"] == "a = '\\udcff'"
+
+
 def test_check_prints_the_type_of_each_property_and_values_that_fail() -> None:
     done = run("check", "price > 30 AND region = 'hz'")
     assert done.exit_code == 0
