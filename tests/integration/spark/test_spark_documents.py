@@ -52,23 +52,18 @@ def test_the_examples_of_a_page_about_spark_run(
     name_server: str,
     flights: None,
     query: Any,
-    store_directory: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     replaced = {
         NAME_SERVER: name_server,
-        '"/data/broker-a/store"': repr(str(store_directory)),
         '"/data/': f'"{tmp_path}/',
         '"out/': f'"{tmp_path}/out/',  # Java does not know of the folder that the test is in
     }
     if page[0].document.name == "pipelines-audit.md":  # its example fails when there is a finding
         replaced['topics=["flights"]'] = 'topics=["quiet"]'
     Path("out").mkdir()
-    pipeline = (ROOT / "examples" / "pipelines" / "late_flights.yaml").read_text()
-    pipeline = pipeline.replace("out/", f"{tmp_path}/out/").replace(NAME_SERVER, name_server)
-    Path("late_flights.yaml").write_text(pipeline)
     scope = stand_ins(spark, name_server) | {"query": query}
     for block in page:
         execute(block, scope, replaced)
