@@ -36,7 +36,7 @@ async def test_an_order_that_cannot_be_shipped_ends_in_the_dead_letters(
     await start_shipping(sluicemq, ship)
     await sluicemq.clock.advance(hours=5)  # virtual time, for all retries of the broker
     assert len(tried) == 1 + 16
-    async for message in sluicemq.subscribe("%DLQ%shipping", group="undertaker"):
+    async for message in sluicemq.subscribe("%DLQ%shipping", group="lost-parcels"):
         assert message.body == b"order-3"
         break
 
