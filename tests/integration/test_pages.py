@@ -1,7 +1,10 @@
-"""The pages of the documentation do what they show: see tests/lib/page_sessions.py."""
+"""What runs the pages of the documentation (tests/lib/page_sessions.py) finds differences.
 
+The pages themselves are run by pages/test_part_*.py, and those with Spark by spark/test_pages.py.
+"""
+
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,27 +14,21 @@ from page_sessions import (
     Session,
     compare,
     list_sessions,
-    read_blocks,
+    share_of_sessions,
+    uses_spark,
 )
 
-SESSIONS = list_sessions()
+PARTS = 4
+"""The number of files tests/integration/pages/test_part_*.py."""
 
 
-def with_marks(name: str) -> Any:
-    """Return the parameter of a session, marked if its programs use Spark."""
-    uses_spark = any("sluicemq.spark" in page.read_text() for page in SESSIONS[name])
-    return pytest.param(name, marks=[pytest.mark.spark] if uses_spark else [])
-
-
-@pytest.mark.parametrize("name", [with_marks(name) for name in sorted(SESSIONS)])
-def test_the_commands_of_a_session_print_what_its_pages_show(name: str, tmp_path: Path) -> None:
-    session = Session(tmp_path)
-    try:
-        for page in SESSIONS[name]:
-            for block in read_blocks(page):
-                session.use(block)
-    finally:
-        session.close()
+def test_each_session_is_run_by_one_file() -> None:
+    run = [name for part in range(PARTS) for name in share_of_sessions(part, PARTS)]
+    run += [name for name, pages in list_sessions().items() if uses_spark(pages)]
+    assert sorted(run) == sorted(list_sessions())
+    files = Path(__file__).with_name("pages").glob("test_part_*.py")
+    parts = [re.findall(r"share_of_sessions\((\d), (\d)\)", file.read_text()) for file in files]
+    assert sorted(parts) == [[(str(part), str(PARTS))] for part in range(PARTS)]
 
 
 @pytest.mark.parametrize(

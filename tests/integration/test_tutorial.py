@@ -1,5 +1,5 @@
 """docs/tutorial and its program, examples/orders: the pages quote the program, the program's own
-tests pass, and test_pages.py runs the commands of the pages."""
+tests pass, and pages/test_part_*.py run the commands of the pages."""
 
 import os
 import re

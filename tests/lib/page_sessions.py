@@ -103,6 +103,20 @@ def list_sessions() -> dict[str, list[Path]]:
     return sessions
 
 
+def uses_spark(pages: list[Path]) -> bool:
+    """Return whether the programs of a session use Spark, so that they need a JVM and a minute."""
+    return any("sluicemq.spark" in page.read_text() for page in pages)
+
+
+def share_of_sessions(part: int, parts: int) -> list[str]:
+    """Return the names of every `parts`-th session without Spark, beginning with number `part`.
+
+    Test files with a part each run at the same time.
+    """
+    names = [name for name, pages in sorted(list_sessions().items()) if not uses_spark(pages)]
+    return names[part::parts]
+
+
 def read_blocks(page: Path) -> Iterator[Block]:
     """Yield the blocks of a page in order."""
     text = page.read_text()
@@ -379,3 +393,14 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def run_session(name: str, directory: Path) -> None:
+    """Run all blocks of the pages of a session. Raises PageError at the first difference."""
+    session = Session(directory)
+    try:
+        for page in list_sessions()[name]:
+            for block in read_blocks(page):
+                session.use(block)
+    finally:
+        session.close()
