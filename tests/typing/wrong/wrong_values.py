@@ -60,7 +60,7 @@ async def main(mq: Sluice) -> None:
     await mq.request("prices", b"7", delay="1s")  # wrong: delay
     mq.subscribe("orders")  # wrong: group
     mq.subscribe("orders", group="g", tags=["paid", "sent"])  # wrong: tags
-    mq.subscribe("orders", group="g", start="earliest")  # wrong: start
+    mq.subscribe("orders", group="g", start="begin")  # wrong: start
     mq.subscribe("orders", group="g", span_max="many")  # wrong: span_max
     mq.consumer("g", two)  # wrong: two
     mq.consumer("g")  # wrong: handler
