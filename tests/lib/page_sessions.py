@@ -179,7 +179,9 @@ class Process:
     def _read(self) -> None:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
-            self.lines.append(line.rstrip("\n"))
+            # The tests start Java with options that make it start faster.
+            if not line.startswith("NOTE: Picked up JDK_JAVA_OPTIONS"):
+                self.lines.append(line.rstrip("\n"))
 
     def wait(self, seconds: float) -> int:
         """Wait for the end, and for its last output. Raises subprocess.TimeoutExpired."""
