@@ -736,11 +736,10 @@ class Replica:
         """Return the error that no replica, or not replica `to`, can become the master."""
         in_sync_ids = set(self.view.members) & set(self._term.in_sync) - {self._id}
         shown_ids = ", ".join(map(str, sorted(in_sync_ids))) or "none"
-        requested = "no replica" if to is None else f"replica {to}"
+        fact = "no replica can" if to is None else f"replica {to} cannot"
         return RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"{requested} can take over: only a replica of the in-sync set with a complete log "
-            "can.",
+            f"{fact} take over: only a replica of the in-sync set with a complete log can.",
             fix=f"Replicas in sync: {shown_ids}.",
         )
 
