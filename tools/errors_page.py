@@ -9,9 +9,9 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+from written_tables import rewrite_page
 
 import sluicemq
 from sluicemq.errors import SluiceError
@@ -57,5 +57,4 @@ def _body(kind: type[SluiceError]) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(written(page.read_text()))
+    rewrite_page(written)

@@ -7,10 +7,11 @@ Each row names where its value is declared, so the page cannot say another one, 
 sentence that a user meets, which have to stand in the source that says it (tests/house/test_limits.py).
 """
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from written_tables import rewrite_page
 
 from sluicemq.config.settings import KEYS
 
@@ -256,5 +257,4 @@ def shown(name: str, value: Any) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(written(page.read_text()))
+    rewrite_page(written)

@@ -9,19 +9,17 @@ compares the page.
 
 import ast
 import inspect
-import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
+
+from written_tables import replace_tables, rewrite_page
 
 from sluicemq.broker import metrics as broker_metrics
 from sluicemq.config.settings import BrokerConfig
 from sluicemq.proxy import server as proxy_server
 
-_BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 
 
@@ -37,7 +35,7 @@ class Metric(NamedTuple):
 
 def with_tables(text: str) -> str:
     """Return the page with its tables as the declarations are now."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{_write_table(block[2])}\n{block[3]}", text)
+    return replace_tables(text, _write_table)
 
 
 def _write_table(name: str) -> str:
@@ -103,5 +101,4 @@ TABLES: Final[dict[str, Callable[[], Iterable[Metric]]]] = {
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_tables(page.read_text()))
+    rewrite_page(with_tables)

@@ -10,11 +10,11 @@ of options that a docstring describes together with others. A test compares the 
 import ast
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from written_tables import replace_tables, rewrite_page
 
 from sluicemq.client.aio.producer import Producer
 from sluicemq.client.aio.sluice import Sluice
@@ -24,10 +24,10 @@ from sluicemq.client.core.messages import MessageOptions
 from sluicemq.client.core.sending import ProducerOptions, Sender
 from sluicemq.client.sync.producer import Producer as BlockingProducer
 
-_BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _ITEM: Final = re.compile(
     r"^- (?P<names>`\w+`[^:]*?): (?P<text>.*?)(?=^- |^\S|\Z)", re.MULTILINE | re.DOTALL
 )
+
 _DEFAULT: Final = re.compile(r' \((?:[\d.,]+|`"\w+"`|the default)\)| The default is [^.]*\.')
 """How docstrings say defaults, which the page shows in a column of their own."""
 _HEAD: Final = "| option | type | default | meaning |\n|---|---|---|---|\n"
@@ -144,7 +144,7 @@ class Option(NamedTuple):
 
 def with_tables(text: str) -> str:
     """Return the page with its tables as the declarations are now."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{_write_table(block[2])}\n{block[3]}", text)
+    return replace_tables(text, _write_table)
 
 
 def _write_table(name: str) -> str:
@@ -262,5 +262,4 @@ TABLES: Final[dict[str, Callable[[], Any]]] = {
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_tables(page.read_text()))
+    rewrite_page(with_tables)

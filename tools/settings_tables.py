@@ -6,22 +6,18 @@ What stands between `<!-- written: NAME -->` and `<!-- end -->` is replaced. A t
 that no key is undocumented.
 """
 
-import re
-import sys
 import textwrap
-from pathlib import Path
-from typing import Final
+
+from written_tables import replace_tables, rewrite_page
 
 from sluicemq.config.inert import INERT, REFUSED
 from sluicemq.config.keys import INT_MAX, Key, Kind, Part, value_text
 from sluicemq.config.settings import keys_of
 
-_BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
-
 
 def with_tables(text: str) -> str:
     """The document with its tables as the keys are now."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{_written(block[2])}\n{block[3]}", text)
+    return replace_tables(text, _written)
 
 
 def _written(name: str) -> str:
@@ -68,5 +64,4 @@ def _values(key: Key) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(with_tables(path.read_text()))
+    rewrite_page(with_tables)

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sluicemq.config.keys import Kind
 from sluicemq.config.settings import KEYS
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))  # for what the tools import from each other
 TOOL = runpy.run_path(str(ROOT / "tools" / "limits_page.py"))
 ROWS = [row for rows in TOOL["PAGE"].values() for row in rows]
 SAID = sorted({row.said for row in ROWS if row.said[0]})

@@ -3,6 +3,7 @@
 import inspect
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sluicemq.client.core.messages import MessageOptions
 from sluicemq.client.core.sending import ProducerOptions
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tools"))  # for what the tools import from each other
 TOOLS = {
     name: runpy.run_path(str(ROOT / "tools" / f"{name}_page.py")) for name in ("options", "metrics")
 }

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,9 @@ def test_every_default_is_within_its_own_range() -> None:
     assert load_broker_config(text_of(broker, store), environment=HOME)[2] == []
 
 
-def test_the_document_is_up_to_date() -> None:
+def test_the_document_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     text = DOCUMENT.read_text()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
     with_tables = runpy.run_path(str(ROOT / "tools" / "settings_tables.py"))["with_tables"]
     assert text == with_tables(text), "run python tools/settings_tables.py docs/configuration.md"
 
