@@ -1,11 +1,10 @@
 """The pictures of the documentation are what tools/pictures.py draws, and their parts fit in."""
 
-import importlib.util
+import importlib
 import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,17 +13,8 @@ CHARACTER_WIDTH = 7.6
 """The width in units of an average character at 14 px."""
 
 
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "tools" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["pictures"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
+sys.path.append(str(ROOT / "tools"))
+TOOL = importlib.import_module("pictures")
 
 
 @pytest.mark.parametrize("name", sorted(TOOL.PICTURES))

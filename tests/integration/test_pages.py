@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fences import ROOT, Fence, fences
 from page_sessions import (
-    Block,
     PageError,
     Session,
     compare,
@@ -17,6 +17,11 @@ from page_sessions import (
     share_of_sessions,
     uses_spark,
 )
+
+
+def console(line: int, text: str) -> Fence:
+    return Fence(ROOT / "page.md", line, "console", text, "", {})
+
 
 PARTS = 4
 """The number of files tests/integration/pages/test_part_*.py."""
@@ -29,6 +34,19 @@ def test_each_session_is_run_by_one_file() -> None:
     files = Path(__file__).with_name("pages").glob("test_part_*.py")
     parts = [re.findall(r"share_of_sessions\((\d), (\d)\)", file.read_text()) for file in files]
     assert sorted(parts) == [[(str(part), str(PARTS))] for part in range(PARTS)]
+
+
+@pytest.mark.parametrize("name", sorted(list_sessions()))
+def test_a_session_has_commands_and_shows_what_they_print(name: str) -> None:
+    blocks = [block for page in list_sessions()[name] for block in fences(page)]
+    lines = [
+        line
+        for block in blocks
+        if block.language == "console" and not block.reason
+        for line in block.text.splitlines()
+    ]
+    assert any(line.startswith("$ ") for line in lines)
+    assert any(line.strip("… ") and not line.startswith("$ ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +83,13 @@ def test_a_page_that_shows_something_else_is_found(
 ) -> None:
     session = Session(tmp_path)
     with pytest.raises(PageError, match=complaint):
-        session.use(Block("page.md:1", "console", text, {}))
+        session.use(console(1, text))
     session.close()
 
 
 def test_a_command_gets_the_id_that_an_earlier_one_printed(tmp_path: Path) -> None:
     session = Session(tmp_path)
     shown, printed = "0" * 32, "A" * 32
-    session.use(Block("page.md:1", "console", f"$ printf 'A%.0s' {{1..32}}\n{shown}\n", {}))
-    session.use(Block("page.md:5", "console", f"$ echo {shown}\n{printed}\n", {}))
+    session.use(console(1, f"$ printf 'A%.0s' {{1..32}}\n{shown}\n"))
+    session.use(console(5, f"$ echo {shown}\n{printed}\n"))
     session.close()

@@ -16,10 +16,12 @@ DOCUMENTS = sorted(
     {*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"}
 )
 _FENCE = re.compile(
-    r"(?:<!-- not run: (?P<reason>(?:(?!-->).)+?) -->\s*\n)?"
+    r"(?P<comments>(?:^ *<!-- (?:(?!-->).)+? -->\s*\n)*)"
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```",
     re.MULTILINE | re.DOTALL,
 )
+_OPTION = re.compile(r"<!-- (terminal|exit|not run): ((?:(?!-->).)+?) -->", re.DOTALL)
+_SESSION = re.compile(r"^<!-- session: (.*?) -->$", re.MULTILINE)
 
 
 SHELL = ("", "sh", "bash", "shell", "console")
@@ -28,13 +30,17 @@ _INDENTED = re.compile(r"^    (?:\$ )?(sluice .*)$", re.MULTILINE)
 
 
 class Fence(NamedTuple):
-    """A block: `line` is that of its first line of code, `reason` why it is not run, or ""."""
+    """A block: `line` is that of its first line of code, `reason` why it is not run, or "".
+
+    `options` are those of the comments directly before it, such as `<!-- exit: 1 -->`.
+    """
 
     document: Path
     line: int
     language: str
     text: str
     reason: str
+    options: dict[str, str]
 
     def __str__(self) -> str:
         return f"{self.document.relative_to(ROOT)}:{self.line}"
@@ -47,9 +53,23 @@ def fences(document: Path) -> list[Fence]:
     for one in _FENCE.finditer(text):
         code = re.sub(rf"^{one['indent']}", "", one["text"], flags=re.MULTILINE)
         line = text.count("\n", 0, one.start("text")) + 1
-        reason = " ".join((one["reason"] or "").split())
-        found.append(Fence(document, line, one["language"], code, reason))
+        options = {
+            name: " ".join(value.split()) for name, value in _OPTION.findall(one["comments"])
+        }
+        reason = options.get("not run", "")
+        found.append(Fence(document, line, one["language"], code, reason, options))
     return found
+
+
+def session_of(document: Path) -> str | None:
+    """Return the name of the session of a page (page_sessions.py); None if it has none."""
+    named = _SESSION.search(document.read_text(encoding="utf-8"))
+    return named[1] if named else None
+
+
+def is_session(document: Path) -> bool:
+    """Return whether a page is run as a session."""
+    return session_of(document) is not None
 
 
 ALL = [one for document in DOCUMENTS for one in fences(document)]
@@ -123,7 +143,7 @@ def python_pages(*, of_spark: bool) -> list[list[Fence]]:
     """
     programs = "\n".join(path.read_text() for path in sorted(ROOT.glob("examples/**/*.py")))
     programs = _with_one_blank_line(programs)
-    in_sessions = {page for page in DOCUMENTS if "<!-- session: " in page.read_text()}
+    in_sessions = set(filter(is_session, DOCUMENTS))
     pages: dict[Path, list[Fence]] = {}
     for one in with_language("python"):
         if one.document.name.endswith(".zh.md") or one.document in in_sessions:

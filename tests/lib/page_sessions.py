@@ -23,31 +23,24 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
+from fences import ROOT, Fence, fences, session_of
+from sluicemq.cli.servers.ports import free_ports
 from waiting import limit
 
-ROOT: Final = Path(__file__).parents[2]
 SHOWN_PORTS: Final = (9876, 10911, 10909, 10912, 8081, 5557, 2379)
 """The ports that pages name; a session has a free one for each."""
 COMMAND_S: Final = 30.0
 """A command without `keeps running` may take this long, and each awaited output."""
 
-_BLOCK: Final = re.compile(
-    r"(?P<comments>(?:^<!-- [^\n]*? -->\n+)*)"
-    r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
-_COMMENT: Final = re.compile(r"<!-- (session|terminal|exit|not run): (.*?) -->")
 _FILE_NAME: Final = re.compile(r"(?:#|//|--) ([\w./-]+\.\w+)\n")
 _ID: Final = r"\b[0-9A-F]{24,32}\b"
 _TIME: Final = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:\+\d\d:\d\d|Z)?"
@@ -58,26 +51,10 @@ class PageError(AssertionError):
     """A page says something else than what happens. The text names the page and the line."""
 
 
-@dataclass
-class Block:
-    """A fenced block of a page. `options` are those of the comments directly before it."""
-
-    place: str
-    language: str
-    text: str
-    options: dict[str, str]
-
-    @property
-    def file_name(self) -> str | None:
-        """The name in the first line, if the block is a whole file."""
-        named = _FILE_NAME.match(self.text)
-        return named[1] if named and self.language != "console" else None
-
-
-def read_session(page: Path) -> str | None:
-    """Return the name of the session of a page; None if the page is not run as a session."""
-    named = re.search(r"^<!-- session: (.*?) -->$", page.read_text(), re.MULTILINE)
-    return named[1] if named else None
+def file_name_of(block: Fence) -> str | None:
+    """Return the name in the first line of a block, if the block is a whole file."""
+    named = _FILE_NAME.match(block.text)
+    return named[1] if named and block.language != "console" else None
 
 
 def list_sessions() -> dict[str, list[Path]]:
@@ -96,7 +73,7 @@ def list_sessions() -> dict[str, list[Path]]:
 
     sessions: dict[str, list[Path]] = {}
     for page in docs.rglob("*.md"):
-        if name := read_session(page):
+        if name := session_of(page):
             sessions.setdefault(name, []).append(page)
     for pages in sessions.values():
         pages.sort(key=find_place)
@@ -115,16 +92,6 @@ def share_of_sessions(part: int, parts: int) -> list[str]:
     """
     names = [name for name, pages in sorted(list_sessions().items()) if not uses_spark(pages)]
     return names[part::parts]
-
-
-def read_blocks(page: Path) -> Iterator[Block]:
-    """Yield the blocks of a page in order."""
-    text = page.read_text()
-    for match in _BLOCK.finditer(text):
-        line = text.count("\n", 0, match.start("text")) + 1
-        options = dict(_COMMENT.findall(match["comments"]))
-        name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page.name
-        yield Block(f"{name}:{line}", match["language"], match["text"], options)
 
 
 def compare(
@@ -212,7 +179,7 @@ class Session:
         shutil.copytree(ROOT / "examples", self.directory / "examples")
         self._tools = directory / "bin"
         self._tools.mkdir()
-        self.ports = dict(zip(SHOWN_PORTS, _free_ports(len(SHOWN_PORTS)), strict=True))
+        self.ports = dict(zip(SHOWN_PORTS, free_ports(len(SHOWN_PORTS)), strict=True))
         self.ports[10921] = self.ports[10911] + 10  # the second of several brokers
         self._terminals: dict[str, Process] = {}
         self._processes: list[Process] = []
@@ -266,18 +233,19 @@ main(prog_name="sluice")
         shown = {real: port for port, real in self.ports.items()}
         return re.sub(r"\b(\d{4,5})\b", lambda n: str(shown.get(int(n[0]), n[0])), text)
 
-    def use(self, block: Block) -> None:
+    def use(self, block: Fence) -> None:
         """Save the file of a block, or run its commands. Raises PageError if the output differs."""
-        if "not run" in block.options:
+        if block.reason:
             return
-        if block.file_name is not None:
-            path = self.directory / block.file_name
+        file_name = file_name_of(block)
+        if file_name is not None:
+            path = self.directory / file_name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._to_real(block.text))
         elif block.language == "console":
             self._use_console(block)
 
-    def _use_console(self, block: Block) -> None:
+    def _use_console(self, block: Fence) -> None:
         terminal, _, mode = block.options.get("terminal", "main").partition(", ")
         entries = _split_console(block.text)
         for number, (command, output) in enumerate(entries):
@@ -293,7 +261,7 @@ main(prog_name="sluice")
             elif terminal in self._terminals:
                 process = self._terminals[terminal]
             else:
-                raise PageError(f"{block.place}: nothing runs in the terminal {terminal}")
+                raise PageError(f"{block}: nothing runs in the terminal {terminal}")
             keeps_running = is_last and (mode == "keeps running" or is_interrupted)
             if keeps_running:
                 self._await_output(block, process, expected)
@@ -315,7 +283,7 @@ main(prog_name="sluice")
         self._processes.append(process)
         return process
 
-    def _await_output(self, block: Block, process: Process, expected: list[str]) -> None:
+    def _await_output(self, block: Fence, process: Process, expected: list[str]) -> None:
         """Wait until the next lines of a process are the expected ones."""
         end_s = time.monotonic() + limit(COMMAND_S)
         while True:
@@ -327,12 +295,12 @@ main(prog_name="sluice")
                 process.compared += _count_used_lines(expected, new)
                 return
             if has_ended or time.monotonic() > end_s:
-                raise PageError(f"{block.place}: $ {process.command}\n{difference}")
+                raise PageError(f"{block}: $ {process.command}\n{difference}")
             time.sleep(0.05)
 
     def _await_end(
         self,
-        block: Block,
+        block: Fence,
         process: Process,
         expected: list[str],
         exit_code: int,
@@ -342,16 +310,14 @@ main(prog_name="sluice")
             code = process.wait(limit(COMMAND_S))
         except subprocess.TimeoutExpired:
             printed = "\n".join(process.lines[-20:])
-            raise PageError(
-                f"{block.place}: $ {process.command}: does not end\n{printed}"
-            ) from None
+            raise PageError(f"{block}: $ {process.command}: does not end\n{printed}") from None
         new = [self._to_shown(line) for line in process.lines[process.compared :]]
         difference, ids = compare(expected, new)
         self._ids |= ids
         if code != exit_code:
             difference = f"exit code {code} instead of {exit_code}\n{difference}" + "\n".join(new)
         if difference:
-            raise PageError(f"{block.place}: $ {process.command}\n{difference}")
+            raise PageError(f"{block}: $ {process.command}\n{difference}")
 
     def close(self) -> None:
         """End all commands that still run."""
@@ -386,23 +352,12 @@ def _count_used_lines(expected: list[str], lines: list[str]) -> int:
     )
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
 def run_session(name: str, directory: Path) -> None:
     """Run all blocks of the pages of a session. Raises PageError at the first difference."""
     session = Session(directory)
     try:
         for page in list_sessions()[name]:
-            for block in read_blocks(page):
+            for block in fences(page):
                 session.use(block)
     finally:
         session.close()

@@ -23,7 +23,8 @@ import pytest
 from click.testing import CliRunner
 
 import sluicemq
-from fences import LINES, ROOT, Fence, Line, execute, python_pages
+from fences import LINES, ROOT, Fence, Line, execute, is_session, python_pages
+from page_sessions import list_sessions
 from sluicemq import Message, Sluice
 from sluicemq.cli import main
 
@@ -127,7 +128,7 @@ PARAMETERS: dict[str, Any] = {
 def test_pages_were_found() -> None:
     for name, test in BY_OTHERS.items():
         assert f'"{name}"' in (ROOT / test).read_text()
-    assert len(PROGRAMS) >= 3
+    assert len(PROGRAMS) + len(list_sessions()) >= 30
 
 
 @pytest.mark.parametrize("page", TESTS, ids=lambda page: page[0].document.name)
@@ -149,7 +150,7 @@ RUN = [
     for line in LINES
     if line.words[0] == "sluice"
     and line.words[1] in QUICK
-    and "<!-- session: " not in (ROOT / line.place.partition(":")[0]).read_text()
+    and not is_session(ROOT / line.place.partition(":")[0])
     and not ELSEWHERE.search(" ".join(line.words))
 ]
 
@@ -157,7 +158,7 @@ RUN = [
 def test_the_quick_commands_of_all_pages_run(seeded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may say that a message or a group is not there, but not that they are wrong."""
     monkeypatch.setenv("NAMESRV_ADDR", seeded)
-    assert len(RUN) > 20
+    assert len(RUN) > 40
     wrong = [(line.place, found) for line in RUN if (found := said(line))]
     assert not wrong
 
