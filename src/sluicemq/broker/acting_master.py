@@ -75,10 +75,11 @@ class ActingMasterContext:
         return await future
 
     async def fetch_members(self) -> Mapping[int, str] | None:
-        """Return the live brokers of the same name, as addresses by broker id.
+        """Ask the name servers for the live brokers that have this broker's name.
 
-        The first name server that answers GET_BROKER_MEMBER_GROUP (901) is used. Return None if
-        none does.
+        Return a dict of address ("host:port") by broker id. The name servers are asked in order
+        with GET_BROKER_MEMBER_GROUP (901), and the first successful answer is returned. Return
+        None if no name server answers with success. Errors of the connection are ignored.
         """
         config = self.core.settings.broker
         header = GetBrokerMemberGroupRequest(cluster=config.cluster_name, broker=config.broker_name)
@@ -100,7 +101,12 @@ class ActingMasterContext:
         return await fetch_escaped(slaves, self.call)
 
     def make_acting(self) -> ActingMaster:
-        """Create the component of a slave that decides when it acts for its master."""
+        """Return the ActingMaster of this slave, which decides when the slave acts for its master.
+
+        The ActingMaster opens and closes the acting master with methods of this context, asks the
+        name servers for the live brokers with `fetch_members`, and passes messages on to other
+        brokers through an EscapeBridge.
+        """
         config = self.core.settings.broker
         return ActingMaster(
             config.broker_id,
@@ -119,11 +125,12 @@ class ActingMasterContext:
         )
 
     async def open_acting_master(self) -> BrokerState:
-        """Open a master over an overlay of this slave's files, and return its components.
+        """Open an acting master on the files of this slave, and return its components.
 
-        The overlay keeps all changes in memory. Until `close`, the slave passes END_TRANSACTION on
-        to the new master. Transaction checks go to the producers of the slave. Raises SluiceError
-        if the store cannot be opened.
+        The acting master reads the slave's files. What it writes is kept in memory, so the files
+        do not change. The slave gives each END_TRANSACTION request that it receives to the acting
+        master, until `close` is called. The acting master sends its transaction checks to the
+        producers that are connected to the slave. Raises SluiceError if the store cannot be opened.
         """
         acting = await self._create_acting_broker()
         # Transaction checks go to the producers of the slave, which keep their access rights.
@@ -134,9 +141,13 @@ class ActingMasterContext:
         return acting
 
     async def _create_acting_broker(self) -> BrokerState:
-        """Return the components of the acting master, which are not loaded yet."""
+        """Open the store of the acting master, and return its components before they are loaded.
+
+        The acting master has the settings of this slave, with three changes: its role is
+        ASYNC_MASTER, it checks no access rights, and it does not wait for an fsync.
+        """
         core = self.core
-        files = overlay(self.files)
+        files = overlay(self.files)  # keeps all changes in memory
         loop = asyncio.get_running_loop()
         settings = Settings(
             replace(core.settings.broker, broker_role="ASYNC_MASTER", acl_enable=False),
@@ -156,9 +167,10 @@ class ActingMasterContext:
         return BrokerState(settings, store, environment)
 
     def _redirect_transaction_ends(self, acting: BrokerState) -> None:
-        """Let `acting` handle the END_TRANSACTION requests that this slave receives.
+        """Give the END_TRANSACTION requests that this slave receives to `acting`.
 
-        The slave's own handler is kept in `replaced_handler`.
+        The answers of `acting` are written to the client. The slave's own handler is kept in
+        `self.replaced_handler`, so that `close` can restore it.
         """
         dispatcher = self.make_dispatcher(acting)
 

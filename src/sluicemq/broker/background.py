@@ -49,9 +49,10 @@ class TimeSlice:
     __slots__ = ("_clock", "_end_s", "_next_check", "now_ms", "remaining")
 
     def __init__(self, clock: Clock, seconds: float, count_max: int) -> None:
-        """Begin a slice that ends after `seconds` or after `count_max` steps."""
+        """Begin a slice of work now. It ends after `seconds` or after `count_max` steps."""
         self._clock = clock
         self._end_s = clock.monotonic_s() + seconds
+        # When `remaining` has fallen to this number, the clock is read.
         self._next_check = count_max - CLOCK_CHECK_STEPS
         self.remaining = count_max
         """The number of steps that may still be done; 0 once the time is over."""
@@ -64,9 +65,10 @@ class TimeSlice:
         return self.remaining <= 0
 
     def count_done(self, count: int = 1) -> None:
-        """Count `count` steps that were done, and end the slice if its time is over.
+        """Subtract `count` steps that were done from `remaining`, which does not go below 0.
 
-        The clock is read only once in CLOCK_CHECK_STEPS steps.
+        If the time of the slice is over, `remaining` becomes 0. The clock is read only once in
+        CLOCK_CHECK_STEPS steps, because reading it costs time.
         """
         self.remaining = max(self.remaining - count, 0)
         if self.remaining <= self._next_check:
@@ -152,21 +154,27 @@ class Progress:
         """Offsets with the end of the log when they were reached, in order."""
 
     def advance(self, next_offset: int, log_end: int) -> None:
-        """Set the offset to `next_offset`, from which the job continues now.
+        """Set `value`, the offset from which the job continues, to `next_offset`.
 
-        Everything that the job stored before it reached this offset ends at position `log_end` of
-        the commit log.
+        `log_end` is the end of the commit log now: the records that the job stored before
+        `next_offset` end there or earlier. A crash may lose them until the log is synced up to
+        `log_end`. `durable_value` does not return `next_offset` before that.
         """
         self.value = next_offset
         unsynced_offsets = self._unsynced_offsets
-        if len(unsynced_offsets) == _ENTRIES_MAX:  # a later offset makes the last one superfluous
+        if len(unsynced_offsets) == _ENTRIES_MAX:
+            # Replace the last entry. The new one is further on, so only the saved offset lags.
             unsynced_offsets.pop()
         unsynced_offsets.append((next_offset, log_end))
 
     def durable_value(self, synced_offset: int) -> int:
-        """Return the newest offset that may be saved if the log is synced up to `synced_offset`.
+        """Return the newest offset that may be saved when the log is synced up to `synced_offset`.
 
-        `synced_offset` must not decrease, because older offsets are forgotten.
+        That is the last offset given to `advance` whose `log_end` is not after `synced_offset`. If
+        there is none, it is the offset that was returned before, at first the start offset.
+
+        Entries of the returned and of earlier offsets are removed. So `synced_offset` must not be
+        lower than in an earlier call.
         """
         unsynced_offsets = self._unsynced_offsets
         while unsynced_offsets:

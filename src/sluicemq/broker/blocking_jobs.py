@@ -31,9 +31,9 @@ class BlockingJobs:
         self._running: set[asyncio.Future[Any]] = set()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the executor and return its result.
+        """Call `work()` on a thread of the executor, and return its result or raise its exception.
 
-        The caller may be cancelled; `work` continues, and `wait` waits for it.
+        If the caller is cancelled, `work` continues. The method `wait` waits until it has ended.
         """
         job = asyncio.get_running_loop().run_in_executor(self._executor, work)
         self._running.add(job)
@@ -45,9 +45,12 @@ class BlockingJobs:
     ) -> None:
         """Execute the steps that an iterator yields, until it ends.
 
-        A number is a pause in seconds. A function is called on the executor; its result is ignored.
-        A generator is closed at the end, also after an exception or a cancellation. `computes` says
-        that the functions compute for long, so Python must switch threads quickly.
+        A step is a number or a function. A number is a pause in seconds. A function is called
+        without arguments on a thread of the executor, and its result is ignored. If `steps` is a
+        generator, it is closed at the end, also after an exception or a cancellation.
+
+        With `computes`, Python switches between threads more often, so that functions that compute
+        for a long time do not delay the event loop.
         """
         with fast_thread_switching() if computes else contextlib.nullcontext():
             try:
@@ -72,10 +75,11 @@ def list_saving_jobs(
     writer: DocumentWriter,
     save_offsets: Callable[[], Awaitable[None]],
 ) -> list[BackgroundJob]:
-    """Return the jobs that save the tables of `core`, each with its period.
+    """Return the background jobs that save the tables of `core` to their files.
 
-    `jobs` and `writer` run blocking work and write documents. `save_offsets` saves the committed
-    offsets, and what belongs to them.
+    Each job is a tuple (name, function that returns the period in seconds, function that saves).
+    `writer` writes the documents, and `jobs` runs the steps that save the timers. `save_offsets`
+    saves the committed offsets and the tables that must match them.
     """
     settings = core.settings
     delayed = core.delayed

@@ -87,6 +87,7 @@ class BrokerComponent:
     """A component of a broker, with the most used members of the context as attributes."""
 
     def __init__(self, context: BrokerContext) -> None:
+        """Take the members that most components use from the context. `self.context` is not set."""
         self.settings = context.settings
         self.store = context.store
         self.topics = context.topics

@@ -76,7 +76,11 @@ class Journal:
     """
 
     def __init__(self, files: Files, path: str) -> None:
-        """Create the journals beside the document at `path`, without reading or writing a file."""
+        """Prepare the journals of the document at `path`, without reading or writing a file.
+
+        The journals are files beside the document: `topics.json` has `topics.json.journal-0`,
+        `topics.json.journal-1` and so on. Changes are appended to the newest one.
+        """
         self._files = files
         self._directory, _, name = path.rpartition("/")
         self._prefix = f"{name}.journal-"
@@ -99,10 +103,12 @@ class Journal:
         """Held while a journal is synced or closed."""
 
     def read(self) -> list[Change]:
-        """Return every change that can be read, in the order of the journals and lines. Blocks.
+        """Read all journals, and return their changes in the order of the journals and lines.
 
-        The first line of each journal is returned too, as a Change without a name. Lines that
-        cannot be read are skipped; if readable ones follow, that is logged. Raises OSError.
+        The first line of each journal is returned too. It is a Change whose name is "", which only
+        records the version of the table. Damaged lines are skipped. If a readable line follows a
+        damaged one, an error is logged. The journal with the highest number becomes the current
+        one. Blocks. Raises OSError.
         """
         changes: list[Change] = []
         self._present = self._find_journals()
@@ -129,10 +135,12 @@ class Journal:
         finally:
             file.close()
 
+        # The last piece is b"", or a line without its end because the process crashed.
         complete_lines = content.split(b"\n")[:-1]
         parsed = [_parse_line(line) for line in complete_lines]
         readable = [change for change in parsed if change is not None]
-        # Unreadable lines at the end are normal after a power failure; before others, not.
+        # Damaged lines at the end of the file are normal after a power failure. If all damaged
+        # lines are at the end, the readable ones are the beginning of `parsed`.
         has_gap = parsed[: len(readable)] != readable
         if has_gap:
             log.error(
@@ -144,11 +152,11 @@ class Journal:
         return readable
 
     def rotate(self, version: DataVersion) -> Callable[[], None]:
-        """Start a new journal for the changes after `version`.
+        """Start a new journal for the changes after `version`, and return a function.
 
-        The file of the new journal is created by the first change. Return a function that removes
-        the older journals. It blocks, and must be called only when the document is on disk with
-        that version.
+        The function removes the files of the older journals. It blocks. Call it only when the
+        document is on disk with `version` or a later one, because it contains their changes then.
+        The file of the new journal is created by the first `append`.
         """
         old_numbers = sorted(self._present)
         self._start_next(version)
@@ -171,10 +179,11 @@ class Journal:
         self._end = 0
 
     def append(self, *changes: Change) -> None:
-        """Write changes to the current journal, all or none, without a sync.
+        """Append `changes` to the current journal, all or none, without an fsync.
 
-        A journal whose sync has failed is not continued: a new one is started. Raises OSError if
-        the changes cannot be written; then the journal is as before.
+        `changes` must not be empty. If an fsync of the current journal has failed, a new journal is
+        started first. Raises OSError if the changes cannot be written. The journal then is as
+        before.
         """
         if self._number in self._failed:
             self._start_next(self._base)
@@ -205,10 +214,11 @@ class Journal:
         return file
 
     def prepare_sync(self) -> Callable[[], None] | None:
-        """Return a function that makes every change so far durable, or None if they are durable.
+        """Return a function that makes all changes appended so far durable.
 
-        The function blocks. If it raises OSError, the changes may be lost in a power failure, and
-        later changes are written to a new journal.
+        Return None if nothing was appended since the last call. The function syncs the journals to
+        disk and blocks. If it raises OSError, a power failure may lose the changes. Later changes
+        are then written to a new journal.
         """
         if not self._unsynced:
             return None
@@ -243,7 +253,9 @@ class Journal:
 
 
 def _encode_line(change: Change) -> bytes:
-    """Return a line of a journal: the CRC-32 of the JSON in 8 hexadecimal digits, and the JSON.
+    """Return the line of a journal that describes `change`, with its newline.
+
+    The line has the CRC-32 of the JSON text in 8 hexadecimal digits, a space, and the JSON text:
 
     1f2e3d4c {"name": "T", "value": {…}, "version": {…}}
     """
@@ -257,7 +269,11 @@ def _encode_line(change: Change) -> bytes:
 
 
 def _parse_line(line: bytes) -> Change | None:
-    """Return the change in a line of a journal without its newline; None if it is damaged."""
+    """Return the change that `line` describes, or None if the line is damaged.
+
+    `line` is a line of a journal without its newline. It is damaged if its checksum is wrong or if
+    its JSON text lacks a field.
+    """
     checksum = line[:_CHECKSUM_CHARACTERS]
     encoded_change = line[_CHECKSUM_CHARACTERS + 1 :]
     if checksum != b"%08x" % zlib.crc32(encoded_change):
@@ -288,7 +304,11 @@ class DocumentIdentity:
     """
 
     def __init__(self, files: Files, path: str, store: Store) -> None:
-        """Create the identity of the document at `path`, whose offsets are those of `store`."""
+        """Describe the identity file of the document at `path`, without reading or writing it.
+
+        The offsets in the document belong to `store`. The identity file records that, and the
+        checksum of the text that the broker wrote last.
+        """
         self._file = IdentityFile(files, path, "")
         self._files = files
         self._path = path
@@ -297,16 +317,18 @@ class DocumentIdentity:
         """The checksum of the text that is on disk."""
 
     def check(self, content: str | None) -> FileVerdict:
-        """Return how far a document with the text `content` may be trusted.
+        """Compare `content`, the text of the document, with the identity file.
 
-        `content` is None if the document is missing. The result is one of these:
+        `content` is None if the document is missing. The result says how far the document may be
+        trusted:
 
         - UNKNOWN: RocketMQ or an older broker wrote the document, without an identity file.
         - FOREIGN: the document belongs to another commit log.
         - CHANGED: this broker did not write this text last.
         - SEALED: this broker wrote this text last.
 
-        The checksum of the text is remembered for `mark_sealed`. Raises OSError.
+        The checksum of `content` is kept for the next `mark_sealed`. Raises OSError if the identity
+        file cannot be read.
         """
         self._written_checksum = text_checksum(content)
         identity = read_identity(self._files, self._path)
@@ -317,11 +339,11 @@ class DocumentIdentity:
         return FileVerdict.SEALED if is_last_text(identity, content) else FileVerdict.CHANGED
 
     def mark_sealed(self, new_content: str) -> None:
-        """Write to the identity file, durably, that the document is about to become `new_content`.
+        """Record in the identity file that the document will get the text `new_content`.
 
-        Call this before the document is written, and `note_written` afterwards: the identity file
-        then names the old and the new text, so that either may be on disk after a crash. Blocks.
-        Raises OSError.
+        Call this before the document is written, and `note_written` after it. The identity file is
+        synced to disk. It has the checksums of the new text and of the text that is on disk now.
+        So after a crash either text is recognized. Blocks. Raises OSError.
         """
         source = self._store.record_source
         # The first record of the log identifies the store, if the log has a synced record.
@@ -396,13 +418,16 @@ class Document:
         self._identity = DocumentIdentity(self._files, self.path, store)
 
     def load(self, parse: Callable[[str], T]) -> T | None:
-        """Return `parse(text)` of the file, or of its .bak if the file is damaged or missing.
+        """Read the file, and return what `parse` makes of its text.
 
-        Return None if there is neither. `parse` raises ValueError or ProtocolError for a damaged
-        text. With an identity file, `verdict` is set.
+        `parse(text)` must raise ValueError or ProtocolError for a damaged text. If the file is
+        damaged or missing, its backup, the file with the suffix .bak, is read instead. Return None
+        if neither file exists. If the document has an identity file, `verdict` is set.
 
-        Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be read.
+        Raises StoreDamagedError if the existing files cannot be parsed, and StoreError if one of
+        them cannot be read.
         """
+        # The text that was returned parsed; None if there is no file.
         parsed_content: str | None = None
 
         def parse_and_note(content: str) -> T:
@@ -423,13 +448,15 @@ class Document:
         return table
 
     def load_journal(self, names: Container[str]) -> list[Change]:
-        """Return the changes in the journal that the loaded file does not contain, in order.
+        """Read the journals, and return the changes that the loaded file does not contain.
 
-        `names` are the names in the file. If no journal contains the version of the file, another
-        program has written the file; then only changes of other names are returned.
+        `names` are the names of the topics or groups in the file. The changes after the version of
+        the file are returned, in order. If no change in the journals has that version, another
+        program has written the file. Then only the changes of names that are not in the file are
+        returned.
 
-        A new journal is started. If there is any change, the document is marked as changed. Raises
-        StoreError if a journal cannot be read.
+        A new journal is started. If the journals contain any change, `changed` is set, so that the
+        file is written soon. Raises StoreError if a journal cannot be read.
         """
         try:
             changes = self._journal.read()
@@ -456,15 +483,16 @@ class Document:
         *,
         is_asked: bool = True,
     ) -> None:
-        """Write changes of the table to the journal, before they are made in memory.
+        """Append changes of the table to the journal. Call this before changing the table.
 
-        `version` is the version of the table with the changes. `values` are the new settings by
-        name; None deletes the name. The changes survive a crash of this process from now on, and a
-        power failure after `prepare_sync`.
+        `version` is the version that the table has after the changes. `values` are the new settings
+        by name; None deletes the name. The changes survive a crash of this process from now on.
+        They survive a power failure when the function of `prepare_sync` has run.
 
-        Raises StoreError if they cannot be written; then they must not be made. Unless `is_asked`,
-        that is logged instead, and the changes may be made in memory: the next write of the file
-        contains them.
+        If the journal cannot be written, the result depends on `is_asked`, which says that a client
+        asked for the change. If it is true, StoreError is raised, and the caller must not change
+        the table. If it is false, a warning is logged, and the caller may change the table: the
+        changes are saved with the next write of the file.
         """
         self.changed = True
         changes = [Change(version, name, settings) for name, settings in values.items()]
@@ -477,9 +505,10 @@ class Document:
             log.warning("%s It is kept in memory only.", refusal)
 
     def _make_journal_error(self, error: OSError, names: str) -> StoreError:
-        """Return the StoreError that reports a failed write of changes to the journal.
+        """Return the error for changes that could not be written to the journal.
 
-        `names` are the names of the changed topics or groups, for its text.
+        It is a StoreFullError if the disk is full, else a StoreError. `names` are the changed
+        topics or groups, separated by commas, for the text of the error.
         """
         is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         error_class = StoreFullError if is_disk_full else StoreError
@@ -490,10 +519,11 @@ class Document:
         )
 
     def prepare_sync(self) -> Callable[[], None] | None:
-        """Return a function that makes the changes in the journal durable, or None if they are.
+        """Return a function that makes the changes in the journal durable.
 
-        The function blocks and may run on another thread. It raises StoreError if the sync fails;
-        then it is unknown which of the changes survive a power failure.
+        Return None if nothing was written since the last call. The function blocks and may run on
+        another thread. It raises StoreError if the fsync fails. Then a power failure may lose any
+        of the changes, and `changed` is set, so that the file is written soon.
         """
         sync = self._journal.prepare_sync()
         if sync is None:
@@ -513,14 +543,15 @@ class Document:
         return sync_or_explain
 
     def prepare_write(self) -> Callable[[], None] | None:
-        """Return a function that writes the table as it is now, or None if it has not changed.
+        """Return a function that writes the present content of the table to the file.
 
-        The table is rendered, and a new journal is started, before this method returns. The
+        Return None if the table has not changed since the last write. This method takes a copy of
+        the content, or its text, starts a new journal, and sets `changed` to False. The returned
         function blocks and may run on another thread. It also writes the identity file and removes
-        the older journals. It does nothing if a later edition has been written.
+        the older journals. It does nothing if the function of a later call has run already.
 
-        If the function raises OSError, or if the table cannot be rendered, which may raise here
-        already, the document stays marked as changed.
+        The method raises what `render` raises. The function raises OSError if the file cannot be
+        written. In both cases `changed` is true again, so that the write is repeated.
         """
         if not self.changed:
             return None
@@ -550,7 +581,10 @@ class Document:
         return write_edition
 
     def _replace_file(self, rendered: Text) -> None:
-        """Write the text of the table to the file, and to its identity file. Blocks."""
+        """Replace the text of the file by `rendered`, and update the identity file. Blocks.
+
+        `rendered` is the text, or a function that returns it. Raises OSError.
+        """
         content = rendered if isinstance(rendered, str) else rendered()
         if self._identity is not None:
             self._identity.mark_sealed(content)
@@ -596,10 +630,12 @@ class DocumentWriter:
         return sorted(self._failures)
 
     async def write(self, *documents: Document) -> None:
-        """Write the documents that have changed.
+        """Write those of `documents` that have changed to their files, one after the other.
 
-        A failure does not prevent the other documents from being written. It is logged, unless it
-        equals the last one of the document. The document stays marked as changed.
+        The files are written on the executor. If a document cannot be written, the next ones are
+        still written. The failure is logged unless it has the same text as the last failure of that
+        document. The document stays marked as changed, so that a later call tries again. Nothing is
+        raised.
         """
         for document in documents:
             try:

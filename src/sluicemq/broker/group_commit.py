@@ -114,9 +114,10 @@ class Postponed(NamedTuple):
 
 
 def run_or_postpone(steps: WorkItem[T]) -> T | Postponed:
-    """Run the first of `steps`. Return their result if they ended, else a Postponed of the rest.
+    """Run the generator `steps` up to its first `yield`.
 
-    Raises what the first step raises.
+    Return the result of the generator if it has ended by then. Otherwise, return a Postponed, from
+    which the remaining steps are run later. Raises what the first step raises.
     """
     result_or_rest = run_first_step(steps)
     if isinstance(result_or_rest, Generator):
@@ -152,21 +153,25 @@ class Parked:
 
 
 def encode_error_answer(answer: bytes, error: BaseException, remark: str) -> bytes:
-    """Return the error answer that replaces `answer`, whose change did not reach the disk.
+    """Return an encoded error answer to the request that `answer` would have answered.
 
-    `answer` is an encoded frame; the returned frame has its opaque. The code is
-    SERVICE_NOT_AVAILABLE if `error` is a StoreFullError, else SYSTEM_ERROR.
+    `answer` is the encoded answer that must not be sent, because its change failed with `error`.
+    The returned frame has the same opaque, the number by which the client finds its request. Its
+    text is `remark`. Its code is SERVICE_NOT_AVAILABLE if `error` is a StoreFullError, else
+    SYSTEM_ERROR.
     """
     is_full = isinstance(error, StoreFullError)
     code = ResponseCode.SERVICE_NOT_AVAILABLE if is_full else ResponseCode.SYSTEM_ERROR
-    opaque = decode(answer[4:]).opaque
+    opaque = decode(answer[4:]).opaque  # the first 4 bytes are the length of the frame
     return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))
 
 
 def encode_unconfirmed_answer(answer: bytes, error: BaseException) -> bytes:
-    """Return the error answer that replaces `answer` if its change was written but not synced.
+    """Return an encoded error answer that replaces `answer`, whose change may have been stored.
 
-    The remark says that the change may still be there after a restart.
+    The change was written, but the fsync or the replication failed with `error`. The text of the
+    returned frame says that the change may come back when the broker restarts. The code is that of
+    `encode_error_answer`.
     """
     remark = (
         "The data was written, but the disk did not confirm it, so it may come back when the "
@@ -250,7 +255,10 @@ class PendingAnswers:
         yield from ((peer, frame) for peer, frame in self.announcing if frame)
 
     def merge(self, added: "PendingAnswers") -> None:
-        """Add the answers in `added`, which are sent at the same time as these."""
+        """Append the answers in `added`, so that they are sent together with these.
+
+        `started_s` keeps its value.
+        """
         self.count += added.count
         for peer, frames in added.frames.items():
             self.frames.setdefault(peer, []).extend(frames)
@@ -336,15 +344,16 @@ class GroupCommit:
     def send_after_commit(
         self, peer: Peer, answer: bytes, waits_for_sync: bool = True, creates_topic: bool = False
     ) -> None:
-        """Send the encoded `answer` to `peer` once the messages of this loop iteration are safe.
+        """Keep the encoded `answer`, to send it to `peer` once the appended messages are safe.
 
-        Nothing is sent by this call: the answer is kept, and a commit is scheduled for the end of
-        the loop iteration. `answer` is b"" for a one-way request, which is counted only.
+        This call sends nothing. It schedules a commit for the end of the loop iteration. `answer`
+        is b"" for a one-way request, which is only counted.
 
-        - With `waits_for_sync`, the answer is sent after the fsync and the gate. Otherwise it is
-          sent right after the commit.
-        - With `creates_topic`, the answer goes to `announce`, which also waits for the name
-          servers.
+        - With `waits_for_sync`, the answer is sent after the fsync, and after the replication gate,
+          which opens when enough slaves have the messages. Without it, the answer is sent right
+          after the commit.
+        - With `creates_topic`, the answer is then given to `announce`, which sends it when the name
+          servers know the new topic.
 
         Called for each send: keep it cheap.
         """
@@ -362,10 +371,12 @@ class GroupCommit:
             peer_answers.append(answer)
 
     def send_all_after_commit(self, peer: Peer, frames: list[bytes]) -> None:
-        """Do what `send_after_commit(peer, frame)` does for each of several encoded answers.
+        """Keep several encoded answers, to send them to `peer` once the messages are safe.
 
-        The list `frames` is kept: the caller must not use it afterwards. Called for each batch of
-        sends: keep it cheap.
+        They are sent after the fsync and the replication gate. The result is the same as that of
+        `send_after_commit(peer, frame)` for each frame. The list `frames` itself is kept and
+        changed, so the caller must not use it afterwards. Called for each batch of sends: keep it
+        cheap.
         """
         if not self._is_scheduled:
             self.schedule_commit()
@@ -380,9 +391,9 @@ class GroupCommit:
     def commit_internal(self, undo: Callable[[], object] | None = None) -> None:
         """Schedule a commit for messages that the broker itself appended.
 
-        They are synced and become visible even if no client waits for an answer. If the commit
-        fails, nothing of it is stored, and `undo()` is called. The undo functions of several calls
-        are called in reverse order.
+        The messages are synced and become visible even if no client waits for an answer. If the
+        commit fails, none of its messages is stored, and `undo()` is called. The undo functions of
+        all calls since the last commit are then called in reverse order.
         """
         self._has_internal_messages = True
         if undo is not None:
@@ -390,10 +401,11 @@ class GroupCommit:
         self.schedule_commit()
 
     def commit_now(self) -> bool:
-        """Commit everything that was appended so far, without waiting for the loop iteration.
+        """Commit everything that was appended so far, before the loop iteration ends.
 
-        Return False if the commit failed: then nothing is stored, answers have become errors, and
-        undo functions were called. True does not mean that the messages are synced.
+        Return True if the messages were written to the log. They may not be synced yet. Return
+        False if the commit failed. Then none of them is stored, their answers were replaced by
+        errors, and the undo functions were called.
         """
         failures_before = self.failed_commit_count
         self._has_internal_messages = True
@@ -414,12 +426,13 @@ class GroupCommit:
     # --- at the end of a loop iteration
 
     def commit(self) -> None:
-        """Commit what was appended, and send the answers that need not wait any longer.
+        """Commit the appended messages to the store, and send the answers that need not wait.
 
-        The other answers wait for an fsync, which is started here, or for the replication gate.
-        `on_commit` is called, and queued frames are written. An error of the store is not raised:
-        the answers become errors, and undo functions are called. Do nothing unless a commit is
-        scheduled. Called once for each loop iteration with sends: keep it cheap.
+        The other answers wait for an fsync, which is started here, or for the replication gate,
+        which opens when enough slaves have the messages. `on_commit` is called, and all queued
+        frames are written. If the store fails, nothing is raised: the answers are replaced by
+        errors, and the undo functions are called. Do nothing if no commit is scheduled. Called once
+        for each loop iteration with sends: keep it cheap.
         """
         if not (self._is_scheduled or self._has_internal_messages):
             return
@@ -446,7 +459,8 @@ class GroupCommit:
             self._undo_commit(after_commit, undos, error)
             return
 
-        # Without stages, both are one object: this queues all answers.
+        # If no answer waits for an fsync or the gate, `after_sync` is the same object as
+        # `after_commit`, and this queues all answers.
         self._release(after_commit)
         has_messages = after_sync.count or after_commit.count or has_internal_messages
         if self._run_sync is not None and has_messages:
@@ -462,9 +476,11 @@ class GroupCommit:
     def _undo_commit(
         self, answers: PendingAnswers, undos: list[Callable[[], object]], error: Exception
     ) -> None:
-        """Count a failed commit, call `undos` in reverse order, and send errors as answers.
+        """Handle the failure of a commit: call `undos` in reverse order, and answer with errors.
 
-        An `error` that is neither a StoreError nor an OSError is a bug, and is logged as one.
+        Each of `answers` is replaced by an error answer about `error` and sent.
+        `failed_commit_count` is increased. If `error` is neither a StoreError nor an OSError, it is
+        a bug, and it is logged with its traceback.
         """
         self.failed_commit_count += 1
         if not isinstance(error, StoreError | OSError):
@@ -475,15 +491,16 @@ class GroupCommit:
         self.flush()
 
     def _release(self, answers: PendingAnswers) -> None:
-        """Queue `answers` for the next flush, and wake readers of queues with new messages.
+        """Queue `answers` for the next `flush`, and wake consumers that wait for new messages.
 
-        Answers to sends that created a topic are given to `announce` instead. The latency of all
-        answers is counted. For each queue with new visible messages, `wake` and the listener of its
-        topic are called.
+        Answers to sends that created a topic are given to `announce` instead. The latency of the
+        answers is counted. Then `wake`, and the function in `topic_listeners` if the topic has one,
+        is called for each queue that has new visible messages.
         """
         if answers.count:
             if self._outgoing:
-                # Frames that are queued already stay before those of these answers.
+                # `|=` below replaces the list of a connection. Move the frames that are queued for
+                # it already to the front of the new list.
                 for peer, frames in answers.frames.items():
                     frames[:0] = self._outgoing.pop(peer, ())
             self._outgoing |= answers.frames
@@ -502,7 +519,11 @@ class GroupCommit:
                     self.topic_listeners[topic](queue_id)
 
     def _note_latency(self, answers: PendingAnswers) -> None:
-        """Add `answers` to the latency counts, and log them if they waited too long."""
+        """Add the waiting time of `answers` to the latency histogram.
+
+        All of them count as waiting since the first request of their group commit. If that is
+        longer than `slow_commit_s`, they are noted in the log of slow requests.
+        """
         waited_s = self._clock.monotonic_s() - answers.started_s
         bucket = bisect_left(LATENCY_BOUNDS_S, waited_s)
         self.latency_counts[bucket] += answers.count
@@ -513,7 +534,7 @@ class GroupCommit:
             log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, waited_s, reason)
 
     def flush(self) -> None:
-        """Write all queued frames, with one write per connection."""
+        """Write all queued frames to their connections, with one write per connection."""
         outgoing = self._outgoing
         self._outgoing = {}
         for peer, frames in outgoing.items():
@@ -522,7 +543,11 @@ class GroupCommit:
     # --- fsync
 
     def _sync_for(self, answers: PendingAnswers) -> None:
-        """Let `answers` wait for an fsync, which is started now or after the running one."""
+        """Keep `answers` until an fsync has ended that starts after this call.
+
+        The fsync is started now, or when the running one has ended. The running one is not enough,
+        because it may miss the new messages.
+        """
         if self._next_sync is None:
             self._next_sync = answers
         else:
@@ -530,10 +555,10 @@ class GroupCommit:
         self._start_sync()
 
     def _start_sync(self) -> None:
-        """Start an fsync for the answers in `_next_sync`.
+        """Start an fsync on another thread, for the answers in `_next_sync`.
 
-        Do nothing if one is running: its end starts the next one. Do nothing either if no answers
-        wait, or under ASYNC_FLUSH.
+        Do nothing if an fsync is running, because its end starts the next one. Do nothing either if
+        no answers wait, or if the broker does not sync before it answers (ASYNC_FLUSH).
         """
         if self._in_sync is None and self._next_sync is not None and self._run_sync is not None:
             self._in_sync = self._next_sync
@@ -543,9 +568,11 @@ class GroupCommit:
     def _on_sync_end(self, end_or_error: int | BaseException) -> None:
         """Handle the end of an fsync, and start the next one if answers wait for it.
 
-        `end_or_error` is the synced end of the log, or the error. After a success, the answers are
-        sent, or wait for the gate. After a transient error, they wait for the next fsync, which
-        `expire` starts. After any other error, they become errors.
+        `end_or_error` is the position up to which the log is synced, or the error of the fsync.
+
+        - After a success, the answers are sent, or wait for the replication gate if there is one.
+        - After a StoreTransientError, they wait for another fsync, which `expire` starts.
+        - After any other error, they are replaced by error answers.
         """
         answers = self._in_sync
         self._in_sync = None
@@ -572,12 +599,13 @@ class GroupCommit:
     # --- the replication gate
 
     def _wait_for_gate(self, answers: PendingAnswers, end: int) -> None:
-        """Let `answers`, whose messages end at the position `end`, wait for the gate.
+        """Keep `answers` until enough slaves have the log up to the position `end`.
 
-        The gate opens when enough slaves have the messages. If the gate only delays visibility,
-        they are sent at once. If no slave is in sync, they are sent at once with the code
-        SLAVE_NOT_AVAILABLE. In both cases an empty entry waits for the gate, so that entries stay
-        in the order of their positions.
+        The gate reports that. The messages of `answers` end at `end`. In two cases the answers are
+        sent at once: if the gate only delays when messages become visible, or if no slave is in
+        sync. In the second case their code is changed to SLAVE_NOT_AVAILABLE. In both cases a
+        PendingAnswers without answers waits for the gate instead, because the gate must still be
+        asked to make the messages visible.
         """
         assert self._gate is not None, "only a group commit with a gate waits for it"
         if not self._gate_holds_answers:
@@ -589,10 +617,10 @@ class GroupCommit:
         self._gate.wait(end, partial(self._on_gate_open, answers))
 
     def _on_gate_open(self, answers: PendingAnswers, end_or_error: int | BaseException) -> None:
-        """Queue `answers`, for which the gate has opened.
+        """Queue `answers`, which waited for the replication gate, and remove them from the gate.
 
-        `end_or_error` is the position that enough replicas have, or the error why the gate will
-        never open for them. Then errors are queued instead.
+        `end_or_error` is the position of the log that enough replicas have. It is an error if the
+        gate will never open for these answers. Then error answers are queued instead.
         """
         self._at_gate.remove(answers)  # cheap, because it is the first one
         if not isinstance(end_or_error, BaseException):
@@ -625,12 +653,14 @@ class GroupCommit:
     # --- timeouts and errors
 
     def expire(self, now_s: float) -> None:
-        """Answer the requests whose fsync or slaves take too long, and retry a transient failure.
+        """Send the answers that have waited too long for an fsync or for slaves.
 
-        Answers that wait for an fsync for more than the sync timeout get the code
-        FLUSH_DISK_TIMEOUT. Answers that wait for the gate for longer than its timeout get
-        FLUSH_SLAVE_TIMEOUT. The broker calls this several times a second. `now_s` is the monotonic
-        time.
+        `now_s` is the monotonic time. Answers that have waited for an fsync for longer than
+        `sync_timeout_s` get the code FLUSH_DISK_TIMEOUT. Answers that have waited for the
+        replication gate for longer than its timeout get the code FLUSH_SLAVE_TIMEOUT.
+
+        If the last fsync failed with a transient error, it is started again. The broker calls this
+        several times a second.
         """
         for answers in (self._in_sync, self._next_sync):
             if answers is not None and now_s - answers.started_s > self._sync_timeout_s:
@@ -644,9 +674,10 @@ class GroupCommit:
         self.flush()
 
     def _answer_early(self, answers: PendingAnswers, code: ResponseCode, remark: str) -> None:
-        """Queue `answers` with `code` and `remark`, before their messages are safe; empty them.
+        """Queue `answers` with `code` and `remark` before their messages are safe.
 
-        The messages remain stored, and become visible when the fsync or the gate allows it.
+        Afterwards the object `answers` is empty, but it still waits for its fsync or gate. The
+        messages remain stored, and become visible when the fsync or the gate allows it.
         """
         if not answers.count:
             return
@@ -671,12 +702,14 @@ class GroupCommit:
     def _send_errors(
         self, answers: PendingAnswers, error: BaseException, *, is_written: bool = False
     ) -> None:
-        """Queue an error instead of each of `answers`.
+        """Queue an error answer about `error` in place of each of `answers`.
 
-        `is_written` says that the messages are in the log, so that they may come back after a
-        restart. A StoreUncertainError says that by itself.
+        `is_written` says that the messages are in the log. The error answers then say that the
+        messages may come back when the broker restarts. Without `is_written`, they say that the
+        message was not stored. The text of a StoreUncertainError is sent as it is.
         """
         log.error("%d messages were refused: %s", answers.count, error)
+        # A StoreUncertainError says itself whether the messages may come back.
         is_explained = isinstance(error, StoreUncertainError)
         remark = str(error) if is_explained else f"The message was not stored: {error}"
         for peer, answer in answers:

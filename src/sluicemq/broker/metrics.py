@@ -64,9 +64,11 @@ def _single_sample(measure: Callable[[BrokerState], float]) -> Callable[[BrokerS
 def _samples_by_label(
     table: Callable[[BrokerState], dict[Any, Any]],
 ) -> Callable[[BrokerState], Samples]:
-    """Return a function that yields a sample for each item of a table.
+    """Return a function that yields one sample for each item of a dict.
 
-    The key is the value of the label, or a tuple of the values of several labels.
+    `table(broker)` returns the dict. A key is the value of the metric's label, or a tuple of the
+    values of its labels. A value is the sample. For example, `{("a", "b"): 3}` yields
+    ("a", "b", 3).
     """
 
     def samples(broker: BrokerState) -> Samples:
@@ -86,7 +88,10 @@ def _flags(broker: BrokerState, topic: str) -> tuple[str, str]:
 
 
 def _replica_lags(broker: BrokerState) -> list[tuple[str, int, int]]:
-    """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
+    """Return a tuple (id or address, lag in bytes, lag in ms) for each connected slave.
+
+    The list is empty if this broker is not a master.
+    """
     in_sync = broker.in_sync
     log_end = broker.store.written_offset
     if in_sync is None:
@@ -107,18 +112,27 @@ def _topics(broker: BrokerState) -> list[Topic]:
 
 
 def _messages_in(broker: BrokerState) -> Samples:
-    """Yield the stored messages of each topic, ordered ones with the type "fifo"."""
-    fifo = broker.send.fifo_counts.copy()
+    """Yield the number of messages stored in each topic since the start.
+
+    A sample is (topic, message type, is_retry, is_system, count). The message type is "fifo" for
+    ordered messages and "normal" for all others. A topic without ordered messages has no sample of
+    type "fifo".
+    """
+    fifo_counts = broker.send.fifo_counts.copy()
     for topic in _topics(broker):
-        ordered = fifo.get(topic.name, 0)
+        fifo_count = fifo_counts.get(topic.name, 0)
         flags = _flags(broker, topic.name)
-        yield topic.name, "normal", *flags, topic.messages_in - ordered
-        if ordered:
-            yield topic.name, "fifo", *flags, ordered
+        yield topic.name, "normal", *flags, topic.messages_in - fifo_count
+        if fifo_count:
+            yield topic.name, "fifo", *flags, fifo_count
 
 
 def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
-    """Return a function that yields a counter of deliveries for each topic and group."""
+    """Return a function that yields one counter of deliveries for each topic and group.
+
+    `attribute` is the name of the counter, an attribute of the values of `broker.pull.deliveries`.
+    A sample is (topic, group, is_retry, is_system, count).
+    """
 
     def samples(broker: BrokerState) -> Samples:
         for (topic, group), delivered in broker.pull.deliveries.copy().items():
@@ -128,10 +142,11 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
 
 
 def _lag(broker: BrokerState) -> Samples:
-    """Yield the lag of each group and topic.
+    """Yield the lag of each group and topic, a number of messages.
 
-    It counts messages that are neither committed nor popped, and messages that are popped and not
-    acknowledged.
+    The lag counts the stored messages that the group has neither committed nor popped, and the
+    messages that it has popped and not acknowledged. A sample is (topic, group, is_retry,
+    is_system, lag).
     """
     lags: Counter[tuple[str, str]] = Counter()
     popped_ends = broker.checkpoints.get_uncommitted_offsets()
@@ -142,6 +157,7 @@ def _lag(broker: BrokerState) -> Samples:
         for queue_id, committed in queues.items():
             first_offset, end_offset = broker.store.queue_offsets(topic, queue_id)
             popped_end = popped_ends.get((group, topic, queue_id), 0)
+            # Messages before `first_offset` are deleted, so they do not count.
             done_end = max(committed, first_offset, popped_end)
             lags[topic, group] += max(end_offset - done_end, 0)
     _add_popped(broker, lags)
@@ -159,7 +175,9 @@ def _add_popped(broker: BrokerState, counts: Counter[tuple[str, str]]) -> None:
 def _in_flight(broker: BrokerState) -> Samples:
     """Yield the number of messages in flight of each group and topic.
 
-    They are pulled and not committed, or popped and not acknowledged.
+    These are messages that the group has pulled and not committed, or popped and not acknowledged.
+    A queue without a committed offset counts as 0. A sample is (topic, group, is_retry, is_system,
+    count).
     """
     counts: Counter[tuple[str, str]] = Counter()
     for topic_at_group, queues in broker.offsets.pulled.copy().items():
@@ -552,6 +570,7 @@ ACCESS_METRICS: Final = (
 
 
 def _guard(broker: BrokerState) -> Any:
+    """Return the access control of the broker. It is not None where its metrics are collected."""
     return broker.guard
 
 
@@ -566,15 +585,17 @@ def _node_labels(broker: BrokerState) -> list[str]:
 
 
 def _message_sizes(broker: BrokerState) -> "Metric":
-    """Return the histogram of the sizes of message bodies."""
+    """Return the histogram of the sizes of the message bodies stored since the start, in bytes."""
     from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
         HistogramMetricFamily,
     )
 
-    counts_by_bits = broker.send.body_size_counts  # by the bit length of the size
+    # At index n: the number of bodies of more than 2**(n-1) and at most 2**n bytes.
+    counts_by_bits = broker.send.body_size_counts
     buckets = []
     for bound, bits in SIZE_BUCKETS:
-        buckets.append((bound, float(sum(counts_by_bits[: bits + 1]))))
+        smaller_count = sum(counts_by_bits[: bits + 1])
+        buckets.append((bound, float(smaller_count)))
     buckets.append(("+Inf", float(sum(counts_by_bits))))
     stored_bytes = sum(topic.bytes_in for topic in _topics(broker))
     histogram = HistogramMetricFamily(
@@ -585,7 +606,10 @@ def _message_sizes(broker: BrokerState) -> "Metric":
 
 
 def _send_latencies(broker: BrokerState) -> "Metric":
-    """Return the histogram of the latencies of sends."""
+    """Return the histogram of the latencies of sends, in seconds.
+
+    A latency is the time from the first message of a group commit to its answers.
+    """
     from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
         HistogramMetricFamily,
     )
@@ -610,7 +634,11 @@ class BrokerCollector:
         self._broker = broker
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield every metric with its present values."""
+        """Yield each metric of the broker with its present values, for prometheus-client.
+
+        The metrics of access control are yielded only if it is enabled. The metrics of
+        `broker.metric_collectors`, such as those of a proxy in the process, come last.
+        """
         from prometheus_client.core import (  # noqa: PLC0415 - an optional dependency
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -642,7 +670,10 @@ class BrokerCollector:
 
 
 def _store_failure(broker: BrokerState) -> list[str]:
-    """Return why the store refuses all writes until a restart: one sentence, or []."""
+    """Return a list of one sentence that says why the store refuses all writes until a restart.
+
+    Return [] if the store does not refuse them.
+    """
     error = broker.store.failure
     if error is None:
         return []
@@ -660,7 +691,12 @@ def find_health_problems(broker: BrokerState) -> list[str]:
 
 
 def find_readiness_problems(broker: BrokerState, registration: Registration) -> list[str]:
-    """Return the reasons to send clients elsewhere, one sentence each, for `/ready`."""
+    """Return the reasons why clients should use another broker now, for the page `/ready`.
+
+    Each reason is one sentence. The list is empty if the broker is ready. Reasons are: the store
+    refuses writes, the disk is full, replication refuses sends, or no name server accepts the
+    registration. A broker without name servers needs no registration.
+    """
     servers = registration.name_servers
     problems = _store_failure(broker)
     if broker.store.retention.is_refusing_sends:

@@ -107,10 +107,11 @@ class Resets:
         self._on_change()
 
     def raise_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Move a pending reset of the queue to `offset`, if it is behind it.
+        """Raise the offset of the queue's pending reset to `offset`, if it is lower.
 
-        The broker calls this when it knows that the messages before `offset` are done. Consumers
-        cannot cause that, because their commits are dropped.
+        Do nothing if no reset is pending. The broker calls this when it knows that the messages
+        before `offset` are done. Consumers cannot raise the offset themselves, because their
+        commits are dropped while the reset is pending.
         """
         reset = self.table.get((group, topic, queue_id))
         if reset is not None and reset.offset < offset:
@@ -133,13 +134,17 @@ class Resets:
     ) -> int | None:
         """Return the offset to which a pull from `offset` must be redirected, or None.
 
-        None means that the pull continues at `offset`: either no reset of the queue is pending, or
-        the pull proves that the consumer knows the reset. In the second case the reset is removed.
+        A reset is an offset that an operator has set, and that the consumer may not know yet. None
+        means that the pull continues at `offset`. Either no reset of the queue is pending, or the
+        consumer knows the reset. In the second case the reset is removed.
 
-        A pull proves it if the client was redirected before, and now pulls from the new offset or
-        from another one than then. After REDIRECTS_MAX redirects, the reset is removed in any case.
-        If another `client_id` was redirected before, the redirects are counted from 0 again. A
-        parked pull (`is_parked`) was sent earlier, so it proves nothing.
+        The consumer knows the reset if it was redirected before, and this pull starts at the new
+        offset, or at any offset but that of the redirected pull. After REDIRECTS_MAX redirects the
+        reset is removed in any case. Redirects are counted for one client: if another `client_id`
+        pulls, the count starts at 0.
+
+        `is_parked` says that the pull has waited in the broker since before the redirect. Such a
+        pull does not show what the consumer knows, so it never removes the reset.
         """
         key = (group, topic, queue_id)
         reset = self.table.get(key)
@@ -176,14 +181,22 @@ class Resets:
             self._on_change()
 
     def to_objects(self) -> list[dict[str, Any]]:
-        """Return the pending resets as JSON objects, for `load`."""
+        """Return the pending resets as objects for the JSON file, which `load` reads.
+
+        Each is a dict with the keys "group", "offset", "queueId" and "topic". The clients that were
+        redirected are not saved.
+        """
         return [
             {"group": group, "offset": reset.offset, "queueId": queue_id, "topic": topic}
             for (group, topic, queue_id), reset in self.table.items()
         ]
 
     def load(self, objects: Iterable[Any]) -> None:
-        """Add the resets that `to_objects` returned. Raises ValueError for other objects."""
+        """Add the resets in `objects`, a list that `to_objects` returned.
+
+        A pending reset of the same queue is replaced. Raises ValueError if a field is missing or
+        invalid.
+        """
         try:
             for reset_object in objects:
                 group = str(reset_object["group"])
@@ -198,6 +211,7 @@ class Offsets:
     """The committed offsets of all groups, the pending resets, and their files."""
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
+        """Create empty tables. Their files are in `config` below the store's directory."""
         self._clock = clock
         self.table: dict[str, dict[int, int]] = {}
         """By `topic@group` and queue id: the next offset to consume."""
@@ -218,6 +232,7 @@ class Offsets:
         self.version = DataVersion()
         self._unknown = UnknownFields()
         self._commits = 0
+        """The number of commits so far. Every `COMMITS_PER_VERSION` of them change `version`."""
         directory = f"{settings.store.root}/config"
         self.document = Document(files, f"{directory}/consumerOffset.json", self._render)
         self.resets_document = Document(
@@ -235,7 +250,11 @@ class Offsets:
         return tables.encode_consumer_offsets_file(self.snapshot())
 
     def _render_resets(self) -> str:
-        """Return the text of the file of resets, which also has the deleted topics."""
+        """Return the JSON text of the file of resets.
+
+        The key "resets" has the pending resets. The key "deletedTopics" has the deleted topics with
+        the groups that had consumed them; it is left out if there are none.
+        """
         content: dict[str, Any] = {"resets": self.resets.to_objects()}
         if self.groups_by_deleted_topic:
             content["deletedTopics"] = [
@@ -254,9 +273,15 @@ class Offsets:
         self._load_resets()
 
     def _load_table(self) -> None:
-        """Read the file of committed offsets."""
+        """Read the committed offsets from their file into `table`, `version` and `_unknown`.
+
+        If the file does not exist, the file that RocketMQ writes with light queues is read, and the
+        document is marked as changed. If neither exists, nothing changes. A warning is logged if
+        this broker did not write the file last. Raises StoreDamagedError or StoreError.
+        """
         saved = self.document.load(tables.decode_consumer_offsets_file)
         if saved is None:
+            # RocketMQ with light queues (enableLmq) saves all offsets here.
             saved = self._light_document.load(tables.decode_consumer_offsets_file)
             self.document.changed = saved is not None
         if saved is not None:
@@ -273,7 +298,11 @@ class Offsets:
             )
 
     def _load_resets(self) -> None:
-        """Read the file of resets, which also has the deleted topics."""
+        """Read the pending resets and the deleted topics from their file, if it exists.
+
+        If this broker did not write the file last, its content is ignored, and a warning is logged.
+        Raises StoreDamagedError, StoreError or ValueError.
+        """
         saved = self.resets_document.load(orjson.loads)
         if self.resets_document.is_doubtful:
             log.warning(
@@ -302,10 +331,12 @@ class Offsets:
             self.put(group, topic, queue_id, offset)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the committed offset to `offset`, and ignore commits until the consumer knows it.
+        """Set the committed offset of the group to `offset`, as an operator asks for.
 
-        The reset is pending until then. `must_save_now` is set, and the functions in `on_reset` are
-        called with the arguments of this call.
+        The reset is pending until the consumer of the queue has followed it: commits of the group
+        are dropped meanwhile. `must_save_now` is set, because the reset must be on disk before the
+        operator's request is answered. The functions in `on_reset` are called with the arguments of
+        this call.
         """
         self.resets.add(group, topic, queue_id, offset)
         self.must_save_now = True
@@ -314,9 +345,11 @@ class Offsets:
             follow(group, topic, queue_id, offset)
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the committed offset of a group, whether or not a reset is pending.
+        """Set the committed offset of the group in one queue of the topic.
 
-        A lower offset than before is accepted and logged. The document is marked as changed. HOT.
+        Whether a reset is pending is not checked. An offset lower than before is accepted and
+        logged. The document is marked as changed. The version of the table changes with every
+        COMMITS_PER_VERSION-th call. This function is hot.
         """
         key = f"{topic}@{group}"
         queues = self.table.get(key)
@@ -334,11 +367,13 @@ class Offsets:
             self.version = self.version.incremented(self._clock.now_ms())
 
     def clamp_to_queue_ends(self, end_of: Callable[[str, int], int | None]) -> None:
-        """Set offsets that are beyond the end of their queue to the end.
+        """Lower each committed offset that is beyond the end of its queue to that end.
 
-        `end_of(topic, queue_id)` returns the end offset, or None if the queue does not exist. The
-        log may have become shorter by a power failure, or because this broker succeeds another one.
-        Without this, a group would skip the messages that are stored next.
+        `end_of(topic, queue_id)` returns the end offset, or None if the queue does not exist.
+        Offsets of missing queues are not changed. Each lowered offset is logged.
+
+        The log may have become shorter in a power failure, or because this broker took over from
+        another master. Without this, a group would skip the messages that are stored next.
         """
         for topic_at_group, queues in self.table.items():
             topic, _, _ = topic_at_group.partition(SEPARATOR)
@@ -385,16 +420,16 @@ class Offsets:
         return {group for name, group in self._keys() if name == topic}
 
     def groups_by_topic(self) -> dict[str, list[str]]:
-        """Return, by topic, the groups that have committed offsets for it."""
+        """Return a dict that gives for each topic the groups that have committed offsets for it."""
         groups: dict[str, list[str]] = {}
         for topic, group in self._keys():
             groups.setdefault(topic, []).append(group)
         return groups
 
     def _keys(self) -> Iterator[tuple[str, str]]:
-        """Yield topic and group of each key of the table.
+        """Yield (topic, group) for each key `topic@group` of the table.
 
-        Keys with several separators are skipped, because they do not belong to a topic and a group
+        A key with several `@` is skipped, because it does not belong to a topic and a group
         (spec/delivery.md §5).
         """
         for key in self.table:
@@ -409,26 +444,33 @@ class Offsets:
                 yield group, topic, queue_id, offset
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the offsets of a deleted topic, and remember the groups that had any.
+        """Forget the offsets of a deleted topic, and remember which groups had offsets for it.
 
-        The groups are remembered until the topic is created again (`take_groups_of_deleted`).
+        The groups are kept in `groups_by_deleted_topic` until the topic is created again, when
+        their offsets must be reset. At most DELETED_TOPICS_MAX topics are kept; the oldest deletion
+        is forgotten first. `must_save_now` is set.
         """
         groups = self.groups_by_deleted_topic.pop(topic, set()) | self.groups_of(topic)
         self.forget(topic=topic)
         if groups:
             self.groups_by_deleted_topic[topic] = groups
             while len(self.groups_by_deleted_topic) > DELETED_TOPICS_MAX:
-                del self.groups_by_deleted_topic[next(iter(self.groups_by_deleted_topic))]
+                oldest_topic = next(iter(self.groups_by_deleted_topic))
+                del self.groups_by_deleted_topic[oldest_topic]
             self.resets_document.changed = True
         self.must_save_now = True
 
     def mark_missing_as_deleted(self, exists: Callable[[str], bool]) -> None:
-        """Treat each topic that has offsets and does not exist as deleted.
+        """Update `groups_by_deleted_topic` after a start, by the topics that exist.
 
-        Such offsets are left by a crash during a deletion, and by RocketMQ 4, which does not delete
-        the offsets of a topic. They stay in the table until the topic is created. A remembered
-        topic that exists was created before a crash, or by a RocketMQ broker that used the store.
-        Groups that have committed offsets for it since then are not reset.
+        `exists(topic)` returns whether the topic exists. The offsets themselves are not changed.
+
+        - A topic that has offsets but does not exist is remembered as deleted, with its groups. A
+          crash during a deletion leaves such offsets, and so does RocketMQ 4, which does not delete
+          the offsets of a topic.
+        - A remembered topic that exists was created before a crash, or by a RocketMQ broker that
+          used the store. The groups that have committed offsets for it are no longer remembered,
+          because they have consumed the new topic and need no reset.
         """
         for topic, groups in self.groups_by_topic().items():
             if not exists(topic):
@@ -439,7 +481,7 @@ class Offsets:
     def take_groups_of_deleted(self, topic: str) -> list[str]:
         """Return the groups that had consumed `topic` before it was deleted, and forget them.
 
-        The names are sorted.
+        The names are sorted. The list is empty if the topic is not remembered as deleted.
         """
         groups = self.groups_by_deleted_topic.pop(topic, None)
         if groups is None:
@@ -450,8 +492,9 @@ class Offsets:
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """Forget all offsets of a deleted topic, or of a deleted group.
 
-        Also forget pending resets, and a deleted group in `groups_by_deleted_topic`. The functions
-        in `on_forget` are called with `topic` and `group`. The caller passes one of them.
+        The caller passes `topic` or `group`, not both. Committed offsets, offsets to fetch and
+        pending resets are forgotten. A group is also removed from `groups_by_deleted_topic`. The
+        functions in `on_forget` are called with the keywords `topic` and `group`.
         """
         self.resets.forget(topic=topic, group=group)
         if group:
@@ -471,7 +514,11 @@ class Offsets:
                 pulled_offsets.clear()  # not removed: pulls hold a reference to it
 
     def _forget_in_deleted_topics(self, group: str) -> None:
-        """Remove a deleted group from `groups_by_deleted_topic`."""
+        """Remove the deleted `group` from `groups_by_deleted_topic`.
+
+        A deleted topic without further groups is removed as well. The file of resets is marked as
+        changed.
+        """
         for deleted_topic, groups in [*self.groups_by_deleted_topic.items()]:
             groups.discard(group)
             if not groups:

@@ -100,10 +100,11 @@ class NameServerState:
 
 
 def parse_credentials(setting: str) -> tuple[str, str] | None:
-    """Return access key and secret of innerClientAuthenticationCredentials; None if it is empty.
+    """Parse the value of the setting innerClientAuthenticationCredentials.
 
-    Raises ConfigurationError, without the value of the setting, if it is not a JSON object with
-    both.
+    `{"accessKey": "a", "secretKey": "s"}` becomes ("a", "s"). Return None if the value is empty.
+    Raises ConfigurationError if the value is not a JSON object with both keys. The text of the
+    error does not contain the value, which is secret.
     """
     if not setting:
         return None
@@ -113,8 +114,8 @@ def parse_credentials(setting: str) -> tuple[str, str] | None:
         secret_key = credentials["secretKey"]
     except (ValueError, TypeError, KeyError):
         access_key = secret_key = ""
-    are_texts = isinstance(access_key, str) and isinstance(secret_key, str)
-    if not are_texts or not access_key or not secret_key:
+    are_strings = isinstance(access_key, str) and isinstance(secret_key, str)
+    if not are_strings or not access_key or not secret_key:
         raise ConfigurationError(
             "innerClientAuthenticationCredentials must be a JSON object with accessKey and "
             "secretKey.",
@@ -131,8 +132,10 @@ class Registration:
     ) -> None:
         """Create the registration of a broker at `address`, as "host:port".
 
-        `fields` are extra header fields. SluiceMQ's name server chooses by them the address that a
-        client can reach (`model/addresses.py`); RocketMQ's ignores them.
+        `topics` are the topics to register. `fields` are further header fields of the registration
+        request. They tell SluiceMQ's name server which addresses the broker has, so that it gives
+        each client one that the client can reach (`model/addresses.py`). RocketMQ's name server
+        ignores them. Raises ConfigurationError if the configured credentials are invalid.
         """
         self._settings = settings
         self._topics = topics
@@ -152,9 +155,10 @@ class Registration:
         ]
 
     def prepare_registration(self, server: NameServerState) -> Callable[[], Command]:
-        """Return a function that makes the REGISTER_BROKER request (103) with all present topics.
+        """Return a function that makes a REGISTER_BROKER request (103) with the present topics.
 
-        The function may run on another thread. The changes noted for `server` are cleared.
+        The request is signed. The function encodes all topics, so it takes long and may run on
+        another thread. `server.changes` is emptied, because the request contains these changes.
         """
         server.changes = set()
         # Copied here, because the function may run on another thread.
@@ -174,7 +178,10 @@ class Registration:
         return make_request
 
     def _make_registration_request(self, config: BrokerConfig, body: bytes) -> Command:
-        """Return the signed REGISTER_BROKER request (103) with the encoded topics as `body`."""
+        """Return a signed REGISTER_BROKER request (103).
+
+        `body` is the encoded table of topics. `config` is the configuration of the broker.
+        """
         heartbeat_timeout_ms = HEARTBEAT_TIMEOUT_MS if self.sends_heartbeats else None
         header = RegisterBrokerRequest(
             broker=config.broker_name,
@@ -207,7 +214,7 @@ class Registration:
         return config.acting_master or bool(config.consensus)
 
     def make_heartbeat(self) -> Command:
-        """Return a BROKER_HEARTBEAT request (904)."""
+        """Return a signed BROKER_HEARTBEAT request (904), which says that the broker is alive."""
         config = self._settings.broker
         header = BrokerHeartbeatRequest(
             cluster=config.cluster_name,
@@ -218,7 +225,7 @@ class Registration:
         return self.sign(Command(RequestCode.BROKER_HEARTBEAT, encode_header(header)))
 
     def make_unregistration(self) -> Command:
-        """Return an UNREGISTER_BROKER request (104)."""
+        """Return a signed UNREGISTER_BROKER request (104), after which routes omit the broker."""
         config = self._settings.broker
         header = BrokerRequest(
             broker=config.broker_name,
@@ -238,11 +245,16 @@ class Registration:
         return command
 
     def _limit_permissions(self, config: TopicConfig) -> TopicConfig:
-        """Return the settings of a topic without the permissions that the broker does not have."""
+        """Return `config`, the settings of a topic, with the permissions that the broker has too.
+
+        Reading or writing is removed from `perm` if the setting brokerPermission does not allow it.
+        Other bits of `perm`, such as inheriting, stay.
+        """
         allowed = self._settings.broker.broker_permission
         if allowed & READ_WRITE == READ_WRITE:
             return config
-        return dataclasses.replace(config, perm=config.perm & (allowed | ~READ_WRITE))
+        perm_mask = allowed | ~READ_WRITE
+        return dataclasses.replace(config, perm=config.perm & perm_mask)
 
     def make_route_request(self, topic: str) -> Command:
         """Return a GET_ROUTEINFO_BY_TOPIC request (105)."""
@@ -270,10 +282,12 @@ class Registration:
         return [server for server in self.name_servers if server.changes and not server.failures]
 
     def take_change_requests(self, server: NameServerState) -> list[Command]:
-        """Return a REGISTER_TOPIC_IN_NAMESRV request (217) for each topic that has changed.
+        """Return requests that register the topics which have changed since the last registration.
 
-        The changes noted for `server` are cleared. A deleted topic stays in the routes until a tool
-        deletes it there (DELETE_TOPIC_IN_NAMESRV, 216), as with RocketMQ.
+        There is one signed REGISTER_TOPIC_IN_NAMESRV request (217) for each topic in
+        `server.changes`, which is emptied. A deleted topic gets no request: it stays in the routes
+        of the name server until a tool deletes it there (DELETE_TOPIC_IN_NAMESRV, 216), as with
+        RocketMQ.
         """
         changed_names = server.changes
         server.changes = set()
@@ -297,9 +311,12 @@ class Registration:
         return requests
 
     def on_registered(self, server: NameServerState, answer: Command, now_s: float) -> None:
-        """Handle the successful answer to a REGISTER_BROKER request at the monotonic time `now_s`.
+        """Note that `server` has accepted a REGISTER_BROKER request at the monotonic time `now_s`.
 
-        It may contain the order configuration, and for a slave the addresses of its master.
+        The failures of `server` are forgotten, and the next registration is due after the usual
+        period. On a slave, `on_master` is called with the addresses of its master in `answer`. If
+        the answer has none, the next registration is due after MASTER_POLL_S seconds. The body of
+        `answer`, if it has one, says which topics are ordered; they are marked so.
         """
         if server.failures:
             log.info("Name server %s answers again. Registered with it.", server.address)
@@ -317,9 +334,10 @@ class Registration:
             self._topics.set_ordered_topics(bodies.decode_kv_table(answer.body))
 
     def on_failure(self, server: NameServerState, error: Exception, now_s: float) -> None:
-        """Handle a failed request at the monotonic time `now_s`.
+        """Note that a request to `server` failed with `error` at the monotonic time `now_s`.
 
-        The first failure is logged. Each failure doubles the pause until the next try.
+        The first failure after a success is logged. The next try is due after a pause. The pause is
+        PAUSE_S_MIN seconds at first, and doubles with each further failure up to PAUSE_S_MAX.
         """
         if not server.failures:
             log.warning(
@@ -334,7 +352,11 @@ class Registration:
         server.next_try_s = now_s + pause_s
 
     def find_due_servers(self, now_s: float) -> list[NameServerState]:
-        """Return the name servers with which all topics must be registered now."""
+        """Return the name servers with which all topics must be registered now.
+
+        These are the servers whose time of the next try has come, and the servers that answer and
+        miss more than CHANGES_MAX changed topics. `now_s` is the monotonic time.
+        """
         return [
             server
             for server in self.name_servers
@@ -361,7 +383,10 @@ async def _no_replicas() -> None:
 
 
 def make_unreplicated_error() -> StoreUncertainError:
-    """Return the error for changes of a master that was replaced before all replicas had them."""
+    """Return the error for a change that a master may lose, because it was replaced too early.
+
+    The master was replaced before all replicas had the change.
+    """
     return StoreUncertainError(
         "The change was made on this replica, but it stopped being the master before all replicas "
         "had the change. The next master may not know it.",
@@ -374,7 +399,10 @@ WaitingAnswers = list[tuple[Peer, bytes]]
 
 
 def _replace_by_errors(waiting: WaitingAnswers, error: StoreError) -> WaitingAnswers:
-    """Return an error answer with the text of `error` in place of each answer."""
+    """Return `waiting` with each answer replaced by an error answer with the text of `error`.
+
+    An answer b"", which belongs to a one-way request, stays b"".
+    """
     return [
         (peer, encode_error_answer(answer, error, str(error)) if answer else b"")
         for peer, answer in waiting
@@ -397,10 +425,12 @@ class Announcements:
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
-        """Announce changes of `topics`, `groups` and `settings` by requests of `registration`.
+        """Listen to changes of `topics`, `groups` and `settings`, to announce them to name servers.
 
-        `in_executor` runs blocking work on another thread. `save_offsets` saves the committed
-        offsets, when a reset must be on disk before it is answered.
+        The method `run` announces them. `registration` makes the requests and has the state of each
+        name server. `in_executor` runs blocking work on another thread. `save_offsets` writes the
+        committed offsets to disk. It is called when an operator has reset an offset, because the
+        reset must be on disk before the operator gets an answer.
         """
         self.registration = registration
         self.first_round_done = asyncio.Event()
@@ -428,9 +458,10 @@ class Announcements:
         settings.add_listener(self._handle_settings_change)
 
     def _handle_lost_connection(self, channel: Channel) -> None:
-        """Register again with a name server whose connection was lost.
+        """Let the next round register all topics with the name server of a lost connection.
 
-        It has forgotten the broker, and may have been replaced by another version.
+        The round starts now. A name server forgets a broker whose connection is lost. It may also
+        run another version now, so it is assumed again that it can register single topics.
         """
         for server in self.registration.name_servers:
             if server.address == channel.address:
@@ -454,10 +485,9 @@ class Announcements:
         self._wakeup.set()
 
     def release(self, error: StoreError | None = None) -> None:
-        """Send the held answers now, without waiting for the name servers.
+        """Send the answers that wait in this object now, without waiting for the name servers.
 
-        `error` is the reason why replicas may not have the changes. Each answer then becomes an
-        error answer with its text.
+        If `error` is given, an error answer with its text is sent in place of each answer.
         """
         waiting = self._waiting
         self._waiting = []
@@ -473,9 +503,10 @@ class Announcements:
         await self.pool.close()
 
     def look_up(self, topic: str, on_answer: Callable[[Command | None], None]) -> None:
-        """Ask the name servers for the route of a topic, one after the other until one answers.
+        """Start to ask the name servers for the route of a topic, and return at once.
 
-        Return at once. `on_answer` is called later with the answer, or with None if none answered.
+        The name servers are asked one after the other until one answers. `on_answer` is called
+        later with its answer, whatever its code is, or with None if no name server answers.
         """
 
         async def ask_and_report() -> None:
@@ -486,7 +517,11 @@ class Announcements:
         lookup.add_done_callback(self._lookups.discard)
 
     async def _fetch_route(self, topic: str) -> Command | None:
-        """Return the first answer of a name server about a topic; None if none answers."""
+        """Return the answer of the first name server that answers a route request for the topic.
+
+        The answer may have any code. The servers with the fewest failures are asked first. Return
+        None if none answers.
+        """
         reliable_first = sorted(self.registration.name_servers, key=attrgetter("failures"))
         for server in reliable_first:
             with contextlib.suppress(SluiceError, OSError):
@@ -496,7 +531,12 @@ class Announcements:
         return None
 
     async def run(self) -> None:
-        """Register and announce in rounds, until cancelled."""
+        """Register the broker and its changes with the name servers in rounds, until cancelled.
+
+        A round starts when a registration is due or when something has changed. It also sends the
+        answers that waited. An unexpected error of a round is logged, and the next round starts
+        after at least a second. `first_round_done` is set after the first round.
+        """
         while True:
             try:
                 await self._run_round()
@@ -511,7 +551,11 @@ class Announcements:
             self._wakeup.clear()
 
     async def send_heartbeats(self) -> None:
-        """Send a heartbeat to the name servers with which the broker is registered."""
+        """Send a heartbeat to each name server with which the broker is registered.
+
+        Name servers whose last registration failed get none. No answer is awaited, and errors are
+        ignored.
+        """
         for server in self.registration.name_servers:
             if server.is_registered and not server.failures:
                 with contextlib.suppress(SluiceError, OSError):
@@ -537,7 +581,9 @@ class Announcements:
     async def _run_round(self) -> None:
         """Make the changes so far durable, register them, and send the answers that waited.
 
-        If the changes are not safe, the answers become errors.
+        The changes are synced to disk, then the replicas must have them, then the name servers get
+        them. If the sync fails or the replicas do not get them, error answers are sent instead. A
+        failure of a name server changes no answer.
         """
         waiting = self._waiting
         self._waiting = []
@@ -556,9 +602,10 @@ class Announcements:
             peer.write(answer)
 
     async def _make_durable(self, waiting: WaitingAnswers) -> WaitingAnswers:
-        """Make the changes so far durable on this replica, and return the answers about them.
+        """Sync the changes so far to the disk of this replica, and return the answers to send.
 
-        They are those in `waiting`, or errors if a sync has failed, which is logged.
+        `waiting` are the answers about these changes. They are returned as they are, or each
+        replaced by an error answer if a sync failed. That is also logged.
         """
         # Prepared first: changes that are made meanwhile belong to the next round.
         syncs = [self._topics.document.prepare_sync(), self._groups.document.prepare_sync()]
@@ -579,7 +626,11 @@ class Announcements:
         return waiting
 
     async def _register(self, server: NameServerState) -> None:
-        """Register all topics with one name server. Errors are handled by `on_failure`."""
+        """Send a registration with all topics to one name server, and handle its answer.
+
+        An error, or an answer with a code other than 0, counts as a failure of `server` and delays
+        the next try. Nothing is raised.
+        """
         try:
             make_request = self.registration.prepare_registration(server)
             channel = await self.pool.get(server.address)
@@ -593,9 +644,10 @@ class Announcements:
             self.registration.on_failure(server, error, self._clock.monotonic_s())
 
     async def _register_changes(self, server: NameServerState) -> None:
-        """Register the changed topics with one name server.
+        """Register the topics that have changed with one name server, one request for each.
 
-        If it does not support that, all topics are registered. RocketMQ 4.9 does not even answer.
+        If the name server refuses such a request or does not answer it, as RocketMQ 4.9, all topics
+        are registered instead, now and in the future. Other errors count as a failure of `server`.
         """
         if not server.supports_topic_registration:
             await self._register(server)
@@ -619,36 +671,39 @@ _ANY_REMOTE = Host("192.0.2.1", 9)  # an address for documentation; nothing is s
 
 
 def choose_advertised_address(config: BrokerConfig) -> AdvertisedAddress:
-    """Choose the address that name servers and clients get; see `choose_address` for the order.
+    """Choose the address of this broker that name servers and clients get.
 
-    A candidate is the local address of the route to the first name server that has a route.
+    It is the first of these that exists: the setting brokerIP1, the address at which the broker
+    listens if that is one address, the local address of a connection to a name server, an address
+    of this machine that other machines can reach, and 127.0.0.1.
     """
-    towards = None
+    towards_name_server = None
     for address in config.name_server_addresses:
-        towards = towards or find_local_address(parse_host(address))
+        towards_name_server = towards_name_server or find_local_address(parse_host(address))
     return choose_address(
-        config.broker_ip1, config.bind_address, find_interface_addresses(), towards
+        config.broker_ip1, config.bind_address, find_interface_addresses(), towards_name_server
     )
 
 
 def find_local_address(host: Host) -> str | None:
-    """Return the local address that a connection to `host` would use, or None without a route.
+    """Return the local IP address from which a connection to `host` would come.
 
-    Nothing is sent.
+    Return None if this machine has no route to `host`. No packet is sent.
     """
     family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host.address, host.port))
+            probe.connect((host.address, host.port))  # UDP: this only chooses the local address
             return str(probe.getsockname()[0])
     except OSError:
         return None
 
 
 def find_interface_addresses() -> list[str]:
-    """Return addresses of this machine, without duplicates.
+    """Return the IP addresses of this machine that can be found, without duplicates.
 
-    They are the one of the default route, and those of the host name. There may be others.
+    First comes the local address of the default route, then the addresses to which the host name
+    resolves. The machine may have further addresses. The list may be empty.
     """
     addresses: dict[str, None] = {}  # an ordered set
     default_address = find_local_address(_ANY_REMOTE)
@@ -669,9 +724,10 @@ def find_listening_addresses(bind_address: str) -> list[str]:
 
 
 def resolve_stored_host(address: str, port: int) -> Host:
-    """Return the host for records and message ids. `address` is resolved if it is a name.
+    """Return the address and port that the broker writes into records and message ids.
 
-    Raises ConfigurationError if the name cannot be resolved.
+    If `address` is a name, it is resolved to an IPv4 address first. Raises ConfigurationError if
+    the name cannot be resolved.
     """
     try:
         encode_host(Host(address, port))

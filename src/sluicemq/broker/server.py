@@ -206,10 +206,10 @@ class Broker:
     # --- start and change of role
 
     async def start(self) -> None:
-        """Open the store and the port, and start to serve.
+        """Open the store and the port, and start to serve clients.
 
-        Raises SluiceError, with its fix, if the store is locked or damaged, the port is in use, or
-        the configuration is invalid. Then nothing remains open.
+        Raises SluiceError if the store is locked or damaged, the port is in use, or the
+        configuration is invalid. The text of the error says how to fix it. Nothing remains open.
         """
         loop = asyncio.get_running_loop()
         config = self.settings.broker
@@ -229,10 +229,11 @@ class Broker:
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
 
     async def change_role(self, term: Term | None) -> None:
-        """Close everything but the port, and open it again in the role that `term` gives.
+        """Close the broker, and open it again as the master or slave that `term` makes of it.
 
-        Clients wait at the port meanwhile. Raises SluiceError or OSError if the new role cannot
-        start; then the broker is closed.
+        The listening port stays open, so new connections of clients wait until the broker serves
+        again. If the new role cannot start, the broker is closed, and SluiceError or OSError is
+        raised. `term` is None if it is not known yet which replica is the master.
         """
         sockets = duplicate_sockets(self._servers)
         try:
@@ -273,11 +274,12 @@ class Broker:
             self.core.group_commit.flush()
 
     def _report_role(self, is_serving: bool) -> None:
+        """Call the listeners of `on_role` with whether the broker serves clients now."""
         for listener in self.on_role:
             listener(is_serving)
 
     async def _abort(self) -> None:
-        """Close what is open after a failed start. Errors are ignored: the first one counts."""
+        """Close what is open after a failed start. Ignore errors: the caller raises the first."""
         for server in self._servers:
             await server.close()
         if self._store is not None:
@@ -287,10 +289,11 @@ class Broker:
         self._filter_executor.shutdown(wait=False)
 
     def _open_store(self) -> tuple[Store, Files, ConfirmedEnd, StateLog | None]:
-        """Open the store in the present role. Blocks.
+        """Open the store as the present role needs it, and set `self._store`. Blocks.
 
-        Return the store, the files to which tables are written, the confirmed end of the log, and
-        the state log of a master.
+        Return a tuple of four: the store; the files through which the tables are written; the
+        confirmed end, up to which enough replicas have the log; and the state log, in which a
+        master records changes of tables for its slaves (None if this broker is not a master).
         """
         settings = self.settings
         files = self._files
@@ -310,7 +313,6 @@ class Broker:
             run_id = self.term.run_id if self.term is not None else self.identity.run_id
             state_log = StateLog(paths, run_id=run_id, call_soon=self._loop.call_soon_threadsafe)
             files = RecordingFiles(files, state_log)
-
         visible_end = None
         if settings.is_slave and settings.is_failover:
             visible_end = confirmed.end or 0
@@ -330,7 +332,7 @@ class Broker:
         return store, files, confirmed, state_log
 
     def _open_log_terms(self, store: Store, files: Files) -> None:
-        """Open the file that says which term wrote which part of the log. A master adds its own."""
+        """Load `self.log_terms`, which term wrote which part of the log. A master adds its own."""
         settings = self.settings
         path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
         self.log_terms = LogTerms(files, path, store.written_offset)
@@ -338,7 +340,10 @@ class Broker:
             self.log_terms.start_term(self.term.number, store.log_start, store.written_offset)
 
     async def _open(self, sockets: ListeningSockets) -> None:
-        """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
+        """Open the store, components, ports and jobs in the role that `self.term` gives.
+
+        `sockets` are open listening sockets to reuse, by port. Raises SluiceError or OSError.
+        """
         self._loop = loop = asyncio.get_running_loop()
         self.settings.clear_listeners()
         if self.settings.is_failover:
@@ -384,7 +389,7 @@ class Broker:
         master_side.ha_address = self.registration.ha_address
 
     def _prepare_store(self, core: BrokerState) -> None:
-        """Hide messages that are not confirmed yet, and prepare the store for serving."""
+        """Hide the messages that too few replicas have, and prepare the store to serve clients."""
         confirmed_end = self._confirmed.end
         if confirmed_end is None and self.settings.is_failover:
             confirmed_end = 0  # other replicas may be in sync without what is stored here
@@ -397,7 +402,7 @@ class Broker:
             core.retention.check_disk()
 
     def _make_core(self, host: Host, files: Files) -> BrokerState:
-        """Create the components of the broker, which are not loaded yet."""
+        """Create the components of the broker in `self.core`, and return them before they load."""
         loop = self._loop
         settings = self.settings
 
@@ -438,7 +443,7 @@ class Broker:
         return self.core
 
     def _make_in_sync(self) -> InSyncReplicas:
-        """Create what a master knows about its slaves."""
+        """Return a new object that tracks how far each slave of this master has the log."""
         store = self.store
         is_synced_first = self.settings.store.flush_sync
         self._confirmed.limit_to(store.written_offset)
@@ -456,7 +461,7 @@ class Broker:
         return in_sync
 
     def _make_registration(self, core: BrokerState, *, is_address_fixed: bool) -> None:
-        """Create the registration and the announcements of the present role."""
+        """Set `self.registration` and `self._announcements` for the present role."""
         addresses = find_listening_addresses(self.settings.broker.bind_address)
         fields = {
             FIXED_FIELD: str(is_address_fixed).lower(),
@@ -482,7 +487,7 @@ class Broker:
     def _make_side(
         self, core: BrokerState, files: Files, state_log: StateLog | None
     ) -> MasterSide | SlaveSide | None:
-        """Create what runs here for the other replicas; None for a read-only broker."""
+        """Return the side of the replication that runs here, or None for a read-only broker."""
         if state_log is not None:
             assert self.in_sync is not None, "a master counts its slaves"
             self.in_sync.last_state_number = lambda: state_log.last_number
@@ -518,9 +523,9 @@ class Broker:
         return side
 
     async def _prepare_acting_master(self, core: BrokerState) -> None:
-        """Prepare a slave to become acting master.
+        """Prepare a slave to act for its master when the master is down.
 
-        On a master, ask the slaves instead which messages they have delivered while it was down.
+        A master asks its slaves instead which messages they have delivered while it was down.
         """
         from sluicemq.broker import acting_master  # noqa: PLC0415 - few brokers need it
 
@@ -545,9 +550,10 @@ class Broker:
             core.intake.delivered_elsewhere.remaining.update(await context.fetch_escaped())
 
     async def _listen(self, core: BrokerState, sockets: ListeningSockets) -> None:
-        """Open the port, and the VIP port for old clients. The VIP port may be unavailable.
+        """Listen at the broker's port, and at the VIP port for old clients, which is lower by 2.
 
-        Raises ConfigurationError if the port cannot be opened.
+        `sockets` are open sockets to reuse. Raises ConfigurationError if the broker's port cannot
+        be opened. If the VIP port cannot be opened, a warning is logged.
         """
         config = self.settings.broker
         handlers = make_dispatcher(core)
@@ -576,6 +582,7 @@ class Broker:
         return self.metrics_port
 
     def _open_metrics(self) -> Callable[[], None] | None:
+        """Serve the metrics, and set their port. Return what closes them; None if not served."""
         opened = serve_metrics(
             BrokerCollector(lambda: self.core),
             self.settings.broker,
@@ -589,9 +596,9 @@ class Broker:
     # --- close
 
     async def close(self) -> None:
-        """Stop the broker in order. On return, everything is on disk and closed.
+        """Stop the broker: unregister it, save all state to disk, and close the store and ports.
 
-        Does nothing if the broker does not serve.
+        Do nothing if the broker does not serve.
         """
         if self._jobs_task is None:
             return
@@ -607,7 +614,10 @@ class Broker:
             self._filter_executor.shutdown(wait=False, cancel_futures=True)
 
     async def _end_role(self) -> None:
-        """Stop serving in the present role, and close the store. A step that fails is logged."""
+        """Stop serving in the present role, and close the store.
+
+        A step that fails is logged, and the next one runs. Do nothing if the broker does not serve.
+        """
         jobs_task = self._jobs_task
         if jobs_task is None:
             return
@@ -637,19 +647,20 @@ class Broker:
         self._store = None
 
     async def _send_held_answers(self) -> None:
-        """Commit, and wait until all answers were sent; for `CLOSE_WAIT_S` at most."""
+        """Commit the appended messages, and wait up to `CLOSE_WAIT_S` until answers are sent."""
         group_commit = self.core.group_commit
         group_commit.commit()
         group_commit.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not group_commit.is_idle:
-                    # An fsync reports its end in a later iteration of the loop.
+                    # Let the loop run once, because an fsync reports its end in a later iteration.
                     await self._jobs.run(lambda: None)
                     if not group_commit.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
 
     async def _close_connections(self) -> None:
+        """Send the answers that wait, report that the role ends, and close the ports."""
         is_replica = self.in_sync is not None and self.in_sync.term is not None
         self._announcements.release(make_unreplicated_error() if is_replica else None)
         self._report_role(False)
@@ -660,9 +671,9 @@ class Broker:
             await self.replication_side.close()
 
     async def _save_delivery(self) -> None:
-        """Save up to where delayed messages and transactions were delivered.
+        """Save how far delayed messages and transactions were delivered. Do nothing on a slave.
 
-        The log is synced first, so that what was delivered is on disk.
+        The log is synced first, so that the delivered messages are on disk.
         """
         if self.settings.is_slave:
             return
@@ -672,18 +683,17 @@ class Broker:
             await self._jobs.run(self.core.delayed.save)
 
     async def _save_tables(self) -> None:
+        """Write all tables (of a slave only the confirmed end), and log what cannot be written."""
         tables = () if self.settings.is_slave else self.core.documents
         await self._writer.write(*tables, self._confirmed.document)
-        if unwritten := self._writer.unwritten_paths:
-            log.error(
-                "The broker is stopping, but these files could not be saved: %s",
-                ", ".join(unwritten),
-            )
+        if self._writer.unwritten_paths:
+            paths = ", ".join(self._writer.unwritten_paths)
+            log.error("The broker is stopping, but these files could not be saved: %s", paths)
 
     # --- background jobs
 
     async def _run_background_jobs(self) -> None:
-        """Run the background jobs of the present role until cancelled."""
+        """Run the registration and the background jobs of the present role until cancelled."""
         supervisor = self._supervisor
         announcements = self._announcements
         async with asyncio.TaskGroup() as group:
@@ -701,7 +711,7 @@ class Broker:
         return self._stretch_pause(period_s())
 
     def _background_jobs(self) -> list[BackgroundJob]:
-        """Return the background jobs of the present role."""
+        """Return (name, function of the period in seconds, work) of each job of this role."""
         core = self.core
         settings = self.settings
         run_steps = self._jobs.run_steps
@@ -748,7 +758,10 @@ class Broker:
             await self._jobs.run(self.replication_side.record_edits)
 
     def _check_store(self) -> None:
-        """Log once that the store refuses writes; report it if `exitOnFatalStoreError` is true."""
+        """Log once that the store refuses all writes, if it does.
+
+        If the setting exitOnFatalStoreError is true, `on_store_failure` is called as well.
+        """
         error = self.store.failure
         if error is None or error is self._store_failure:
             return
@@ -763,7 +776,7 @@ class Broker:
             self.on_store_failure(error)
 
     async def _save_offsets(self) -> None:
-        """Save committed offsets and what belongs to them."""
+        """Save the committed offsets, their resets, and the state of pops and lanes to disk."""
         offsets = self.core.offsets
         lanes = self.core.lanes
         checkpoints = self.core.checkpoints
@@ -779,7 +792,7 @@ class Broker:
         )
 
     def _sweep(self) -> None:
-        """Handle what is due, and schedule the next sweep."""
+        """Handle expired deadlines and due messages, and schedule the next sweep."""
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(self._stretch_pause(SWEEP_S), self._sweep)
         self.core.sweep()

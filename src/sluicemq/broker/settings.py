@@ -31,6 +31,11 @@ class Settings:
     def __init__(
         self, broker: BrokerConfig, store: StoreConfig, *, is_read_only: bool = False
     ) -> None:
+        """Combine the configurations of the broker and of its store.
+
+        With `is_read_only`, the broker is neither a slave nor part of a failover group, whatever
+        `broker` says. The address in records is 127.0.0.1:10911 until `set_host` is called.
+        """
         self.broker = broker
         self.store = store
         self.is_read_only = is_read_only
@@ -95,7 +100,7 @@ class Settings:
         self._listeners.clear()
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
-        """Replace both configurations, and call the listeners."""
+        """Replace both configurations, and call the listeners in the order of their addition."""
         self.broker = broker
         self.store = store
         for listener in self._listeners:

@@ -93,9 +93,11 @@ class BrokerState:
         *,
         in_sync: InSyncReplicas | None = None,
     ) -> None:
-        """Create the components over an open store. Call `load` before they serve requests.
+        """Create the components of a broker for an open store.
 
-        `in_sync` is what a master knows about its slaves.
+        They are empty: call `load` before they serve requests. `environment` has what they use of
+        the process: files, clocks, threads and the event loop. `in_sync` tracks how far each slave
+        of a master has the log; None if this broker is not a master.
         """
         self.settings = settings
         self.store = store
@@ -122,7 +124,7 @@ class BrokerState:
         self._make_watchers()
 
     def _make_tables(self) -> None:
-        """Create the tables of topics, groups and clients."""
+        """Create the components that are tables: topics, groups, offsets, filters and clients."""
         settings = self.settings
         files = self.files
         clock = self.clock
@@ -138,7 +140,10 @@ class BrokerState:
         self.random = Random()
 
     def _make_loop_components(self, environment: BrokerEnvironment) -> None:
-        """Create what schedules work on the event loop, and the context of the other components."""
+        """Create the scheduler, background work, the group commit, and `self.context`.
+
+        `self.context` has the components that most of the others use.
+        """
         settings = self.settings
         self.scheduler = environment.scheduler or FairScheduler(
             self.clock.monotonic_s, environment.call_soon
@@ -177,7 +182,7 @@ class BrokerState:
         )
 
     def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
-        """Create the components that answer consumers."""
+        """Create the components that answer consumers: polls, lanes, subscriptions and pulls."""
         settings = self.settings
         group_commit = self.group_commit
         self.polls = LongPolls(
@@ -283,10 +288,11 @@ class BrokerState:
     # --- deleted topics
 
     def _follow_topics(self) -> None:
-        """Handle topics that are deleted or created from now on.
+        """Connect the tables, so that deleting or creating a topic updates its groups' offsets.
 
-        Also find the topics that were deleted while no broker ran, and finish the creation of
-        topics that a crash interrupted.
+        Also repeat what a crash may have prevented. Topics with offsets that do not exist are
+        remembered as deleted. Groups of a deleted topic that was created again are reset to its
+        first message.
         """
         self.topics.on_created = self._on_topic_created
         self.topics.on_removed = self._on_topic_removed
@@ -306,7 +312,9 @@ class BrokerState:
     def _reset_groups_of_recreated_topic(self, name: str) -> None:
         """Reset each group that had consumed the deleted topic `name` to offset 0 of its queues.
 
-        The reset has the same effect as one by an operator.
+        The topic was created again. Without the reset, the groups would continue at their old
+        offsets and miss messages. The reset is the same as one by an operator. The names of the
+        groups are logged.
         """
         groups = self.offsets.take_groups_of_deleted(name)
         for group in groups:
@@ -339,11 +347,11 @@ class BrokerState:
         self.scheduler.slow_s = self.group_commit.slow_commit_s = slow_s
 
     def load(self) -> None:
-        """Read all tables, and write those of topics, groups and checkpoints if they changed.
+        """Read all tables from their files, and apply the settings to the components.
 
+        The files of topics, groups and pop checkpoints are written if loading has changed them.
         Blocks, so it runs on another thread. Raises StoreDamagedError for a damaged file,
-        ConfigurationError for invalid access rules, and StoreError, with path and fix, for an error
-        of the file system.
+        ConfigurationError for invalid access rules, and StoreError for an error of the file system.
         """
         self.settings.add_listener(self._apply_settings)
         self._apply_settings()
@@ -353,7 +361,11 @@ class BrokerState:
             raise open_error(self.settings.store.root, error) from error
 
     def _load_tables(self) -> None:
-        """Load all components in the order in which they need each other, as `load` explains."""
+        """Load all components in the order in which they need each other.
+
+        A slave loads only the tables, because its master does all other work. Raises the errors of
+        `load`, and OSError.
+        """
         store = self.store
         is_read_only = self.settings.is_read_only
         is_slave = self.settings.is_slave
@@ -388,7 +400,7 @@ class BrokerState:
             document.save()
 
     def _list_used_queues(self) -> list[tuple[str, int]]:
-        """Return topic and id of each stored queue that has, or had, a message."""
+        """Return (topic, queue id) of each stored queue that has a message or has had one."""
         used_queues = []
         for topic, queue_id in self.store.queues():
             _, end_offset = self.store.queue_offsets(topic, queue_id)
@@ -409,9 +421,10 @@ class BrokerState:
 
     @property
     def offset_documents(self) -> tuple[Document, ...]:
-        """The documents that contain offsets of this store.
+        """The documents that contain offsets of queues or positions in the log of this store.
 
-        With any other commit log they would be wrong, so each has an identity file.
+        Their content would be wrong with another store. So each of them has an identity file, by
+        which the broker recognizes a file of another store or an old copy.
         """
         levels = self.delayed.levels
         return (
@@ -426,7 +439,7 @@ class BrokerState:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """All documents that a master saves."""
+        """All documents, that is tables with a file, that a master saves."""
         return (
             *self.journaled_documents,
             self.offsets.document,
@@ -444,14 +457,21 @@ class BrokerState:
     # --- outcomes of handlers, connections
 
     def handle_outcome(self, outcome: object, command: Command, peer: Peer) -> None:
-        """Handle what a handler returned for `command` if it is not an answer that can be sent now.
+        """Handle the return value of a handler that is not an answer to be sent now.
 
-        Raises TypeError if no component handles a value of that type. HOT.
+        `command` is the request and `peer` is its connection. `outcome` is one of these:
+
+        - Durable: the answer is sent after the group commit.
+        - Parked: the request waits for messages. If too many requests wait, it is answered now.
+        - Announced: the answer is sent after the change is saved and registered.
+        - Postponed: the remaining steps run in the background.
+
+        Raises TypeError for any other value. This function is hot.
         """
         if outcome.__class__ is Durable:
             self.group_commit.send_after_commit(peer, *outcome)
         elif isinstance(outcome, Parked):
-            if not self.polls.park(outcome, peer):
+            if not self.polls.park(outcome, peer):  # too many requests wait already
                 answer = outcome.try_answer(outcome, True)
                 assert not isinstance(answer, Durable), "the last attempt gives no message away"
                 peer.write(answer or b"")
@@ -469,7 +489,11 @@ class BrokerState:
         self.send.apply_settings()
 
     def on_disconnect(self, peer: Peer) -> None:
-        """Forget the requests and the groups of a closed connection."""
+        """Forget everything about the closed connection `peer`.
+
+        Its parked requests are dropped, and its client leaves its groups. The second part runs in
+        the background.
+        """
         self.polls.remove_connection(peer)
         self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
@@ -485,10 +509,11 @@ class BrokerState:
     # --- background jobs; for the meaning of a step see the module's docstring
 
     def flush(self) -> Iterator[float | Callable[[], object]]:
-        """Yield the steps that flush the commit log and the consume queues.
+        """Yield the steps that flush the commit log and the consume queues to disk.
 
-        If the log has nothing to flush, the key index is flushed when it is due. A flush of many
-        queues is done in slices.
+        A step is a function to run on another thread, or a pause in seconds (0 lets other work run
+        between two slices). If the log has nothing to flush, the key index is flushed instead, if
+        that is due.
         """
         if self.store.tick():
             yield self.store.sync
@@ -500,7 +525,11 @@ class BrokerState:
                 yield self.store.sync
 
     def update_key_index(self) -> Iterator[float | Callable[[], object]]:
-        """Yield the steps that add new records to the key index, in slices."""
+        """Add new records of the log to the key index, in slices, until the index is current.
+
+        Yield after each slice a pause in seconds. Before the first slice, a function that loads
+        NumPy may be yielded, to run on another thread.
+        """
         keys = self.store.keys
         keys.catches_up_on_tick = False
         if keys.backlog_bytes and not keys.is_numpy_loaded:
@@ -511,7 +540,9 @@ class BrokerState:
     def build_property_columns(self) -> Iterator[float | Callable[[], object]]:
         """Yield the steps that build property columns for the topics that are filtered.
 
-        A read-only broker builds no files.
+        A property column has the values of one property of many messages, so that a filter need not
+        read the messages. A step is a function to run on another thread, or a pause in seconds. A
+        read-only broker writes no files of columns.
         """
         columns = self.store.columns
         if columns.has_work and not columns.is_loaded:
@@ -520,9 +551,10 @@ class BrokerState:
             yield from columns.seal_blocks(SEALED_AFTER_S)
 
     def sweep(self) -> None:
-        """Handle what is due: deadlines of requests, delayed messages, transaction checks.
+        """Run the periodic work of all components: deadlines, delayed messages, and checks.
 
-        Called several times a second. A component that fails pauses; the others run.
+        On a slave, only the deadlines of requests are handled. If a component fails, it is logged
+        and pauses for a while, and the other components run. Called several times a second.
         """
         now_s = self.clock.monotonic_s()
         run_unless_pausing = self.supervisor.run_unless_pausing
@@ -541,7 +573,10 @@ class BrokerState:
         run_unless_pausing("filter watch", self.filter_watch.survey_if_due)
 
     def run_every_second(self) -> None:
-        """Take samples for rates, and run the lanes. Called once a second."""
+        """Run the periodic work of the lanes, check the wall clock, and sample all counters.
+
+        The samples give the rates that tools show. Called once a second.
+        """
         self.supervisor.run_unless_pausing("lanes", self.lanes.run_periodic_work)
         self._check_wall_clock()
         counters = self.runtime.collect_counters()
@@ -553,7 +588,11 @@ class BrokerState:
         )
 
     def _check_wall_clock(self) -> None:
-        """Log a warning each time the wall clock was set back."""
+        """Log a warning if the wall clock was set back since the last call.
+
+        `_clock_lead_ms` is updated, and the saved clock of delayed messages is marked as changed if
+        the steady clock is ahead of it.
+        """
         lead_ms = self.steady_clock.lead_ms
         self.delayed.saved_clock.mark_changed_if_ahead()
         if lead_ms > self._clock_lead_ms:

@@ -214,7 +214,10 @@ TABLE: Final[dict[int, Row]] = {
 
 
 def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
-    """Return the objects whose methods `TABLE` names, one of each class."""
+    """Return the objects whose methods answer requests, one of each class that `TABLE` names.
+
+    Some are components of `core`. The others are created here.
+    """
     settings = core.settings
     topics = core.topics
     store = core.store
@@ -299,10 +302,10 @@ def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
 
 
 def make_dispatcher(core: BrokerState) -> Dispatcher:
-    """Return a dispatcher that answers the requests of `TABLE` by the components of `core`.
+    """Return a dispatcher that answers the requests of `TABLE` with the components of `core`.
 
-    A slave and a read-only broker refuse the requests that they must not handle. With access
-    control, each request is checked first.
+    A slave and a read-only broker refuse the requests that they must not handle. A slave with
+    failover passes requests on to its master. With access control, each request is checked first.
     """
     handlers, fast_paths = _bind_table(core)
 
@@ -336,14 +339,19 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
 
 
 def _bind_table(core: BrokerState) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
-    """Return (handlers, fast paths) by request code: the rows of `TABLE`, bound to objects."""
+    """Return two dicts by request code: the handlers of `TABLE`, and its fast paths.
+
+    `TABLE` has plain functions of classes. Each is bound to the object of its class here. A handler
+    with a header class gets the decoded header as its first argument. Only codes with a fast path
+    are in the second dict.
+    """
     objects_by_class = {
         type(handler_object).__name__: handler_object
         for handler_object in make_handler_objects(core)
     }
 
     def bind(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
-        class_name, _, _ = function.__qualname__.partition(".")
+        class_name, _, _ = function.__qualname__.partition(".")  # "Class.method"
         return MethodType(function, objects_by_class[class_name])
 
     handlers: dict[int, Handler] = {}
@@ -366,8 +374,9 @@ def _decode_before(handle: Callable[..., Outcome], header_class: type[Any]) -> H
 def _compile(core: BrokerState, fast_paths: dict[int, FastHandler]) -> RunEngine | None:
     """Return the entry point of the compiled engine, or None if it cannot be used.
 
-    The compiled engine takes over plain sends and pulls, so the fast path of pulls is removed from
-    `fast_paths`. It is not used with access control, or where sends have no fast path.
+    The compiled engine handles plain sends and pulls in native code. If it is used, the fast path
+    of pulls is removed from `fast_paths`. It cannot be used with access control, if sends have
+    another fast path or none, or if the compiled modules are not installed.
     """
     is_plain = (
         fast_paths.get(Code.SEND_MESSAGE_V2) == core.send.send_fast_path and core.guard is None

@@ -86,7 +86,11 @@ REVIVE_QUEUES: Final = 8
 
 
 def _find_fault(what: str, name: str, length_max: int) -> str | None:
-    """Return why `name` is invalid, in RocketMQ's words, or None if it is valid."""
+    """Return a sentence of RocketMQ that says why `name` is invalid, or None if it is valid.
+
+    A name is invalid if it is blank, has illegal characters, or has more than `length_max`
+    characters. `what` is "topic" or "group", for the sentence.
+    """
     if not name.strip():
         return f"The specified {what} is blank."
     if not _NAME.fullmatch(name):
@@ -120,7 +124,10 @@ class Table(ABC, Generic[Config, Item]):
     """
 
     def __init__(self, settings: Settings, files: Files, clock: Clock, path: str) -> None:
-        """Create an empty table with the file config/`path` below the root of the store."""
+        """Create an empty table, whose file is `config/` + `path` below the root of the store.
+
+        No file is read or written.
+        """
         self._settings = settings
         self._clock = clock
         self.table: dict[str, Item] = {}
@@ -163,10 +170,12 @@ class Table(ABC, Generic[Config, Item]):
         """Return the settings of the topic or group, or None if it does not exist."""
 
     def _load(self, saved: Iterable[Config], system: Iterable[Config]) -> None:
-        """Fill the table with the items of `saved`, then with the later changes in the journal.
+        """Fill the table from its file, from the journal, and with system items.
 
-        Items of `system` that are missing are added. Raises StoreError if the journal cannot be
-        read.
+        `saved` are the settings in the file. The changes in the journal, which are later, are made
+        after that. Then the items of `system` that are missing are added. The version of the table
+        increases if the journal had a change or a system item was missing. Raises StoreError if the
+        journal cannot be read.
         """
         for config in saved:
             self._set(config)
@@ -193,14 +202,15 @@ class Table(ABC, Generic[Config, Item]):
         self.document.changed = True
 
     def put(self, *configs: Config, is_asked: bool = True) -> None:
-        """Create or change topics or groups, all or none. Equal settings are not written again.
+        """Create or change the topics or groups that `configs` describe, all or none.
 
-        Each change is written to the journal, made in memory and logged. Then `on_change` is called
-        with the name, and `on_created` if the topic or group is new.
+        Settings that equal the present ones are skipped. The changes are written to the journal,
+        then made in memory and logged. `on_change` is called with the name of each, and then
+        `on_created` if it is new.
 
-        `is_asked` says that a client asked for the change. Then StoreError is raised, and nothing
-        is changed, if the journal cannot be written. Without `is_asked`, the change is made in
-        memory even then, and is saved with the next write of the file.
+        `is_asked` says that a client asked for the change. If the journal cannot be written then,
+        nothing is changed, and StoreError is raised. Without `is_asked`, the change is made in
+        memory even if the journal cannot be written. It is saved with the next write of the file.
         """
         changed_configs = [config for config in configs if self.config_of(config.name) != config]
         if not changed_configs:
@@ -217,17 +227,18 @@ class Table(ABC, Generic[Config, Item]):
                 self.on_created(config.name)
 
     def _log_put(self, config: Config, *, is_created: bool) -> None:
-        """Log that a topic or group was created or changed."""
+        """Log that the topic or group of `config` was created or changed."""
         verb = "created" if is_created else "changed"
         # The creation of the group is logged already when its retry topic is created.
         level = logging.DEBUG if config.name.startswith(RETRY_PREFIX) else logging.INFO
         log.log(level, "%s %s: %s", self._kind, verb, config)
 
     def remove(self, name: str) -> bool:
-        """Delete a topic or group, and call `on_change` and `on_removed` with its name.
+        """Delete a topic or group, and return whether it existed.
 
-        Return True if it existed. Raises StoreError, with nothing changed, if the journal cannot be
-        written.
+        The deletion is written to the journal first. Then `on_change` and `on_removed` are called
+        with the name. If the journal cannot be written, nothing is changed, and StoreError is
+        raised. If the topic or group does not exist, nothing happens.
         """
         if name not in self.table:
             return False
@@ -276,6 +287,7 @@ class Topic(TopicState):
     __slots__ = ("config", "is_forbidden", "name")
 
     def __init__(self, config: TopicConfig) -> None:
+        """Create the entry of a topic with these settings. Its counters start at 0."""
         self.name = config.name
         self.is_forbidden = is_broker_written_topic(config.name)
         self.record_bytes = RECORD_BYTES + len(config.name)
@@ -319,7 +331,10 @@ def make_no_topic_error(name: str) -> RequestError:
 
 
 def make_no_queue_error(topic: Topic, queue_id: int, remote: Host, code: int) -> RequestError:
-    """Return the error, with `code`, for a consumer at `remote` that names a missing queue."""
+    """Return the error for a request of a consumer about a queue that the topic does not have.
+
+    `remote` is the address of the consumer and `code` is the response code. The text is RocketMQ's.
+    """
     return RequestError(
         code,
         f"queueId[{queue_id}] is illegal, topic:[{topic.name}] "
@@ -330,7 +345,7 @@ def make_no_queue_error(topic: Topic, queue_id: int, remote: Host, code: int) ->
 def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     """Yield the settings of the topics that RocketMQ's tools expect on each broker.
 
-    See spec/store.md §11.
+    Their names, numbers of queues and permissions depend on `config` (spec/store.md §11).
     """
     cluster_name = config.cluster_name
     broker_name = config.broker_name
@@ -371,12 +386,13 @@ class Topics(Table[TopicConfig, Topic]):
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
         self.deleted_topic_totals = (0, 0)
-        """Messages and bytes that were stored in topics since deleted. Totals include them."""
+        """(messages, bytes) that were stored in topics which are deleted now. Totals count them."""
         self._queues_default = settings.broker.default_topic_queues
         self.get = self.table.get
         """Returns the topic of a name, or None. It is the dict's own method, to save a call."""
 
     def _set(self, config: TopicConfig) -> None:
+        """Put a topic into the table, or replace its settings if it is there."""
         topic = self.table.get(config.name)
         if topic is None:
             self.table[config.name] = Topic(config)
@@ -384,9 +400,12 @@ class Topics(Table[TopicConfig, Topic]):
             topic.change(config)
 
     def remove(self, name: str) -> bool:
-        """Delete a topic, and add its counters to `deleted_topic_totals`.
+        """Delete a topic, and return whether it existed.
 
-        Otherwise like `Table.remove`.
+        The numbers of messages and bytes that were stored in it are added to
+        `deleted_topic_totals`. Callbacks and errors are those of `Table.remove`: `on_change` and
+        `on_removed` are called with the name, and StoreError is raised if the journal cannot be
+        written.
         """
         topic = self.get(name)
         message_count, size_bytes = self.deleted_topic_totals
@@ -398,6 +417,7 @@ class Topics(Table[TopicConfig, Topic]):
         return is_removed
 
     def config_of(self, name: str) -> TopicConfig | None:
+        """Return the settings of a topic, or None if it does not exist."""
         topic = self.table.get(name)
         return None if topic is None else topic.config
 
@@ -410,10 +430,11 @@ class Topics(Table[TopicConfig, Topic]):
         return {name: topic.config for name, topic in self.table.items()}
 
     def load(self) -> None:
-        """Read the file and its journal, and add the system topics that are missing.
+        """Read the topics from their file and its journal, and add the missing system topics.
 
-        Raises StoreDamagedError if the file and its backup are damaged, StoreError if one cannot be
-        read.
+        A warning is logged for each topic with the cleanup policy COMPACTION, which is not
+        supported. Raises StoreDamagedError if the file and its backup are damaged, and StoreError
+        if a file cannot be read.
         """
         saved = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
         self.version = saved.data_version
@@ -428,10 +449,12 @@ class Topics(Table[TopicConfig, Topic]):
                 )
 
     def adopt_stored_topics(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add the topics of stored `queues`, pairs of topic and queue id, that are missing.
+        """Add a topic to the table for each stored queue whose topic is missing in it.
 
-        Such a topic was created by a send, and the power failed before the table was saved. This
-        makes its acknowledged messages readable.
+        `queues` are pairs (topic, queue id) of the queues in the store. A topic is missing if a
+        send created it and the power failed before the table was saved. Adding it makes its
+        messages readable again. It gets the default number of queues, or more if a stored queue id
+        needs that. Light queues, whose names start with LMQ_PREFIX, need no topic.
         """
         used_counts: dict[str, int] = {}  # by topic: the number of queues up to the highest id
         for name, queue_id in queues:
@@ -451,18 +474,21 @@ class Topics(Table[TopicConfig, Topic]):
             self._bump()
 
     def require(self, name: str) -> Topic:
-        """Return the topic. Raises RequestError (TOPIC_NOT_EXIST) if it does not exist."""
+        """Return the topic with this name. Raise RequestError (TOPIC_NOT_EXIST) if it is missing.
+
+        The text of the error is RocketMQ's.
+        """
         topic = self.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
         return topic
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """Return the topic, which is created first if it does not exist.
+        """Return the topic with this name. Create it first if it does not exist.
 
-        A new topic can be read and written. It has `queues` queues for reading and as many for
-        writing, and the given `sys_flag`. An existing topic is not changed. If the journal cannot
-        be written, the new topic is in memory only, until the file is written.
+        An existing topic is not changed. A new topic can be read and written. It has `queues`
+        queues for reading and as many for writing, and the flags `sys_flag`. If the journal cannot
+        be written, nothing is raised: the new topic is saved with the next write of the file.
         """
         if name not in self.table:
             config = TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag)
@@ -470,15 +496,20 @@ class Topics(Table[TopicConfig, Topic]):
         return self.table[name]
 
     def create_for_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
-        """Create the topic for a send to an unknown name, and return it; None if it is not allowed.
+        """Create the topic for a send to the unknown topic `name`, and return it.
 
-        `default_topic` is the topic whose permissions and flags are copied. `queues` is the number
-        of queues that the producer asks for; the default topic limits it. A retry topic is created
-        in any case, with one queue.
+        The new topic gets the permissions and flags of `default_topic`, an existing topic that the
+        producer names. `queues` is the number of queues that the producer asks for. The new topic
+        does not get more than `default_topic` has.
 
-        It is not allowed if the default topic does not exist or may not be inherited, or if the
-        broker has too many topics. It is not allowed by DEFAULT_TOPIC if autoCreateTopicEnable is
-        false. Raises StoreError if the change cannot be written.
+        Return None, without creating a topic, in three cases:
+
+        - `default_topic` does not exist, or lacks the permission PERM_INHERIT.
+        - `default_topic` is DEFAULT_TOPIC, and autoCreateTopicEnable is false.
+        - The broker has the maximum number of topics already.
+
+        A retry topic is created in any case, with one queue. Raises StoreError if the change cannot
+        be written to the journal.
         """
         if name.startswith(RETRY_PREFIX):
             return self.ensure(name, 1)
@@ -495,21 +526,23 @@ class Topics(Table[TopicConfig, Topic]):
         return self.table[name]
 
     def set_ordered_topics(self, table: Mapping[str, str]) -> None:
-        """Mark exactly the topics in `table` as ordered, and all others as not ordered.
+        """Mark the topics whose names are keys of `table` as ordered, and all others as not.
 
-        `table` is the order configuration that a name server returned for a registration.
+        `table` is the order configuration that a name server returned for a registration. Its
+        values are not used. The version of the table increases with each topic that changes.
         """
         for name, topic in self.table.items():
-            order = name in table
-            if topic.config.order != order:
-                topic.change(dataclasses.replace(topic.config, order=order))
+            is_ordered = name in table
+            if topic.config.order != is_ordered:
+                topic.change(dataclasses.replace(topic.config, order=is_ordered))
                 self._bump()
 
     def is_system(self, name: str) -> bool:
-        """Return whether this broker treats the topic as RocketMQ's `isSystemTopic` does.
+        """Return whether `name` is a system topic, as RocketMQ's `isSystemTopic` decides.
 
-        These are the topics that every RocketMQ broker treats so, and the topics of this broker's
-        configuration: of its name, its cluster's name, the cluster's replies, and traces.
+        System topics are those of every RocketMQ broker, and those that the configuration names:
+        the topics with the name of the broker and of its cluster, the topic for replies of the
+        cluster, and the topic for traces.
         """
         config = self._settings.broker
         return is_rocketmq_system_topic(name) or name in {
@@ -534,9 +567,11 @@ class Groups(Table[GroupConfig, GroupConfig]):
         """By group and topic: the permissions (PERM_READ) that were taken from the group."""
 
     def _set(self, config: GroupConfig) -> None:
+        """Put a group into the table, or replace its settings if it is there."""
         self.table[config.name] = config
 
     def config_of(self, name: str) -> GroupConfig | None:
+        """Return the settings of a group, or None if it does not exist."""
         return self.table.get(name)
 
     def snapshot(self) -> tables.GroupTable:
@@ -547,9 +582,10 @@ class Groups(Table[GroupConfig, GroupConfig]):
         return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
 
     def load(self) -> None:
-        """Read the file and its journal, and add the system groups that are missing.
+        """Read the groups from their file and its journal, and add the missing system groups.
 
-        Raises the same errors as `Topics.load`.
+        Raises StoreDamagedError if the file and its backup are damaged, and StoreError if a file
+        cannot be read.
         """
         saved = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
         self.version = saved.data_version
@@ -566,11 +602,12 @@ class Groups(Table[GroupConfig, GroupConfig]):
             )
 
     def set_forbidden(self, group: str, topic: str, *, is_forbidden: bool) -> None:
-        """Forbid the group to read the topic, or allow it again.
+        """Forbid the group to read the topic, or allow it again if `is_forbidden` is false.
 
         The change is not written to the journal. It is saved with the next write of the file.
         """
-        # New dicts, because a snapshot shares the old ones.
+        # `forbidden` has a set of permission bits for each group and topic. Change copies of the
+        # dicts, because a snapshot shares the old ones.
         forbidden = dict(self.forbidden)
         bits_by_topic = dict(forbidden.pop(group, {}))
         bits = bits_by_topic.get(topic, 0) & ~PERM_READ
@@ -591,10 +628,12 @@ class Groups(Table[GroupConfig, GroupConfig]):
         return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ
 
     def get_or_create(self, name: str) -> GroupConfig | None:
-        """Return the settings of the group, or None if it does not exist and cannot be created.
+        """Return the settings of the group. Create the group first if it does not exist.
 
-        A missing group is created with the defaults if autoCreateSubscriptionGroup is true, its
-        name is valid, and the number of groups is below its limit.
+        A new group has the default settings. Return None if the group does not exist and must not
+        be created: autoCreateSubscriptionGroup is false, the name is invalid, or the broker has the
+        maximum number of groups. If the journal cannot be written, nothing is raised: the new group
+        is saved with the next write of the file.
         """
         config = self.table.get(name)
         broker = self._settings.broker

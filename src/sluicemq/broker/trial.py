@@ -22,12 +22,12 @@ _BROKER_LOGGER: Final = logging.getLogger("sluicemq")
 async def find_start_error(
     store: StoreConfig, *, files: Files = SYSTEM_FILES
 ) -> SluiceError | None:
-    """Start a read-only broker on the store in `store.root`, stop it, and return what failed.
+    """Try to start a read-only broker on the store in `store.root`, and stop it again.
 
-    Return the SluiceError that prevents the start, or None if the broker starts. Other errors are
-    raised. Nothing is written to disk, no port is opened and no lock is taken. The segment sizes
-    are those of the files on disk, not those of `store`. Log lines of the trial are dropped,
-    because `verify` reports what it finds itself.
+    Return the SluiceError that prevents the start or the stop, or None if both succeed. Other
+    errors are raised. Nothing is written to disk, no port is opened and no lock is taken. The sizes
+    of the store's files are taken from the files on disk, not from `store`. The log lines of the
+    broker are dropped, because the caller, `sluice store verify`, reports the error itself.
     """
     config = BrokerConfig(
         listen_port=0, metrics_enable=False, bind_address="127.0.0.1", broker_ip1="127.0.0.1"
@@ -44,9 +44,10 @@ async def find_start_error(
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep log lines of this package from the handlers of the root logger.
+    """Drop the log lines of the broker package inside the `with` block.
 
-    Handlers of the package's own loggers still get them.
+    The handlers of the root logger do not get them. Handlers that were added to the loggers of the
+    package itself still do. The previous state is restored at the end.
     """
     drop = logging.NullHandler()
     propagates = _BROKER_LOGGER.propagate

@@ -78,9 +78,9 @@ class AccessHandlers:
     def update_account(self, header: UpdateAccountRequest, command: Command, peer: Peer) -> None:
         """Answer UPDATE_AND_CREATE_ACL_CONFIG (50): create or change an account.
 
-        As in RocketMQ, a field that is absent in the request stays unchanged. An empty list of
-        permissions removes all permissions, and an empty white address removes the address. Every
-        other empty field stays unchanged.
+        As in RocketMQ, only the fields in the request change. An empty list of permissions removes
+        all permissions, and an empty white address (from which no signature is needed) removes the
+        address. Other empty fields change nothing. The answer is sent when the file is written.
         """
         guard = self._require_guard()
         account = guard.accounts.get(header.access_key)
@@ -96,10 +96,10 @@ class AccessHandlers:
         self._edit_files_and_answer(command, peer, set_account, UPDATE_FAILED, path)
 
     def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
-        """Answer DELETE_ACL_CONFIG (51): delete an account from all files.
+        """Answer DELETE_ACL_CONFIG (51): delete an account from all files with access rules.
 
-        If the account stayed in another file, that entry would come into force. Raises RequestError
-        if there is no such account.
+        If it stayed in one of them, that entry would come into force. The answer is sent when the
+        files are written. Raises RequestError if there is no such account.
         """
         access_key = header.access_key
         if access_key not in self._require_guard().accounts:
@@ -115,8 +115,9 @@ class AccessHandlers:
     ) -> None:
         """Answer UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): replace the global white addresses.
 
-        The request names one of the files; by default, the main file is changed. Raises
-        RequestError if the broker does not use that file.
+        Requests from these addresses need no signature. The request may name one of the files with
+        access rules; by default, the main file is changed. Raises RequestError if the broker does
+        not use that file.
         """
         guard = self._require_guard()
         path = header.file or guard.path
@@ -140,11 +141,11 @@ class AccessHandlers:
         failure_code: int,
         path: str | None = None,
     ) -> None:
-        """Edit the file `path`, or all files if it is None, and answer the request afterwards.
+        """Start to edit the file `path`, or all files if it is None, and answer afterwards.
 
-        `edit_text` returns the new text of a file. The files are edited on another thread, and the
-        rules in them come into force on the event loop, before the answer. If the edited files
-        cannot be loaded or written, answer with `failure_code`.
+        `edit_text(text)` returns the new text of a file, or None if it does not change. The files
+        are edited on another thread. Then the new rules come into force, and the answer is sent. If
+        the edited files cannot be loaded or written, the answer has the code `failure_code`.
         """
         guard = self._require_guard()
 
@@ -161,11 +162,11 @@ class AccessHandlers:
         )
 
     def _edit_files(self, guard: Guard, edit_text: Change, path: str | None) -> Any:
-        """Edit the file `path`, or all files if it is None. Return what `guard` loads from them.
+        """Edit the file `path`, or all files if it is None, and return the rules loaded from them.
 
-        Blocks; runs on another thread. Raises ConfigurationError, with file, line and fix, if an
-        edited file cannot be loaded; nothing is written then. Raises OSError if a file cannot be
-        read or written.
+        The edited texts are checked before anything is written. Blocks, so it runs on another
+        thread. Raises ConfigurationError if an edited text is invalid. Raises OSError if a file
+        cannot be read or written.
         """
         # Edit the texts in memory.
         new_texts: dict[str, str] = {}  # the new text of each edited file, by path
@@ -194,10 +195,11 @@ class AccessHandlers:
         make_answer: Callable[[Any], Command | Announced],
         failure_code: int,
     ) -> None:
-        """Run `blocking_work` on another thread after all earlier jobs, and answer the request.
+        """Run `blocking_work` on another thread after all earlier jobs, and then answer `command`.
 
-        Each job thus reads what the job before it has written. `make_answer` returns the answer
-        from the result of `blocking_work`. If that raises an error, the answer has `failure_code`.
+        The jobs run one after the other, so each reads what the one before it has written.
+        `make_answer(result)` makes the answer from the result of `blocking_work`. If that raises an
+        exception, the answer has the code `failure_code` and the text of the exception.
         """
 
         def answer_and_start_next(result_or_error: Any) -> None:
@@ -220,7 +222,11 @@ class AccessHandlers:
             start_job()
 
     def _send_answer(self, answer: Command | Announced, command: Command, peer: Peer) -> None:
-        """Send an answer to `command` now, or when it is announced. One-way requests get none."""
+        """Send `answer` to `peer`, as the answer to the request `command`.
+
+        An Announced is sent when the change is saved and the replicas have it. A one-way request
+        gets no answer.
+        """
         if isinstance(answer, Announced):
             self.handle_outcome(answer, command, peer)
         elif command.is_oneway:
@@ -277,10 +283,10 @@ class AccessHandlers:
 
 
 def _parse_versions(contents: Iterable[tuple[str, bytes]], guard: Guard) -> dict[str, Any]:
-    """Return the versions of files as JSON objects, by path.
+    """Return the versions of the files with access rules as JSON objects, by path.
 
-    `contents` has the path and the content of each file. A file without a time has the one at which
-    `guard` has loaded it.
+    `contents` are (path, content) of each file. If a file contains no time, the time when `guard`
+    has loaded it is used.
     """
     versions = {}
     for path, content in contents:
@@ -291,7 +297,10 @@ def _parse_versions(contents: Iterable[tuple[str, bytes]], guard: Guard) -> dict
 
 
 def _list_account_changes(header: UpdateAccountRequest) -> dict[str, Any]:
-    """Return the fields of an account that a request changes, by their names in the file."""
+    """Return the fields of an account that a request changes, by their names in the file.
+
+    Fields that the request does not change are left out.
+    """
     fields: dict[str, Any] = {
         "secretKey": header.secret_key or None,
         "whiteRemoteAddress": header.white_address,
@@ -315,7 +324,7 @@ def _split_permissions(comma_separated: str | None) -> list[str] | None:
 
 
 def _describe_account(account: Account) -> dict[str, Any]:
-    """Return the JSON object of an account, as its file contains it, but without its secret key."""
+    """Return an account as a JSON object, with the names of the file, and a masked secret key."""
     topic_permissions = []
     group_permissions = []
     for name, permission in account.permissions.items():

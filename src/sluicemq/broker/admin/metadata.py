@@ -91,7 +91,7 @@ def _require_one_of(*values: str) -> Callable[[str], str]:
 
 
 def _find_fault_of_number(value: str) -> str:
-    """Return what is wrong with a number from -1 to 2**63 - 1, or "" if it is valid."""
+    """Return an error text if `value` is not a number from -1 to 2**63 - 1, else ""."""
     try:
         parsed = int(value)
     except ValueError:
@@ -145,8 +145,9 @@ def apply_attribute_changes(
 ) -> dict[str, str]:
     """Return the attributes of a topic or group after the changes of a tool.
 
-    `present` are its present attributes, or None if it is new. `changes` are pairs of `+key` and
-    the value, or `-key` and None. `rules` has the rules of all attributes, by key.
+    `present` are its present attributes, or None if it is new. `changes` are pairs: ("+key", value)
+    sets an attribute, and ("-key", None) deletes it. `rules` has the rule of each known attribute
+    by key.
 
     Raises RequestError, with RocketMQ's text and code, for a change that is not allowed.
     """
@@ -263,7 +264,8 @@ class MetadataHandlers(BrokerComponent):
     def create_topic(self, header: CreateTopicRequest, command: Command, peer: Peer) -> Announced:
         """Answer UPDATE_AND_CREATE_TOPIC (17): create a topic or change its configuration.
 
-        The remark of the answer is RocketMQ's. Raises RequestError.
+        The answer is sent when the change is saved and registered. Its remark is RocketMQ's. Raises
+        RequestError if the filter type, the name, a number of queues or an attribute is invalid.
         """
         if header.filter_type not in FILTER_TYPES:
             raise _system_error(
@@ -287,7 +289,8 @@ class MetadataHandlers(BrokerComponent):
     def create_topics(self, command: Command, peer: Peer) -> Announced | Postponed:
         """Answer UPDATE_AND_CREATE_TOPIC_LIST (18): create or change several topics.
 
-        No topic changes if one of them is invalid. Raises RequestError.
+        The work is done in steps, and the answer is sent when the changes are saved and registered.
+        Raises RequestError if a topic is invalid. Then no topic is changed.
         """
 
         def steps() -> WorkItem[Announced]:
@@ -313,10 +316,10 @@ class MetadataHandlers(BrokerComponent):
     def _complete_topic(
         self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]
     ) -> TopicConfig:
-        """Return `config` with the attributes of the topic after `changes`.
+        """Return `config` with the attributes that the topic has after `changes`.
 
-        `changes` are as in `apply_attribute_changes`. Raises RequestError if the name, a number of
-        queues or an attribute is invalid.
+        `changes` are pairs: ("+key", value) sets an attribute, and ("-key", None) deletes it.
+        Raises RequestError if the name, a number of queues or an attribute is invalid.
         """
         _require_no_fault(find_topic_name_fault(config.name, TOPIC_LENGTH_MAX))
         self._check_not_system_topic(config.name)
@@ -340,11 +343,10 @@ class MetadataHandlers(BrokerComponent):
     def delete_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Announced:
         """Answer DELETE_TOPIC_IN_BROKER (215): delete a topic with its queues and offsets.
 
-        The topics for retries of its popped messages are deleted too, unless a setting forbids it.
+        The topics for retries of its popped messages are deleted as well, if a setting allows it.
         The records stay in the commit log until retention deletes them. If the topic is created
-        again, groups that had consumed it begin at its first message
-        (`Offsets.delete_topic`). Deleting a topic that does not exist deletes only its
-        offsets.
+        again, groups that had consumed it begin at its first message. If the topic does not exist,
+        only offsets that are left of it are deleted.
 
         Raises RequestError if the topic is a system topic or its name is invalid.
         """
@@ -447,8 +449,9 @@ class MetadataHandlers(BrokerComponent):
         return run_or_postpone(steps())
 
     def _complete_groups(self, configs: Iterable[GroupConfig]) -> list[GroupConfig]:
-        """Return `configs` with the attributes of the groups after the changes in them.
+        """Return `configs` with the attributes that the groups have after the request.
 
+        The attributes in `configs` are changes: "+key" sets an attribute, and "-key" deletes it.
         Raises RequestError if a name, a number of queues or an attribute is invalid.
         """
         completed_configs = []
@@ -479,7 +482,8 @@ class MetadataHandlers(BrokerComponent):
     def list_groups(self, header: GetAllGroupsRequest, command: Command, peer: Peer) -> Command:
         """Answer GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201) with the configuration of all groups.
 
-        Paging works as in `list_topics`.
+        The answer always contains all groups. A tool that asks for pages recognizes that by the
+        total number of groups in the header.
         """
         fields = None
         if header.group_sequence is not None:

@@ -73,10 +73,11 @@ class QueryHandlers(BrokerComponent):
     ) -> Command:
         """Answer QUERY_CONSUMER_OFFSET (14) with the committed offset of a group for one queue.
 
-        A group without a committed offset starts at offset 0 if the queue still has its first
-        message and that is recent enough to be in memory (spec/remoting.md §14). It starts at the
-        end of an empty queue. In all other cases the answer is QUERY_NOT_FOUND, and the client
-        chooses the offset by its own policy.
+        For a group without a committed offset, the answer is 0 if the queue still has its first
+        message and that is probably in memory (spec/remoting.md §14). It is the end of the queue if
+        the queue is empty. In all other cases the code is QUERY_NOT_FOUND, and the client chooses
+        the offset by its own policy. It is also QUERY_NOT_FOUND if the request sets
+        `zero_if_not_found` to false.
 
         RocketMQ 5 answers QUERY_NOT_FOUND for an empty queue, too. But there every policy chooses
         the end, and a client that asks for the end in a second request would skip the messages that
@@ -108,10 +109,10 @@ class QueryHandlers(BrokerComponent):
         return start.committed_offset if start is not None else -1
 
     def _find_start_offset(self, topic_name: str, queue_id: int) -> int | None:
-        """Return where a group starts that has committed no offset of a queue.
+        """Return the offset at which a group without a committed offset starts in a queue.
 
-        That is 0, or the end of an empty queue. Return None if there is no such queue, or if the
-        client must choose the offset.
+        It is 0 if the first message is probably in memory, or the end of an empty queue. Return
+        None if there is no such queue, or if the client must choose the offset.
         """
         topic = self.topics.get(topic_name)
         if topic is None or not 0 <= queue_id < topic.queues:
@@ -126,8 +127,8 @@ class QueryHandlers(BrokerComponent):
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
         """Return whether a queue still has its message 0, and that message is probably in memory.
 
-        It is if the log behind it is not larger than accessMessageInMemoryMaxRatio percent of the
-        machine's memory.
+        The message is probably in memory if the log after it has at most
+        accessMessageInMemoryMaxRatio percent of the machine's memory.
         """
         records = self.store.reader.read(topic, queue_id, 0, 1).data
         if not records:
@@ -140,9 +141,9 @@ class QueryHandlers(BrokerComponent):
     ) -> Command:
         """Answer UPDATE_CONSUMER_OFFSET (15): commit an offset of a group for one queue.
 
-        The offset of a member of a lane is that of the lane. The answer has an error code, and
-        nothing is committed, if the group, the topic or the queue does not exist. Offsets of queues
-        that the topic had before are accepted.
+        If the client is a member of a lane, the offset is committed for the lane. If the group, the
+        topic or the queue does not exist, the answer has an error code, and nothing is committed.
+        Offsets of queues that the topic had before are accepted.
         """
         if header.group not in self.groups:
             return _make_error_answer(
@@ -183,8 +184,9 @@ class QueryHandlers(BrokerComponent):
     ) -> Command:
         """Answer SEARCH_OFFSET_BY_TIMESTAMP (29) with the offset of a queue at a store time.
 
-        That is the first offset stored at or after `header.time_ms`. If the request asks for the
-        upper boundary, it is the last offset stored at or before it (`store.read` has the details).
+        It is the offset of the first message that was stored at `header.time_ms` or later. If the
+        request asks for the upper boundary, it is the offset of the last message that was stored at
+        that time or earlier.
         """
         boundary: Literal["lower", "upper"] = "lower"
         if header.boundary is not None and header.boundary.lower() == "upper":

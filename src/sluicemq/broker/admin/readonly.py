@@ -80,8 +80,8 @@ REFUSED_CODES: Final = frozenset(code for _, codes in _CHANGES for code in codes
 def make_refusing_handlers(root: str) -> dict[int, Handler]:
     """Return handlers that refuse requests of `REFUSED_CODES`, by request code.
 
-    The answers are NO_PERMISSION, and no handler changes anything. `root` is the directory of the
-    store, which the remark of each answer names.
+    Each handler answers with NO_PERMISSION and changes nothing. `root` is the directory of the
+    store, for the text of the answers.
     """
 
     def make_handler(subject: str) -> Handler:
@@ -130,7 +130,11 @@ def prepare_settings(settings: Settings, files: Files) -> None:
 
 
 def _adapt_store_config(config: StoreConfig, files: Files) -> StoreConfig:
-    """Return `config` with the paths in the store, if it has a commit log, and with file sizes."""
+    """Return `config` adapted to the store in `config.root`.
+
+    If the store has a commit log, the paths in the store replace other configured paths. The sizes
+    of the files are those of the files on disk.
+    """
     log_path = f"{config.root}/commitlog"
     queue_path = f"{config.root}/consumequeue"
     configured_paths = (config.commit_log_path, config.consume_queue_path)
@@ -143,8 +147,8 @@ def _adapt_store_config(config: StoreConfig, files: Files) -> StoreConfig:
 def _find_names(settings: Settings, files: Files) -> tuple[str, str]:
     """Return the names of the broker and of its cluster.
 
-    They are those of the configuration. A name that is the default is replaced by the name that a
-    system topic of the store contains.
+    They are the configured names. But if a name is the default, it is taken from the name of a
+    system topic in the store, which contains it.
     """
     broker_name = settings.broker.broker_name
     cluster_name = settings.broker.cluster_name
@@ -161,10 +165,10 @@ def _find_names(settings: Settings, files: Files) -> tuple[str, str]:
 def add_missing_topics_and_groups(
     store: Store, topics: Topics, groups: Groups, offsets: Offsets
 ) -> None:
-    """Add the topics that have only queues, and the groups that have only offsets, to the tables.
+    """Add topics of the store, and groups with committed offsets, that are missing in the tables.
 
-    `topics` and `groups` are changed. An added topic can be read only, and has as many queues as
-    its highest queue id requires. An added group has the default configuration.
+    An added topic can only be read, and has as many queues as its highest queue id requires. An
+    added group has the default configuration.
     """
     queue_counts: dict[str, int] = {}
     for topic, queue_id in store.queues():

@@ -58,7 +58,10 @@ class UnreadMonitor:
     """
 
     def __init__(self, offsets: Offsets, store: Store, clock: Clock) -> None:
-        """Create a monitor of the groups that have committed offsets in `offsets`."""
+        """Create a monitor of messages that are deleted before groups have read them.
+
+        It observes the groups that have committed offsets in `offsets`.
+        """
         self._offsets = offsets
         self._store = store
         self._retention = store.retention
@@ -79,11 +82,11 @@ class UnreadMonitor:
     # --- called before a file is deleted
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """Count the messages [old_min, new_min) of a queue that each group has not read.
+        """Count the unread messages of each group that are about to be deleted from a queue.
 
-        They are in the file that is about to be deleted. The counts are kept until
-        `on_file_deleted` is called for that file. A group without a committed offset of the queue
-        does not count.
+        The offsets from `old_min` to before `new_min` are in a file that is about to be deleted.
+        The counts are kept until `on_file_deleted` is called for that file. Groups without a
+        committed offset for the queue are ignored.
         """
         if not self._groups_by_topic:
             self._groups_by_topic = self._offsets.groups_by_topic()
@@ -98,8 +101,8 @@ class UnreadMonitor:
     def on_file_deleted(self, file: LogFile, why: str) -> None:
         """Log the unread messages that were counted for a file, and add them to the totals.
 
-        There is one warning for each topic and group. `deleted_unread_counts` contains the totals.
-        `why` is the reason of the deletion, for the log. The counts of the next file begin at 0.
+        A warning is logged for each topic and group. `why` is the reason of the deletion, for the
+        log. The totals are in `deleted_unread_counts`. The counts of the next file begin at 0.
         """
         unread_counts = self._unread_counts
         self._unread_counts = {}
@@ -121,10 +124,11 @@ class UnreadMonitor:
     # --- warnings ahead of a deletion
 
     def find_expiring(self, topic: str, queue_id: int, committed: int) -> ExpiringMessages | None:
-        """Return the expiring messages of a queue that a group has not read.
+        """Return the number of unread messages of a group that are deleted soon, and when.
 
-        `committed` is the committed offset of the group, or -1 if it has none. Return None if it is
-        -1, if no file of the log expires soon, or if the group has read the expiring messages.
+        Only messages of one queue are counted. `committed` is the committed offset of the group, or
+        -1 if it has none. Return None if it is -1, if no file of the log is deleted soon, or if the
+        group has read all messages in such files.
         """
         files = self._retention.expiring_files()
         if committed < 0 or not files:
@@ -135,11 +139,11 @@ class UnreadMonitor:
     def _find_in_files(
         self, files: list[LogFile], topic: str, queue_id: int, committed: int, expiring_end: int
     ) -> ExpiringMessages | None:
-        """Return the number and deletion time of the messages from `committed` to `expiring_end`.
+        """Return the number of unread messages in `files`, and when the first one is deleted.
 
-        `files` are the files that expire soon, at least one. `expiring_end` is the first offset of
-        the queue that is behind all of them. The deletion time is that of the file with the first
-        unread message. Return None if there is no unread message in the files.
+        `files` are the files of the log that are deleted soon, at least one. `committed` is the
+        committed offset of the group, and `expiring_end` the first offset of the queue that is
+        after all of these files. Return None if the files have no unread message.
         """
         queue_start, _ = self._store.queue_offsets(topic, queue_id)
         first_unread = max(committed, queue_start)
@@ -154,11 +158,11 @@ class UnreadMonitor:
         return ExpiringMessages(expiring_end - first_unread, deletion_time_ms)
 
     def survey(self) -> Iterator[Step]:
-        """Find the expiring messages of all groups, store them in `expiring_unread`, and warn.
+        """Find the unread messages of all groups that are deleted soon, and log warnings.
 
-        Yield 0.0, a pause in seconds, after each SURVEY_SLICE_S, so that the event loop can handle
-        requests. A warning of the same topic and group is logged once in WARNING_PERIOD_S. Without
-        files that expire soon, `expiring_unread` becomes empty. Raises OSError.
+        The result replaces `expiring_unread`. A warning about the same topic and group is logged
+        once in WARNING_PERIOD_S. This is a generator: it yields 0.0, a pause in seconds, after each
+        SURVEY_SLICE_S, so that the event loop can handle requests. Raises OSError.
         """
         files = self._retention.expiring_files()
         committed_offsets = list(self._offsets.iter_offsets()) if files else ()
@@ -181,9 +185,10 @@ class UnreadMonitor:
         self._warn()
 
     def _warn(self) -> None:
-        """Log `expiring_unread`, once in `WARNING_PERIOD_S` for each topic and group.
+        """Log a warning for each topic and group in `expiring_unread`.
 
-        A group that has caught up is forgotten, and warned at once when it falls behind later.
+        A warning is repeated after `WARNING_PERIOD_S`. If a group has caught up and falls behind
+        again later, a warning is logged at once.
         """
         now_s = self._clock.monotonic_s()
         self._warned_s = {
@@ -214,10 +219,11 @@ class RetentionHandlers:
         context: BrokerContext,
         unread_monitor: UnreadMonitor,
     ) -> None:
-        """Let `unread_monitor` observe deletions, and schedule the first jobs.
+        """Create the handlers, and schedule the first jobs. Nothing is deleted here.
 
-        The disk is checked and the first survey is done by the first call of `run_due_jobs`, the
-        first clean-up FIRST_CLEAN_UP_DELAY_S later. Nothing is deleted here.
+        `unread_monitor` observes deletions. The first call of `run_due_jobs` checks the disk, and
+        looks for unread messages that are deleted soon. The first clean-up is due
+        FIRST_CLEAN_UP_DELAY_S seconds from now.
         """
         self._settings = context.settings
         self._topics = context.topics
@@ -296,9 +302,9 @@ class RetentionHandlers:
     def run_due_jobs(self) -> Iterator[Step]:
         """Do the jobs that are due: disk check, clean-ups of queues and log, and survey.
 
-        The broker calls this about once a second. The iterator yields pauses in seconds, and
-        blocking work for another thread (see `store.retain`). While the store refuses sends, each
-        call checks the disk, so that sends are accepted as soon as there is room.
+        The survey looks for unread messages that are deleted soon. The broker calls this about once
+        a second. The iterator yields pauses in seconds, and functions for another thread. While the
+        store refuses sends because the disk is full, each call checks the disk.
         """
         now_s = self._clock.monotonic_s()
         period_s = self._settings.store.clean_interval_ms / 1000
@@ -318,7 +324,10 @@ class RetentionHandlers:
 
 
 def _add_expiring(earlier: ExpiringMessages | None, added: ExpiringMessages) -> ExpiringMessages:
-    """Return the sum of both counts with the earliest deletion. `earlier` None means nothing."""
+    """Return the sum of two counts, with the earlier one of their deletion times.
+
+    If `earlier` is None, return `added`.
+    """
     if earlier is None:
         return added
     return ExpiringMessages(

@@ -80,9 +80,9 @@ class StatisticsHandlers(BrokerComponent):
     def view_counter(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
         """Answer VIEW_BROKER_STATS_DATA (315) with the growth of one counter.
 
-        `header.name` is RocketMQ's name of the counter. `header.key` is what it counts for, such as
-        a topic; the cluster name means the whole broker. The body has an object for each of the
-        periods statsMinute, statsHour and statsDay:
+        `header.name` is RocketMQ's name of the counter. `header.key` says for what it counts, for
+        example a topic. The name of the cluster means the whole broker. The body has an object for
+        each of the periods statsMinute, statsHour and statsDay:
 
             sum      the growth of the counter in the period
             tps      the growth per second
@@ -153,11 +153,11 @@ class StatisticsHandlers(BrokerComponent):
         return max(queue_end - offset_since, 0)
 
     def find_topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
-        """Return for each existing group the topics of which it has committed offsets.
+        """Return, by existing group, the sorted topics for which it has committed offsets.
 
-        Left out are topics that do not exist, topics to which an online group does not subscribe,
-        and groups without a topic. If `ordered`, only topics in strict order are returned. The
-        topics of a group are sorted.
+        Topics that do not exist, and topics to which an online group does not subscribe, are left
+        out. Groups without a topic are left out. With `ordered`, only topics in strict order are
+        returned.
         """
         topics_by_group: dict[str, list[str]] = {}
         for topic_name, groups in sorted(self.offsets.groups_by_topic().items()):
@@ -176,9 +176,9 @@ class StatisticsHandlers(BrokerComponent):
     ) -> Postponed:
         """Answer GET_BROKER_CONSUME_STATS (317) with the progress of all groups in their topics.
 
-        The answer also has two totals over all groups: the messages that are not committed, and
-        those of them that were pulled. With `header.ordered`, only topics in strict order count.
-        The work is done in steps, one for each group.
+        The answer also has two totals over all groups: the number of messages that are not
+        committed, and how many of them were pulled. With `header.ordered`, only topics in strict
+        order count. Return a Postponed, which works in steps, one for each group.
         """
 
         def steps() -> WorkItem[Command]:
@@ -250,13 +250,13 @@ class StatisticsHandlers(BrokerComponent):
     ) -> Command | Postponed:
         """Answer UPDATE_AND_GET_GROUP_FORBIDDEN (353): allow or forbid a group to read a topic.
 
-        Without `readable`, the request changes nothing. The answer says whether the group may read
-        the topic. A change is logged. Its answer is sent when the change is on disk, here and on
-        the slaves that must confirm changes.
+        The answer says whether the group may read the topic now. If the request has no field
+        `readable`, nothing is changed. A change is logged, and its answer is sent when the change
+        is on disk, here and on the slaves that must confirm changes.
 
-        Raises RequestError if the request forbids reading and the topic or group does not exist. A
-        request that allows reading is accepted for any names, so that a rule about a deleted topic
-        or group can be removed.
+        Raises RequestError if reading is to be forbidden and the topic or group does not exist.
+        Allowing it is accepted for any names, so that a rule about a deleted topic or group can be
+        removed.
         """
         group = header.group
         topic = header.topic
@@ -278,7 +278,10 @@ class StatisticsHandlers(BrokerComponent):
         return self._answer_after_write(answer)
 
     def _answer_after_write(self, answer: Command) -> Postponed:
-        """Return an answer that is sent when the groups are on disk, and on the slaves."""
+        """Return a Postponed, which writes the file of groups and then sends `answer`.
+
+        It is sent when the slaves that must confirm changes have the file, too.
+        """
         write_groups = self.groups.document.prepare_write()
         assert write_groups is not None, "the document has just changed"
 

@@ -98,10 +98,10 @@ class CounterHistory:
         self._histories: dict[str, deque[tuple[float, int]]] = {}
 
     def sample(self, now_s: float, counters: Mapping[str, int]) -> None:
-        """Store a sample of `counters`, values by name, at the monotonic time `now_s`.
+        """Store the values of all counters at the monotonic time `now_s`.
 
-        Counters that are missing in `counters` are forgotten. For `compute_rate`, the caller must
-        take a sample once a second.
+        `counters` are the values by name. Counters that are missing in it are forgotten. The caller
+        must do this once a second, so that `compute_rate` is right.
         """
         self._times.append(now_s)
         histories = self._histories
@@ -122,9 +122,10 @@ class CounterHistory:
                 del histories[deleted_name]
 
     def compute_rate(self, name: str, window_s: int) -> float:
-        """Return the rate of a counter per second, over the last `window_s` samples.
+        """Return the growth of a counter per second, over the last `window_s` samples.
 
-        Return 0.0 for an unknown counter, and before there are two samples.
+        There is one sample for each second. Return 0.0 for an unknown counter, and before there are
+        two samples.
         """
         history = self._histories.get(name)
         if history is None or len(self._times) < 2:
@@ -189,7 +190,11 @@ class MidnightCounters:
         """The values at the midnight before. Empty if the broker started after it."""
 
     def sample(self, now_ms: int, counters: Mapping[str, int]) -> None:
-        """Store the values of `counters` if the day has changed since the last call."""
+        """Store the values of `counters` if the day (in UTC) has changed since the last call.
+
+        They become `today_start`, and the former `today_start` becomes `yesterday_start`. The first
+        call stores no values, because the broker was started after the midnight of that day.
+        """
         day = now_ms // 86_400_000
         if day != self._day:
             self.yesterday_start = self.today_start if self._day >= 0 else {}
@@ -214,8 +219,10 @@ class PeriodCounters:
     """
 
     def __init__(self) -> None:
+        """Start without samples. The first call of `sample` takes one of each period."""
         self._histories = {name: CounterHistory(count) for name, _, count in PERIODS}
         self._next_s = dict.fromkeys(self._histories, float("-inf"))
+        """By name of the period: the monotonic time from which its next sample is due."""
 
     def sample(self, now_s: float, counters: CollectCounters) -> None:
         """Take the samples that are due at the monotonic time `now_s`. Call it once a second.
@@ -264,7 +271,12 @@ class RuntimeInfo(BrokerComponent):
         midnight_counters: MidnightCounters,
         extra_collectors: Collection[Callable[[], dict[str, str]]],
     ) -> None:
-        """`extra_collectors` return further entries of the runtime information."""
+        """Create the collector of counters and of the runtime information of the broker.
+
+        `send` and `pull` count messages, and `polls` has the waiting requests. `rates` and
+        `midnight_counters` have earlier values of the counters. Each of `extra_collectors` returns
+        further entries of the runtime information, as strings by key.
+        """
         super().__init__(context)
         self.send = send
         self.pull = pull
@@ -306,10 +318,12 @@ class RuntimeInfo(BrokerComponent):
         return counters
 
     def collect_counters(self) -> dict[str, int]:
-        """Return the counters of rates and daily sums, which are sampled once a second.
+        """Return the counters of which rates and daily sums are made, as values by name.
 
-        The names are "put", "put_bytes", "get" for messages stored and delivered; "found" and
-        "miss" for pulls with and without messages; "in:TOPIC" and "out:TOPIC@GROUP" for messages.
+        - "put", "put_bytes": the messages stored, and their bytes; "get": the messages delivered
+        - "found", "miss": the pulls that found messages, and those that found none
+        - "in:TOPIC": the messages stored in a topic
+        - "out:TOPIC@GROUP": the messages of a topic that were delivered to a group
         """
         counters = {"found": self.pull.found_count, "miss": self.pull.missed_count}
         stored_count, stored_bytes = self.topics.deleted_topic_totals
@@ -325,7 +339,10 @@ class RuntimeInfo(BrokerComponent):
         return counters | {"put": stored_count, "put_bytes": stored_bytes, "get": delivered_count}
 
     def collect_table(self) -> dict[str, str]:
-        """Return all entries of the runtime information (28), as text by key."""
+        """Return all entries of the answer to GET_BROKER_RUNTIME_INFO (28), as strings by key.
+
+        Entries about things that this broker does not have, such as thread pools, are constants.
+        """
         from sluicemq import __version__, engine  # noqa: PLC0415 - a higher layer
 
         table = {
@@ -371,7 +388,11 @@ class RuntimeInfo(BrokerComponent):
         }
 
     def _describe_totals(self) -> dict[str, str]:
-        """Return the entries with the messages since the start, and those since midnights."""
+        """Return the entries with the number of messages since the start, and at the midnights.
+
+        Entries with YesterdayMorning and TodayMorning have the values at the last two midnights, or
+        0 if the broker started later. Entries with TodayNow have the present values.
+        """
         counters = self.collect_counters()
         stored_count = counters["put"]
         stored_bytes = counters["put_bytes"]
@@ -408,9 +429,10 @@ class RuntimeInfo(BrokerComponent):
 
 
 def _count_by_bucket(latency_counts: list[int]) -> list[int]:
-    """Return the number of sends in each of RocketMQ's buckets, `_LATENCY_BUCKETS`.
+    """Return the number of sends in each bucket of RocketMQ's latency histogram.
 
-    `latency_counts` are those of `GroupCommit.latency_counts`, whose buckets are finer.
+    `latency_counts` has the numbers in the finer buckets of `LATENCY_BOUNDS_S`, and the last one
+    without a bound.
     """
     bucket_counts = [0] * len(_LATENCY_BUCKETS)
     for bound_s, count in zip((*LATENCY_BOUNDS_S, 10.0), latency_counts, strict=True):
@@ -422,10 +444,11 @@ def _count_by_bucket(latency_counts: list[int]) -> list[int]:
 
 
 def _quantile_s(counts: list[int], share: float) -> float:
-    """Return a quantile of latencies in seconds, as the upper bound of its bucket.
+    """Return the latency in seconds that the share `share` of sends does not exceed.
 
-    `counts` are those of `GroupCommit.latency_counts`, and `share` is the quantile, from 0 to 1.
-    The last bucket has no bound; it counts as 10 s. Return 0.0 if there are no latencies.
+    `share` is from 0 to 1; 0.99 is the 99th percentile. `counts` has the number of sends in each
+    bucket of `LATENCY_BOUNDS_S`, and the last one without a bound. The result is the upper bound of
+    a bucket; that of the last bucket is 10 s. Return 0.0 if there are no sends.
     """
     required_count = sum(counts) * share
     reached_count = 0
@@ -455,7 +478,12 @@ class StatusHandlers(BrokerComponent):
         unread_monitor: UnreadMonitor,
         unfinished: Callable[[str, str, int], UnfinishedMessages],
     ) -> None:
-        """`unfinished(group, topic, queue_id)` returns the unfinished messages of a group."""
+        """Create the handlers that answer questions of tools about the state of the broker.
+
+        `consumers` and `producers` have the online clients, `runtime` and `rates` the counters, and
+        `unread_monitor` the messages that are deleted soon. `unfinished(group, topic, queue_id)`
+        returns the unfinished messages of a group in a queue.
+        """
         super().__init__(context)
         self.consumers = consumers
         self.producers = producers
@@ -472,9 +500,9 @@ class StatusHandlers(BrokerComponent):
     def change_config(self, command: Command, peer: Peer) -> Command:
         """Answer UPDATE_BROKER_CONFIG (25): change settings and write them to the broker's file.
 
-        The remark of the answer names the settings that take effect at the next start, and keys
-        that have no effect. Raises RequestError if a setting is invalid or must not be changed, or
-        if no key of the request has an effect.
+        The body of the request has lines of `key=value`. The remark of the answer names the
+        settings that take effect at the next start, and the keys that have no effect. Raises
+        RequestError if a setting is invalid or must not be changed, or if no key has an effect.
         """
         settings = self.settings
         requested_lines = bytes(command.body).decode("utf-8", "replace")
@@ -532,7 +560,8 @@ class StatusHandlers(BrokerComponent):
     def get_topic_stats(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """Answer GET_TOPIC_STATS_INFO (202) with the offsets and last store time of each queue.
 
-        Raises RequestError if the topic does not exist.
+        The answer also has the messages per second that were stored in the last minute. Raises
+        RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         queues = {}
@@ -551,9 +580,9 @@ class StatusHandlers(BrokerComponent):
     ) -> Command:
         """Answer GET_CONSUME_STATS (208) with the progress of a group.
 
-        The request names one topic, or several. Without any, the answer covers the topics of which
-        the group has offsets, and those to which its online members subscribe. SluiceMQ adds the
-        messages in flight to RocketMQ's fields.
+        The request may name one or several topics. If it names none, the answer has the topics for
+        which the group has offsets, and those to which its online members subscribe. SluiceMQ adds
+        the messages in flight to RocketMQ's fields.
         """
         names = set(filter(None, (header.topic_list or "").split(";")))
         if header.topic:
@@ -568,8 +597,8 @@ class StatusHandlers(BrokerComponent):
     def collect_consume_stats(self, group: str, names: Sequence[str]) -> bodies.ConsumeStats:
         """Return the progress of a group in the queues of the topics `names`.
 
-        Topics that do not exist are logged and left out. The rate is that of all `names`, over the
-        last minute.
+        Topics that do not exist are logged and left out. The result also has the number of messages
+        per second that the group got from these topics in the last minute.
         """
         queues: dict[MessageQueue, bodies.QueueProgress] = {}
         for name in names:
@@ -586,7 +615,10 @@ class StatusHandlers(BrokerComponent):
     def _collect_queue_progress(
         self, group: str, topic: str, queue_id: int
     ) -> bodies.QueueProgress:
-        """Return the progress of a group in one queue."""
+        """Return the progress of a group in one queue: its offsets, and messages in flight.
+
+        It also has the number of unread messages that are deleted soon, and the time of that.
+        """
         _, end_offset = self.store.queue_offsets(topic, queue_id)
         committed_or_none = self.offsets.committed(group, topic, queue_id)  # -1 without one
         committed = max(committed_or_none, 0)

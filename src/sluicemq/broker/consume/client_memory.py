@@ -40,9 +40,8 @@ def estimate_member_bytes(subscriptions: Iterable[Subscription]) -> int:
     for subscription in subscriptions:
         characters = len(subscription.topic) + len(subscription.expression)
         member_bytes += SUBSCRIPTION_BYTES + TEXT_BYTES * characters
-        member_bytes += CODE_BYTES * (len(subscription.tags) + len(subscription.codes)) + sum(
-            map(len, subscription.tags)
-        )
+        member_bytes += CODE_BYTES * (len(subscription.tags) + len(subscription.codes))
+        member_bytes += sum(map(len, subscription.tags))
         if subscription.kind == SQL92:
             member_bytes += SQL92_BYTES * len(subscription.expression)
     return member_bytes
@@ -71,10 +70,11 @@ class ClientMemory:
         self.total = 0
 
     def reserve(self, peer: Peer, role: Role, role_bytes: int) -> None:
-        """Set the memory of a role of a connection to `role_bytes` bytes.
+        """Count `role_bytes` bytes of memory for a role of a connection.
 
-        Raises RequestError, with nothing changed, if the connection or all connections together
-        would exceed their limit.
+        A role is (kind, group): the connection is a producer or a consumer of the group. The number
+        replaces the earlier one of the role. Raises RequestError, with nothing changed, if the
+        connection, or all connections together, would exceed their limit.
         """
         role_kind, group = role
         connection = self._by_connection.get(peer) or _ConnectionMemory()
@@ -88,7 +88,10 @@ class ClientMemory:
         self.total += added_bytes
 
     def _check_limits(self, connection_bytes: int, all_bytes: int) -> None:
-        """Raise RequestError if one connection, or all together, may not take that many bytes."""
+        """Raise RequestError if a connection, or all connections together, use too much memory.
+
+        `connection_bytes` is what the connection would use, and `all_bytes` what all would use.
+        """
         config = self._settings.broker
         if connection_bytes > config.client_bytes_max:
             raise RequestError(
@@ -106,7 +109,7 @@ class ClientMemory:
             )
 
     def release(self, peer: Peer, role: Role) -> None:
-        """Release the memory of a role of a connection; do nothing if it has none."""
+        """Stop counting the memory of a role of a connection. Do nothing if it has none."""
         role_kind, group = role
         connection = self._by_connection.get(peer)
         if connection is None:

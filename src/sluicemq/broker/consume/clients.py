@@ -140,9 +140,9 @@ class ConsumerGroup:
     def find_member(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """Return the member that sent a request with these header fields on `peer`, or None.
 
-        If `peer` is not a member itself, return a member with the client id in CLIENT_ID_FIELD. If
-        that client has several connections, return the one with its last heartbeat: the others may
-        be broken, and their subscriptions outdated.
+        If no heartbeat came over `peer`, the member is found by its client id, which the field
+        CLIENT_ID_FIELD contains. If that client has several connections, the one with the latest
+        heartbeat is returned, because the others may be broken, and their subscriptions outdated.
         """
         member = self.members.get(peer)
         if member is not None or not fields:
@@ -163,7 +163,8 @@ class ConsumerGroup:
         """Copy the subscriptions of a member to the older connections of the same client.
 
         An older connection may be broken and still be listed for two minutes. Return the
-        subscription key that the client had before, "" if it had no other connection.
+        subscription key (an encoding of all subscriptions) that the client had before, or "" if it
+        had no other connection.
         """
         previous_key = ""
         for older in self.members.values():
@@ -174,7 +175,10 @@ class ConsumerGroup:
         return previous_key
 
     def has_other_connection(self, removed: Member) -> bool:
-        """Return whether the client of a removed member has another with the same subscriptions."""
+        """Return whether the client of `removed` has another connection in the group.
+
+        Only a connection with the same subscriptions counts.
+        """
         return any(
             member.client_id == removed.client_id
             and member.subscription_key == removed.subscription_key
@@ -182,7 +186,10 @@ class ConsumerGroup:
         )
 
     def other_subscription_keys(self, member: Member) -> dict[str, str]:
-        """Return the subscription keys of the other clients, by client id."""
+        """Return the subscription keys of the other clients, by client id.
+
+        Clients without a key, which assign queues themselves, are left out.
+        """
         return {
             other_member.client_id: other_member.subscription_key
             for other_member in self.members.values()
@@ -197,9 +204,9 @@ class ConsumerGroup:
         return subscriptions
 
     def merge_member_subscriptions(self) -> None:
-        """Set the group's subscriptions to the union of its members', as tools show them.
+        """Set the subscriptions of the group, as tools show them, to those of all members.
 
-        For a topic to which several members subscribe, the expression of the first one is taken.
+        If several members subscribe to a topic, the expression of the first member is used.
         """
         self.change_count += 1
         merged: dict[str, Subscription] = {}
@@ -212,9 +219,9 @@ class ConsumerGroup:
     ) -> bool:
         """Set the subscriptions of the group, by topic. Return whether the set of topics changed.
 
-        A changed filter is taken from `compiled` if it was compiled there for this subscription,
-        and is compiled here otherwise. If only the version of a subscription is newer, its filter
-        stays. `change_count` increases with each change.
+        The filter of a new or changed subscription is taken from `compiled` if it is there, and is
+        compiled here otherwise. If only the version of a subscription is newer, its filter stays.
+        `change_count` increases with each change.
         """
         topics_changed = subscriptions.keys() != self.subscriptions.keys()
         self.change_count += topics_changed
@@ -234,9 +241,9 @@ class ConsumerGroup:
 def _take_or_compile(
     topic: str, subscription: Subscription, compiled: CompiledByTopic
 ) -> CompiledSubscription:
-    """Return a subscription with its filter, from `compiled` or compiled here.
+    """Return `subscription` with its filter, which is taken from `compiled` or compiled here.
 
-    `compiled` may contain the filter of another subscription to `topic`, which is not used.
+    `compiled` may have the filter of another subscription to `topic`. That one is not used.
     """
     if topic in compiled:
         compiled_from, compiled_subscription = compiled[topic]
@@ -246,7 +253,10 @@ def _take_or_compile(
 
 
 def _list_atoms(consumer: ConsumerData) -> WorkItem[list[tuple[str, Atom]]]:
-    """Return the parts of a consumer's subscription key, one for each topic. Work item."""
+    """Return (topic, filter expression) for each subscription of a consumer, in steps.
+
+    This is a generator, which yields None after each SUBSCRIPTIONS_PER_STEP subscriptions.
+    """
     atoms: list[tuple[str, Atom]] = []
     for count, atom in enumerate(iter_topic_atoms(consumer.group, consumer.subscriptions), 1):
         atoms.append(atom)
@@ -280,10 +290,11 @@ class Consumers:
         contracts: Contracts,
         memory: ClientMemory,
     ) -> None:
-        """Create the table without groups.
+        """Create the table of connected consumers, without groups.
 
-        `filters` keeps SQL92 expressions, `lanes` has the groups with lanes, `contracts` decides
-        about different subscriptions, and `memory` limits what heartbeats make the broker use.
+        `filters` keeps SQL92 expressions of groups. `lanes` has the groups whose members have
+        different subscriptions. `contracts` decides whether a group may have different
+        subscriptions. `memory` limits the memory that heartbeats may use.
         """
         self.settings = context.settings
         self.clock = context.clock
@@ -319,11 +330,11 @@ class Consumers:
     def lane_of(
         self, group_name: str, peer: Peer, fields: Mapping[str, str] | None
     ) -> LaneMember | None:
-        """Return the lane for which the client of a request reads; None without a lane.
+        """Return the lane of the client that sent a request, or None if it has none.
 
-        `peer` and `fields` are the connection and the header fields of the request. There is none
-        if the group has no lanes, or the request is not from a member with a lane.
-        This is the only question that the rest of the broker asks about lanes.
+        A lane is the members of a group that have the same subscription. `peer` and `fields` are
+        the connection and the header fields of the request. Return None if the group has no lanes,
+        or if the client is not a member with a lane.
         """
         lanes = self.lanes.table.get(group_name)
         group = self.groups.get(group_name)
@@ -335,9 +346,10 @@ class Consumers:
         return LaneMember(lanes, member.client_id, member.subscription_key)
 
     def end_lanes(self, group_name: str) -> None:
-        """End the lanes of a group that pops, because no member reads by them.
+        """End the lanes of a group, because it pops now, which needs no lanes.
 
-        The group's subscriptions become the union of its members'. Do nothing without lanes.
+        The subscriptions of the group become those of all members together. Do nothing if the group
+        has no lanes.
         """
         if group_name in self.lanes.table:
             self.lanes.forget_group(group_name)
@@ -375,9 +387,9 @@ class Consumers:
     ) -> None:
         """Commit an offset of a queue, for the group or for the lane of the requesting member.
 
-        `peer` and `fields` are the connection and the header fields of the request, by which the
-        member is found. In a group with lanes, do nothing if the client is not a member with a
-        lane.
+        The member is found by `peer` and `fields`, the connection and the header fields of its
+        request. If the group has lanes, and the client is not a member with a lane, nothing is
+        committed.
         """
         if group_name not in self.lanes.table:
             self.lanes.offsets.commit(group_name, topic, queue_id, offset)
@@ -389,10 +401,11 @@ class Consumers:
     # ----------------------------------------------------------------------------- heartbeats
 
     def prepare_subscriptions(self, consumer: ConsumerData) -> WorkItem[HeartbeatSubscriptions]:
-        """Compute, in steps, what `record_heartbeat` needs of a consumer's subscriptions.
+        """Prepare the subscriptions in a heartbeat for `record_heartbeat`, in steps.
 
-        Compile the filters that the group does not have yet. Work item: it yields None after each
-        SUBSCRIPTIONS_PER_STEP subscriptions, where other work may run. Nothing is recorded.
+        Filters that the group does not have yet are compiled. Nothing is recorded. This is a
+        generator, which yields None after each SUBSCRIPTIONS_PER_STEP subscriptions, so that other
+        work can run. Its return value is passed to `record_heartbeat`.
         """
         group = self.groups.get(consumer.group)
         by_topic: dict[str, Subscription] = {}
@@ -484,9 +497,9 @@ class Consumers:
         return old_fingerprint not in {0, fingerprint}
 
     def _check_contract(self, group_name: str, member: Member, key: str) -> None:
-        """Raise ContractError, and remove the member, if the group refuses its subscription.
+        """Raise ContractError if a strict group refuses the new subscription of a member.
 
-        `key` is the member's new subscription key.
+        `key` is the member's new subscription key. A refused member is removed from the group.
         """
         other_keys = self.other_subscription_keys(group_name, member.client_id)
         if group_name in self.lanes.table:
@@ -521,10 +534,11 @@ class Consumers:
         return None
 
     def snapshot_member(self, group_name: str, peer: Peer) -> "MemberSnapshot | None":
-        """Return a snapshot of the member with this connection, to detect repeated heartbeats.
+        """Return a snapshot of the member with this connection, to recognize repeated heartbeats.
 
-        Return None if an equal heartbeat might change something nevertheless: there is no such
-        member, or the group is not configured, is strict, has lanes or pops.
+        A heartbeat that equals the last one changes nothing while the snapshot is the same. Return
+        None if it might change something: there is no such member, or the group is not configured,
+        is strict, has lanes or pops.
         """
         group = self.groups.get(group_name)
         config = self.group_configs.table.get(group_name)
@@ -605,9 +619,9 @@ class Consumers:
         return {key, old_key} if is_new_in_lane else set()
 
     def _set_group_key(self, group: ConsumerGroup, key: str) -> None:
-        """Make `key` the subscription key of a group, unless it is "" or the same as before.
+        """Make `key` the subscription key of a group. Do nothing if it is "" or has not changed.
 
-        The offsets at which later lanes join are then recorded for the new key.
+        The offsets at which later lanes will begin are recorded for the new key.
         """
         if key and key != group.subscription_key:
             from_first = group.consume_from_where == FROM_FIRST_OFFSET
@@ -617,10 +631,10 @@ class Consumers:
     def record_short_heartbeat(self, group_name: str, member: Member, fingerprint: int) -> bool:
         """Update or add a member by a heartbeat without subscriptions (V2).
 
-        A new member gets the subscriptions of the group, if it has no lanes and the client's
-        `fingerprint` is the group's; members are notified to rebalance then. Return True if the
-        client has to send a full heartbeat, because the group has no subscriptions or the
-        fingerprint is another.
+        `fingerprint` is the hash of the client's subscriptions. If it is that of the group, and the
+        group has no lanes, a new member gets the subscriptions of the group, and the members are
+        notified to rebalance. Return True if the client must send a full heartbeat, because the
+        group has no subscriptions or the fingerprint differs.
 
         Raises RequestError if a new member would use too much memory.
         """
@@ -660,8 +674,8 @@ class Consumers:
     ) -> None:
         """Raise ContractError if a strict group would refuse a client that is about to start.
 
-        The refusal is recorded, as for a heartbeat. Only one of the client's subscriptions is
-        known; it is compared with the same topic of each member.
+        Only one subscription of the client is known. It is compared with the subscription of each
+        other member to the same topic. A refusal is recorded, as for a heartbeat.
         """
         atom = normalize_atom(subscription.kind, subscription.expression)
         other_keys = self.other_subscription_keys(group_name, client_id)
@@ -737,10 +751,10 @@ class Consumers:
         self.notices.notify_change(group_name, rebalancing_keys)
 
     def remove_connection(self, peer: Peer) -> WorkItem[None]:
-        """Remove a closed connection from its groups, one group at each step.
+        """Remove a closed connection from its groups.
 
-        A client of a strict group becomes an absent member unless it has another connection. Work
-        item: it yields None after each group.
+        In a strict group, the client is remembered as an absent member, unless it has another
+        connection. This is a generator, which yields None after each group.
         """
         self.contracts.forget_connection(peer)
         for group_name in self.memory.groups_of(peer, CONSUMER):

@@ -36,7 +36,10 @@ class SealingProcess:
     """
 
     def __init__(self, nice: int = NICE) -> None:
-        """Prepare the process, which the first job starts. `nice` is added to its niceness."""
+        """Create the helper. The process is started by the first job.
+
+        `nice` is added to the niceness of the process: a higher value means a lower priority.
+        """
         self._nice = nice
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()

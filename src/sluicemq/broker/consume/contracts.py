@@ -111,9 +111,10 @@ class Contracts:
             del self._absent_members[group]
 
     def absent_members(self, group: str) -> dict[str, AbsentMember]:
-        """Return the absent members of a group that have not expired, by client id.
+        """Return the absent members of a group by client id, without those that have expired.
 
-        Remove the expired ones. If the group is not strict any more, remove all and return {}.
+        An absent member has lost its connection without unregistering. Expired ones are removed
+        from the table. If the group is not strict any more, all are removed, and {} is returned.
         """
         absent = self._absent_members.get(group)
         if absent is None:
@@ -135,11 +136,11 @@ class Contracts:
     def check_subscription(
         self, group: str, client_id: str, key: str, other_keys: Mapping[str, str], peer: Peer
     ) -> None:
-        """Raise ContractError if a strict group has another client with a different subscription.
+        """Raise ContractError if the group is strict and another client has another subscription.
 
-        `key` is the subscription key of the client. `other_keys` has those of the other clients by
-        client id, absent members included. The refusal is recorded; a refusal of the client that no
-        longer applies is removed.
+        `key` is the subscription key of the client. `other_keys` are the keys of the other clients,
+        with absent members, by client id. The refusal is recorded. If the client is not refused, an
+        earlier refusal is removed.
         """
         different_keys = {
             other_id: other_key for other_id, other_key in other_keys.items() if other_key != key
@@ -161,9 +162,9 @@ class Contracts:
         raise ContractError(reason)
 
     def _describe_state(self, group: str, client_ids: Iterable[str]) -> str:
-        """Return, for an error text, whether clients are online, or until when they may return.
+        """Return the end of an error text: "are online", or until when clients may return.
 
-        They are online unless all of them are absent members.
+        "are online" is returned unless all of the clients have lost their connections.
         """
         absent = self.absent_members(group)
         if not all(client_id in absent for client_id in client_ids):
@@ -178,10 +179,11 @@ class Contracts:
         )
 
     def record_refusal(self, group: str, client_id: str, reason: str, peer: Peer) -> None:
-        """Record why a client is refused, and log it at most every REFUSAL_LOG_INTERVAL_S.
+        """Record `reason`, why a client is refused, and log it if it was not logged recently.
 
-        The first refusal of a client is counted as a conflict of the group. Beyond REFUSALS_MAX
-        clients, the refusals of further clients are logged each time and not kept.
+        A refusal of the same client is logged again after REFUSAL_LOG_INTERVAL_S seconds. The first
+        refusal of a client is counted as a conflict of the group. At most REFUSALS_MAX clients are
+        kept. Refusals of further clients are logged each time.
         """
         previous = self.refusals.get((group, client_id))
         logged_s = self.clock.monotonic_s()
@@ -215,11 +217,11 @@ class Contracts:
     def record_lane_member(
         self, group: str, client_id: str, key: str, other_keys: Mapping[str, str]
     ) -> None:
-        """Count a member that got a lane as a conflict, and warn if the contract is compatible.
+        """Count a conflict, because a member got a lane of its own for its subscription.
 
-        `key` is its subscription key, and `other_keys` has those of the other clients by client id.
-        Each key of a group is counted and logged once, until WARNED_MAX keys are remembered; then
-        all are forgotten.
+        If the contract of the group is "compatible", a warning is logged. `key` is the subscription
+        key of the member, and `other_keys` are those of the other clients by client id. Each key of
+        a group is counted and logged once. If WARNED_MAX keys are remembered, all are forgotten.
         """
         if key in self._warned_keys.get(group, ()):
             return
@@ -251,7 +253,7 @@ class Contracts:
             )
 
     def forget_group(self, group: str) -> None:
-        """Forget refusals and mentioned subscriptions of a group whose last member has left."""
+        """Forget the refusals and warnings about a group whose last member has left."""
         self._warned_count -= len(self._warned_keys.pop(group, ()))
         refusal_keys = [refusal_key for refusal_key in self.refusals if refusal_key[0] == group]
         for refusal_key in refusal_keys:

@@ -82,10 +82,11 @@ class _QueueTiming:
     """Whether the last answer was delayed."""
 
     def adjust_delay(self, passed_s: float) -> None:
-        """Adapt the delay to the time `passed_s` between a delayed answer and the next pull.
+        """Adapt the delay of answers to what the client did after the last delayed answer.
 
-        If the pull came within QUICK_S, the delay becomes DELAY_S_MAX. If it came after LATE_S, the
-        client has paused nevertheless: the delay is halved, and becomes 0 below DELAY_S_MIN.
+        `passed_s` is the time from that answer to the next pull. If it is less than QUICK_S, the
+        delay becomes DELAY_S_MAX. If it is LATE_S or more, the client has paused although the
+        answer was delayed: the delay is halved, or becomes 0 if it was at most DELAY_S_MIN.
         """
         self.was_delayed = False
         if passed_s < QUICK_S:
@@ -114,20 +115,21 @@ class SpanEstimator:
     _queue_timings: dict[int, _QueueTiming] = field(default_factory=dict)
 
     def record_pull(self, queue_id: int, now_s: float) -> None:
-        """Adapt `span_max` to the time between the last answer for the queue and this pull.
+        """Adapt `span_max` to the time that passed from the last answer to this pull.
 
-        `now_s` is when the pull has come. `span_max` changes only if the last answer was wide: if
-        its span was more than half of `span_max`.
+        The span of an answer is the distance from the first to the last unprocessed offset of the
+        client. A client pauses if it is too large. `span_max` is the largest span that is given to
+        clients. `now_s` is the monotonic time of the pull. `span_max` changes only if the span of
+        the last answer was more than half of it:
 
-        - If the pull came within QUICK_S, `span_max` grows to twice the span of that answer, at
-          most to SPAN_MAX. It does not grow in the GROWTH_DELAY_S after the first wide answer, nor
-          in the pause after it has shrunk.
-        - If the pull came between LATE_S and SLOW_S, `span_max` is halved, but not below SPAN_MIN.
-          Then a pause begins in which it neither grows nor shrinks. Each pause is twice as long as
-          the one before, until a span as wide as the one that failed has succeeded.
+        - If the pull came within QUICK_S, `span_max` grows to twice that span, at most to SPAN_MAX.
+          It does not grow in the first GROWTH_DELAY_S, and not in a pause (see below).
+        - If the pull came between LATE_S and SLOW_S, the client has paused. `span_max` is halved,
+          but not below SPAN_MIN. Then a pause begins, in which it neither grows nor shrinks. Each
+          pause is twice as long as the last one, until a span as large as the failed one succeeds.
 
-        If the last answer was delayed, also adapt the delay of the queue. Do nothing if the queue
-        has no last answer. Called for each pull with a filter: keep it cheap.
+        If the last answer was delayed, the delay of the queue is adapted, too. Do nothing if the
+        queue has had no answer. Called for each pull with a filter: keep it cheap.
         """
         queue = self._queue_timings.get(queue_id)
         if queue is None:
@@ -153,7 +155,10 @@ class SpanEstimator:
             self._shrink_span_max(answered_span, now_s)
 
     def _shrink_span_max(self, failed_span: int, now_s: float) -> None:
-        """Halve `span_max` because a client paused after `failed_span`, and begin a pause."""
+        """Halve `span_max`, because a client has paused after an answer with `failed_span`.
+
+        Then `span_max` neither grows nor shrinks for a while, which is longer each time.
+        """
         self.span_max = max(self.span_max // 2, SPAN_MIN)
         self._failed_span = failed_span
         self._shrinks_at_s = now_s + self._backoff_s
@@ -163,12 +168,12 @@ class SpanEstimator:
     def make_span_limit(
         self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
     ) -> SpanLimit:
-        """Return the span limit of a read from `offset` on.
+        """Return the limit for a read from `offset` on, by which the client does not hold too much.
 
-        `commit_offset` is the offset up to which the client has processed the queue; None if the
-        pull does not say. Then the client is taken to have processed everything before `offset`,
-        except the messages of its last answer. `is_parked` says that the pull was parked, so that
-        whatever it finds is delivered at once.
+        `commit_offset` is the offset up to which the client has processed the queue. If it is None,
+        the client counts as having processed everything before `offset`, except the messages of its
+        last answer. `is_parked` says that the pull has waited in the broker. Then what it finds is
+        delivered at once, without a delay.
         """
         queue = self._queue_timings.get(queue_id)
         if queue is None:
@@ -189,10 +194,11 @@ class SpanEstimator:
         return queue.delay_s
 
     def record_answer(self, queue_id: int, result: ReadResult, now_s: float) -> None:
-        """Record the answer for a queue, which leaves at `now_s`, for the next `record_pull`.
+        """Record the answer to a pull of a queue, which is sent at `now_s`, for `record_pull`.
 
-        The answer tests the client's limit if it is wide (see `record_pull`). `result` is a
-        ReadResult, or the compiled engine's `Given` with the same attributes.
+        The span of the answer is kept only if it is more than half of `span_max`, because a smaller
+        one says nothing about the limit. `result` is a ReadResult, or the `Given` of the compiled
+        engine, which has the same attributes.
         """
         queue = self._queue_timings[queue_id]
         queue.next_offset = result.next_offset
@@ -241,12 +247,12 @@ class DeliveryState:
     def add_range_to_check(
         self, message_filter: MessageFilter, queue_id: int, start: int, end: int
     ) -> None:
-        """Add the offsets [`start`, `end`) to `ranges_to_check`, where the filter may have failed.
+        """Remember that the filter may have failed on the messages from `start` to before `end`.
 
-        The range extends the last one of the same filter and queue if it begins where that one
-        ends. Otherwise it is a new range. Beyond FILTERS_MAX filters, FILTERS_CHARS_MAX characters
-        or RANGE_BOUNDS_MAX bounds, the oldest ranges are dropped; they are never checked then.
-        Called once for each pull, not for each message.
+        The range is added to `ranges_to_check`. If it begins where the last range of the same
+        filter and queue ends, it extends that one. If there are too many filters (FILTERS_MAX),
+        characters in filters (FILTERS_CHARS_MAX) or bounds of ranges (RANGE_BOUNDS_MAX), the oldest
+        ranges are dropped and never checked. Called once for each pull.
         """
         bounds = self.ranges_to_check.get((message_filter, queue_id))
         if bounds is None:
@@ -344,14 +350,15 @@ class FilterFailures:
         verdicts: "NDArray[np.uint8]",
         properties_at: Callable[[int], Mapping[str, str] | None],
     ) -> None:
-        """Count the ERROR verdicts in `verdicts` by reason, and add samples.
+        """Count the failed evaluations of a filter by their reasons, and add samples.
 
-        `verdicts` are those on the messages from offset `first_offset` on.
-        `properties_at(offset)` returns the properties of a message, None if there is none.
+        `verdicts` are the results of evaluating the filter, one for each message from the offset
+        `first_offset` on. ERROR means that the evaluation failed. `properties_at(offset)` returns
+        the properties of a message, or None if it does not exist.
 
-        A verdict does not say why an evaluation failed, so evaluations are repeated. At most
-        EXPLAINED_MAX are, fewer if the expression is long, evenly spaced over the failed ones. All
-        failures are then distributed over the reasons in proportion to the repeated evaluations.
+        A verdict does not say why the evaluation failed. So some of the failed evaluations are
+        repeated: at most EXPLAINED_MAX, and fewer if the expression is long, at even distances. All
+        failures are then distributed over the reasons in the same proportion.
         """
         evaluate = criteria.verdict
         assert evaluate is not None
@@ -369,7 +376,10 @@ class FilterFailures:
         self._distribute_failures(len(failed_rows), repeated_counts)
 
     def _distribute_failures(self, failure_count: int, repeated_counts: dict[str, int]) -> None:
-        """Add `failure_count` failures to the reasons, in proportion to `repeated_counts`."""
+        """Distribute `failure_count` failures over reasons, in proportion to `repeated_counts`.
+
+        `repeated_counts` says by reason how many of the repeated evaluations failed.
+        """
         # The last reason gets what is left, so that the shares add up to all failures.
         failures_left = failure_count
         repeated_left = sum(repeated_counts.values())

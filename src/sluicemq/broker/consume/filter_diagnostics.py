@@ -78,7 +78,7 @@ TopicGroup = tuple[str, str]
 
 
 def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
-    """Return the criteria of an expression on any topic; None if it does not compile."""
+    """Compile a filter expression, and return the object that evaluates it, or None if invalid."""
     try:
         return MatchCriteria(Subscription("", expression, kind))
     except FilterError:
@@ -133,11 +133,11 @@ class FilterHandlers(BrokerComponent):
     # --- subscriptions of groups
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
-        """Return the subscription of a group to a topic; None if it is unknown.
+        """Return the subscription of a group to a topic, or None if it is unknown.
 
-        It is that of the pops of the group, else that of its heartbeats, else the SQL92 expression
-        that the table of expressions has kept. For a retry topic of pops it is that of the original
-        topic. Raises RequestError if the expression of pops does not compile.
+        It is the filter with which the group pops the topic, else the subscription in its
+        heartbeats, else the SQL92 expression that was kept for it. For a retry topic of pops, it is
+        the subscription to the original topic. Raises RequestError if a pop's filter is invalid.
         """
         # Messages of a retry topic are filtered by the subscription to the original topic.
         original_topic = pop_origin(topic, group)
@@ -183,8 +183,9 @@ class FilterHandlers(BrokerComponent):
     ) -> WorkItem[list[QueueLag]]:
         """Count the lag in each queue of a topic as if the group had this subscription.
 
-        The tallies are None if `subscription` is None or does not compile. Lanes and `extra` are
-        not considered: see `count_group_lag`. Return [] if the topic does not exist. Work item.
+        A tally, the number of matching messages, is None if `subscription` is None or invalid.
+        Lanes are ignored. Return [] if the topic does not exist. This is a generator. It yields
+        functions for another thread, and None where other work may run.
         """
         queues: list[QueueLag] = []
         topic_entry = self.topics.get(topic)
@@ -201,7 +202,11 @@ class FilterHandlers(BrokerComponent):
     def _count_queue_lag(
         self, group: str, topic: str, queue_id: int, criteria: MatchCriteria | None
     ) -> WorkItem[QueueLag]:
-        """Count the lag in one queue, without a tally if `criteria` is None. Work item."""
+        """Count the unread messages of a group in one queue, in steps.
+
+        The result has a tally, the number of messages that match `criteria`. The tally is None if
+        `criteria` is None.
+        """
         committed, in_flight, extra = self.unfinished(group, topic, queue_id)
         tally = None
         if criteria is not None:
@@ -226,8 +231,9 @@ class FilterHandlers(BrokerComponent):
     def count_group_lag(self, group: str, topic: str) -> WorkItem[list[QueueLag]]:
         """Count the lag of a group in each queue of a topic, with its own subscription.
 
-        If the group has lanes, the lag is the sum over its lanes. Otherwise the `extra` messages of
-        pops are part of the tally. Return [] if the topic does not exist. Work item.
+        If the group has lanes, the lag is the sum over its lanes. Otherwise messages that are
+        popped and not acknowledged (`extra`) are added to the tally. Return [] if the topic does
+        not exist. This is a generator that works in steps.
         """
         group_lanes = self.consumers.lanes.table.get(group)
         topic_entry = self.topics.get(topic)
@@ -250,7 +256,8 @@ class FilterHandlers(BrokerComponent):
         """Count the lag of a group with lanes in each queue of a topic.
 
         The committed offset of a queue is the least of its lanes, the tally is the sum over the
-        lanes, and its time estimate is that of the slowest lane. Work item.
+        lanes, and its time estimate is that of the slowest lane. This is a generator that works in
+        steps.
         """
         queues = []
         for queue_id in range(queue_count):
@@ -279,7 +286,7 @@ class FilterHandlers(BrokerComponent):
     def _tally_lanes(
         self, group: str, group_lanes: GroupLanes, topic: str, queue_id: int
     ) -> WorkItem[list[tuple[Lane, Tally]]]:
-        """Return each lane of a group that has a queue, with its tally there. Work item."""
+        """Return each lane of a group that has a queue, with its tally there, in steps."""
         now_s = self.clock.monotonic_s()
         group_lanes.ensure_queue((topic, queue_id))
         live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
@@ -298,13 +305,14 @@ class FilterHandlers(BrokerComponent):
     # --- evaluations that failed
 
     def check_fetched(self, group: str, topic: str) -> WorkItem[None]:
-        """Evaluate filters again on the messages that the group has fetched since the last call.
+        """Find the messages, fetched since the last call, on which the group's filter has failed.
 
-        The messages are those of `DeliveryState.ranges_to_check`, which is empty afterwards.
-        Evaluations that fail are recorded in `failures`. Messages that were deleted meanwhile are
-        not evaluated, nor are expressions that do not compile.
+        The filter is evaluated again on the messages in `DeliveryState.ranges_to_check`, which is
+        empty afterwards. Failed evaluations are recorded in `failures`. Deleted messages and
+        invalid expressions are skipped.
 
-        Work item: it yields functions for another thread, and None where other work may run.
+        This is a generator. It yields functions for another thread, and None where other work may
+        run.
         """
         delivery = self.deliveries.get((topic, group))
         if delivery is None or not delivery.ranges_to_check:
@@ -334,9 +342,10 @@ class FilterHandlers(BrokerComponent):
         start: int,
         end: int,
     ) -> WorkItem[None]:
-        """Evaluate a filter on the messages [`start`, `end`), and record what fails in `failures`.
+        """Evaluate a filter on the messages from `start` to before `end`, and record failures.
 
-        Messages that were deleted meanwhile are skipped. Work item.
+        Failed evaluations are added to `failures`. Deleted messages are skipped. This is a
+        generator that works in steps.
         """
         offset_min, _ = self.store.queue_offsets(topic, queue_id)
         read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
@@ -356,12 +365,12 @@ class FilterHandlers(BrokerComponent):
     # --- surveys
 
     def survey_if_due(self) -> None:
-        """Start a survey of all filters in the background, at most every SURVEY_PERIOD_S.
+        """Start a survey of all filters in the background, unless there was one recently.
 
         A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
         filter or lanes (`survey_results`). Do nothing if the last survey was started less than
-        SURVEY_PERIOD_S ago, or is still running. If there is nothing to survey, only clear
-        `survey_results`.
+        SURVEY_PERIOD_S seconds ago, or is still running. If no group has a filter, only
+        `survey_results` is cleared.
         """
         now_s = self.clock.monotonic_s()
         if now_s < self._next_survey_s or self._is_surveying:
@@ -399,11 +408,11 @@ class FilterHandlers(BrokerComponent):
     def _survey_groups(
         self, unchecked: list[TopicGroup], filtered: list[tuple[str, Subscription]]
     ) -> WorkItem[None]:
-        """Find failed evaluations and count the lag of groups. Work item.
+        """Run a survey: find failed evaluations, and count the lag of groups.
 
-        `unchecked` lists each (topic, group) with ranges to check: `check_fetched` is called for
-        it. `filtered` lists each (group, subscription) whose lag over all queues is counted. The
-        lags replace `survey_results` at the end.
+        `unchecked` has (topic, group) for each filter that may have failed. `filtered` has (group,
+        subscription) for each lag to count, over all queues. At the end, the lags replace
+        `survey_results`. This is a generator that works in steps.
         """
         lags: dict[TopicGroup, tuple[int, float | None]] = {}
         try:
@@ -452,7 +461,7 @@ class FilterHandlers(BrokerComponent):
         return self.background.answer(self._count_filtered_lag(header), command, peer)
 
     def _count_filtered_lag(self, header: FilteredLagRequest) -> WorkItem[Command]:
-        """Return the answer to `report_filtered_lag`, after counting each topic. Work item.
+        """Count the lag of each topic in steps, and return the answer to `report_filtered_lag`.
 
         Topics that do not exist are left out. Raises RequestError if an expression does not
         compile.
@@ -470,8 +479,9 @@ class FilterHandlers(BrokerComponent):
     ) -> WorkItem[bodies.GroupMatching]:
         """Count the lag of a group on one topic, and return it with the counters of its filter.
 
-        The lag is that with the expression of the request, or with the group's subscription if the
-        request has none. Work item. Raises RequestError if the expression does not compile.
+        The lag counts the messages that match the expression in the request, or the group's
+        subscription if the request has none. Raises RequestError if the expression is invalid. This
+        is a generator that works in steps.
         """
         group = header.group
         subscription = self.find_subscription(group, topic)
@@ -512,9 +522,9 @@ class FilterHandlers(BrokerComponent):
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """Answer SLUICE_TRY_FILTER (900132): evaluate an expression on stored messages.
 
-        Nothing is consumed. The messages are those of all queues of the topic, stored between the
-        times in the request if it has any. With a group in the request, its subscription is
-        compared with the expression. Return None if the answer follows later.
+        No offset changes. The messages of all queues of the topic are evaluated, or only those that
+        were stored between the times in the request. If the request names a group, the expression
+        is compared with its subscription. Return None if the answer is sent later.
 
         Raises RequestError if the topic does not exist or the subscription of the group is unknown.
         """
@@ -558,14 +568,15 @@ class FilterHandlers(BrokerComponent):
         group_subscription: Subscription | None,
         ranges: list[tuple[int, int, int]],
     ) -> WorkItem[Command]:
-        """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
+        """Evaluate the expression of a request on stored messages, and return the answer.
 
-        If the ranges have more messages than the request allows, the newest part of each is taken.
-        `group_subscription` is the one with which the expression is compared, if any. The body of
-        the answer is JSON with the keys `report`, `stored` (the number of messages in the ranges)
-        and `messages` (queue, offset and properties of each sample in the report). Work item.
+        `ranges` are (queue id, first offset, end offset). If they have more messages than the
+        request allows, the newest part of each is taken. The expression is compared with
+        `group_subscription` if that is given. The body of the answer is JSON with the keys
+        "report", "stored" (the number of messages in the ranges) and "messages" (queue, offset and
+        properties of each sample). This is a generator that works in steps.
 
-        Raises RequestError if the expression does not compile.
+        Raises RequestError if the expression is invalid.
         """
         topic = header.topic
         yield from preparation_jobs(header.expression, header.kind or TAG)
@@ -593,7 +604,7 @@ class FilterHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, {}, body_json)
 
     def _describe_samples(self, topic: str, report: "Report") -> list[dict[str, object]]:
-        """Return queue, offset and properties of each sample in the report of a trial."""
+        """Return a dict (queueId, queueOffset, properties) for each sample in a trial's report."""
         samples = [*report.samples, *(cause.sample for cause in report.causes)]
         if report.difference is not None:
             samples += [*report.difference.samples_here, *report.difference.samples_there]
@@ -612,13 +623,12 @@ class FilterHandlers(BrokerComponent):
     def _add_queue_to_trial(
         self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
-        """Add the messages [`start`, `end`) of a queue to a trial, in steps.
+        """Evaluate a trial's expressions on the messages of a queue from `start` to before `end`.
 
-        `weight` is the number of characters of the trial's expressions. Short expressions are
-        evaluated here, on blocks of columns. Without columns, or with long expressions, records
-        are read instead, and jobs evaluate them: a trial counts each condition separately, which
-        would take too long on the event loop. Yield jobs for another thread, and None where other
-        work may run.
+        `weight` is the number of characters of the expressions. Short ones are evaluated here, on
+        blocks of columns (the values of a property of many messages). Without columns, or with long
+        expressions, records are read, and evaluated on another thread, because that takes long.
+        Yield functions for another thread, and None where other work may run.
         """
         blocks = self.store.columns.iter_blocks(topic, queue_id, start, end)
         if blocks is None or weight > INLINE_WEIGHT_MAX:
@@ -640,10 +650,10 @@ class FilterHandlers(BrokerComponent):
     def _add_records_to_trial(
         self, trial: "Trial", topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
-        """Add the messages [`start`, `end`) of a queue to a trial, without columns.
+        """Evaluate a trial's expressions on messages from `start` to before `end`, by reading them.
 
-        Read RECORDS_PER_STEP records at a time and yield None after each. For each ROWS_PER_JOB
-        messages, yield a job that evaluates the records that were read.
+        RECORDS_PER_STEP records are read at a time; None is yielded after that. For each
+        ROWS_PER_JOB messages, a function that evaluates them on another thread is yielded.
         """
         stored_properties = self.match_counter.properties
         for job_start in range(start, end, ROWS_PER_JOB):
@@ -689,7 +699,8 @@ class FilterHandlers(BrokerComponent):
 def _find_sql92_expressions(message_filter: MessageFilter) -> set[str]:
     """Return the SQL92 expressions of a filter.
 
-    Of the rule of a lane these are the expressions that must match, not those that must not match.
+    For the rule of a lane, only the expressions that must match are returned, not those that must
+    not match. A filter by tags has none.
     """
     if isinstance(message_filter, Selector):
         return {message_filter.text}
@@ -706,7 +717,8 @@ def _take_newest(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield `ranges` of (queue id, start, end), shortened to `count_max` messages in total.
 
-    Each queue keeps its share of the messages, the newest ones, but at least one.
+    If they have more, each queue keeps the newest messages, in proportion to its length, but at
+    least one.
     """
     total_count = sum(end - start for _, start, end in ranges)
     for queue_id, start, end in ranges:
@@ -729,7 +741,7 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
 
 
 def _list_queues_of_lane(lane: Lane, queues: list[QueueLag]) -> list[QueueLag]:
-    """Return those of `queues` that a lane has, with the lag of the lane alone."""
+    """Return the entries of `queues` for the queues of one lane, with the lag of this lane only."""
     lane_queues = []
     for queue in queues:
         for queue_lane, tally in queue.lanes:

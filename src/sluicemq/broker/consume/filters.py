@@ -85,11 +85,12 @@ class RequestFilters:
         self._cache = ByteCache(filter_of, estimate_filter_bytes, FILTERS_BYTES_MAX)
 
     def get_filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
-        """Return the filter of an expression; None if every message matches.
+        """Return the filter of an expression, or None if every message matches.
 
-        None or "" as `kind` means tags, and as `expression` of tags it means every message. Raises
-        RequestError for an expression that does not compile. Raises PostponedError for one that
-        takes long to compile: the caller runs its work elsewhere, and then calls this again.
+        If `kind` is None or "", the expression is one of tags. If an expression of tags is None or
+        "", every message matches. Raises RequestError if the expression does not compile. Raises
+        PostponedError if it takes long to compile. The caller then runs the work of that error on
+        another thread, and calls this again.
         """
         kind = kind or TAG
         if not expression:
@@ -167,7 +168,8 @@ class ConsumerFilters:
     ) -> None:
         """Create an empty table for the file in the store. `load` reads the file.
 
-        `settings` has the shape of Bloom filters and the time for which dead expressions are kept.
+        An expression is alive while a member of the group subscribes with it, and dead after that.
+        `settings` has the size of Bloom filters and the time for which dead expressions are kept.
         `on_sql92_topic(topic)` is called when an expression for the topic is added or becomes
         alive.
         """
@@ -196,14 +198,14 @@ class ConsumerFilters:
     # ------------------------------------------------------------------------------- the file
 
     def load(self) -> None:
-        """Read the file into the table. Raises StoreDamagedError.
+        """Read the expressions from the file into the table. Raises StoreDamagedError.
 
-        If one expression in the file was made for another shape of Bloom filters, because the
-        settings have changed, log a warning and load nothing, as RocketMQ does.
+        If an expression in the file was made for another size of Bloom filters, because the
+        settings have changed, a warning is logged, and nothing is loaded, as in RocketMQ.
 
-        Every loaded expression is dead until a heartbeat names it. An expression that was alive in
-        the file becomes dead as of DEAD_BEFORE_START_MS ago, or as of its creation if that is
-        later, and the file is saved again. Dead expressions keep their time.
+        Every loaded expression is dead until a heartbeat has it. An expression that was alive in
+        the file gets a time of death DEAD_BEFORE_START_MS ago, or the time of its creation if that
+        is later, and the file is saved again. Expressions that were dead keep their time.
         """
         loaded = self.document.load(decode_consumer_filters_file) or []
         for stored in loaded:
@@ -275,7 +277,11 @@ class ConsumerFilters:
                 self._save_expression(dataclasses.replace(stored, dead_ms=self._clock.now_ms()))
 
     def _update_expression(self, group: str, subscription: Subscription) -> None:
-        """Update the stored expression of a group by one of its SQL92 subscriptions."""
+        """Update the stored expression of a group from one of its SQL92 subscriptions.
+
+        The cases are those of `update_group`. If the expression is new, or replaces an older one,
+        it is compiled first; an invalid one is not stored.
+        """
         stored = self.table.get(group, {}).get(subscription.topic)
         if stored is None:
             self._save_if_valid(group, subscription)
@@ -298,9 +304,9 @@ class ConsumerFilters:
             self._drop_expression(group, subscription.topic)
 
     def _save_if_valid(self, group: str, subscription: Subscription) -> bool:
-        """Add or replace an expression in the table if it compiles and there is room.
+        """Add or replace an expression in the table, if it compiles and the table has room.
 
-        Return whether it compiles, so True also if there is no room.
+        Return whether it compiles. The result is True even if the table has no room.
         """
         try:
             make_filter(subscription)
@@ -328,11 +334,11 @@ class ConsumerFilters:
         return True
 
     def _reserve_room(self, subscription: Subscription) -> bool:
-        """Remove dead expressions if the table has no room for a new one. Return whether it has.
+        """Return whether the table has room for the expression of `subscription`.
 
-        Those that have been dead for longest are removed first, until the table with the new
-        expression takes at most three quarters of its limit. If there is no room even then, log a
-        warning, unless the last call has found no room either.
+        If it has none, dead expressions are removed, those that have been dead for longest first,
+        until the table with the new expression takes at most three quarters of its limit. If it has
+        no room even then, a warning is logged, unless the last call found no room either.
         """
         entry_bytes = ENTRY_BYTES + len(subscription.expression)
         if self.size_bytes + entry_bytes > TABLE_BYTES_MAX:
@@ -358,8 +364,8 @@ class ConsumerFilters:
     def _save_expression(self, consumer_filter: ConsumerFilter) -> None:
         """Add an expression to the table, or replace the one of the same group and topic.
 
-        Also update `size_bytes`, mark the document as changed, and call `on_sql92_topic` if the
-        expression is alive.
+        `size_bytes` is updated, and the document is marked as changed. `on_sql92_topic` is called
+        if the expression is alive, that is, used by a connected member.
         """
         expression_by_topic = self.table.setdefault(consumer_filter.group, {})
         replaced = expression_by_topic.get(consumer_filter.topic)
@@ -389,7 +395,9 @@ class BloomShape(NamedTuple):
     bits_per_group: int
 
     def bit_indices(self, group: str, topic: str) -> tuple[int, ...]:
-        """Return the indices of the group's bits in RocketMQ's order. An index may occur twice.
+        """Return the indices of the bits of a group and topic in the Bloom filter.
+
+        They are in RocketMQ's order, and an index may occur twice.
 
         >>> bloom_shape(32, 20).bit_indices("GroupA", "TopicA")
         (29, 107, 11)
@@ -407,7 +415,7 @@ class BloomShape(NamedTuple):
 
 
 def bloom_shape(groups: int, error_percent: int) -> BloomShape:
-    """Return the shape of a Bloom filter for `groups` groups.
+    """Return the number of bits of a Bloom filter for `groups` groups, and of each group in it.
 
     `error_percent` is the rate of false positives in percent. The arguments are the settings
     expectConsumerNumUseFilter and maxErrorRateOfBloomFilter.

@@ -136,11 +136,12 @@ class HeartbeatHandlers(BrokerComponent):
         """Groups that the log has mentioned as unknown."""
 
     def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
-        """Answer HEART_BEAT (34).
+        """Answer HEART_BEAT (34), by which a client becomes or remains a member of its groups.
 
-        If it repeats the last heartbeat of its connection, only update the heartbeat times and
-        return the encoded answer. Otherwise return Postponed: the heartbeat is processed in steps.
-        The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
+        If the heartbeat repeats the last one of its connection, only the heartbeat times of the
+        members are updated, and the encoded answer is returned. Otherwise a Postponed is returned,
+        which processes the heartbeat in steps. The version in the answer lets old clients use SQL92
+        (spec/remoting.md §4).
         """
         repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         if repeatable is not None and self._renew_if_repeated(
@@ -152,8 +153,8 @@ class HeartbeatHandlers(BrokerComponent):
     def heartbeat_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a HEART_BEAT (34) that repeats the last one of its connection.
 
-        `header` is the decoded JSON header. Return the encoded answer, or False for every request
-        that `heartbeat` has to handle. Keep it cheap.
+        `header` is the decoded JSON header of the request. Return the encoded answer, or False if
+        the general handler must process the request. Called for each heartbeat: keep it cheap.
         """
         repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         opaque = header.get("opaque")
@@ -174,13 +175,13 @@ class HeartbeatHandlers(BrokerComponent):
     def _process_heartbeat(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Process a heartbeat: make the client a member of its groups, and return the answer.
 
-        Groups and retry topics are created if they may be. A group that does not exist is skipped,
-        with a warning. The heartbeat is kept as the repeatable one of its connection if it has
-        changed nothing. The answer is an error if a group refuses the client's subscriptions; the
-        client is a member of the other groups then. The answer is Announced if a retry topic was
-        created: it leaves after the topic is registered.
+        Missing groups and retry topics are created if that is allowed. Other missing groups are
+        skipped, and a warning is logged. If a group refuses the client's subscriptions, the answer
+        is an error, but the client is a member of its other groups. If a retry topic was created,
+        an Announced is returned: the answer is sent when the topic is registered. If the heartbeat
+        has changed nothing, it is kept, to recognize its repetitions.
 
-        Work item: a heartbeat may name thousands of groups, each with expressions to compile.
+        This is a generator that works in steps, because a heartbeat may name thousands of groups.
         Raises RequestError if the client would use too much memory.
         """
         heartbeat, member_sizes = yield from decode_body(_decode_with_sizes, command.body)
@@ -222,10 +223,11 @@ class HeartbeatHandlers(BrokerComponent):
         member_sizes: Sequence[int],
         new_member: Callable[[], Member],
     ) -> WorkItem["_HeartbeatOutcome"]:
-        """Make a client a member of its consumer groups, and return what has changed. Work item.
+        """Make a client a member of its consumer groups, in steps, and return what has changed.
 
-        `member_sizes` are the estimated bytes of a member of each group, and `new_member()` returns
-        the client as a new member. Raises RequestError if the client would use too much memory.
+        `member_sizes` are the estimated bytes of memory of the member in each group. `new_member()`
+        returns a new Member for the client. Raises RequestError if the client would use too much
+        memory.
         """
         outcome = _HeartbeatOutcome()
         for consumer, member_bytes in zip(heartbeat.consumers, member_sizes, strict=True):
@@ -269,11 +271,12 @@ class HeartbeatHandlers(BrokerComponent):
         member: Member,
         member_bytes: int,
     ) -> WorkItem[bool]:
-        """Add or update a member of the group of `consumer`, one part of a heartbeat. Work item.
+        """Add or update a member of one group, in steps.
 
-        `member_bytes` is its estimated memory. Return whether the client has to send a full
-        heartbeat. Raises RequestError if it would use too much memory, and ContractError if the
-        group refuses its subscriptions.
+        `consumer` is the part of the heartbeat about this group. `member_bytes` is the estimated
+        memory of the member. Return whether the client has to send a heartbeat with subscriptions.
+        Raises RequestError if it would use too much memory, and ContractError if the group refuses
+        its subscriptions.
         """
         if heartbeat.without_subscriptions:
             return self.consumers.record_short_heartbeat(
@@ -313,11 +316,11 @@ class HeartbeatHandlers(BrokerComponent):
         snapshots: Sequence[MemberSnapshot | None],
         producers: Sequence[tuple[str, Member | None]],
     ) -> None:
-        """Keep a heartbeat as the repeatable one of its connection if repeating changes nothing.
+        """Keep a heartbeat and its `answer`, to recognize and answer its repetitions quickly.
 
-        `snapshots` and `producers` are the client's members after the heartbeat. They contain None
-        for a member that does not exist, or whose next heartbeat has to be processed in full. Do
-        nothing if there is a None.
+        It is kept at the connection `peer`. `snapshots` are the consumers and `producers` the
+        producers that the client is after the heartbeat. If one of them is None, it does not exist
+        or its next heartbeat must be processed in full, and nothing is kept.
         """
         known_producers = [(group, member) for group, member in producers if member is not None]
         known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
@@ -340,11 +343,11 @@ class HeartbeatHandlers(BrokerComponent):
         body: bytes | memoryview,
         peer: Peer,
     ) -> bool:
-        """If a heartbeat repeats `repeatable`, update the heartbeat times of its members.
+        """Update the heartbeat times of a client if its heartbeat repeats `repeatable`.
 
         Return whether it does. Return False, with nothing updated, if the fields, the version or
-        the body differ, or if something has changed since on which the effect of `repeatable`
-        depends: a member, its group or a retry topic. Keep it cheap.
+        the body differ. Also return False if the heartbeat might have another effect now, because a
+        member, its group or a retry topic has changed. Called for each heartbeat: keep it cheap.
         """
         if (
             repeatable.fields != fields
@@ -372,10 +375,10 @@ class HeartbeatHandlers(BrokerComponent):
         return True
 
     def _precompile_filters(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
-        """Compile filters into the caches, in steps, before they are needed at once.
+        """Compile filters in steps, so that they are in the caches when they are needed at once.
 
-        Ignore expressions that do not compile. Work item: it yields jobs for another thread, and
-        None where other work may run.
+        Invalid expressions are ignored. This is a generator: it yields functions for another
+        thread, and None where other work may run.
         """
         yield None
         for subscription in subscriptions:
@@ -410,10 +413,10 @@ class HeartbeatHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 
     def check_subscription(self, command: Command, peer: Peer) -> Postponed:
-        """Answer CHECK_CLIENT_CONFIG (46): whether a subscription would be accepted.
+        """Answer CHECK_CLIENT_CONFIG (46), which asks whether a subscription would be accepted.
 
-        Java clients ask this for SQL92 subscriptions before they start. The answer is SUCCESS, or
-        the error that a heartbeat with the subscription would cause.
+        Java clients send it for SQL92 subscriptions before they start. The code of the answer is
+        SUCCESS, or the error that a heartbeat with the subscription would cause.
         """
         asked = bodies.decode_check_client_config(command.body)
         is_sql92_enabled = self.settings.broker.enable_property_filter

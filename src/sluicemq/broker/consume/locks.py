@@ -32,15 +32,21 @@ class QueueLocks:
     __slots__ = ("_clock", "_groups", "_next_cleanup_s", "_size", "document")
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
-        """Create the table without leases, for the file in the store at `root`; `load` reads it."""
+        """Create an empty table of leases, by which clients lock queues.
+
+        Its file is in the store at `root`, and is not read before `load`.
+        """
         self.document = Document(files, f"{root}/config/{_NAME}", self._render_leases)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        """By group and queue: the client that has locked it, and the monotonic end of the lease."""
         self._size = 0
+        """The number of leases, with expired ones."""
         self._next_cleanup_s = 0.0
+        """The monotonic time before which expired leases are not removed."""
 
     def load(self) -> None:
-        """Read the file and grant each lease in it again, for LEASE_S from now on.
+        """Grant each lease in the file again, for LEASE_S seconds from now on.
 
         Raises StoreDamagedError if the content of the file is invalid.
         """
@@ -66,11 +72,11 @@ class QueueLocks:
         return fastjson.dumps_file(queues_by_owner)
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Lease each of the queues that is free, expired or already leased to the client.
+        """Lock those of `queues` that no other client has locked, for LEASE_S seconds from now on.
 
-        The lease lasts LEASE_S from now on. Return those of `queues` that are leased to the client
-        now. Beyond LEASES_MAX leases, expired leases are removed, at most once a second; if that
-        does not help, queues without a lease cannot be locked.
+        Return the queues that are locked by the client now. A lock is a lease: it ends by itself,
+        and the client renews it by another call. If there are LEASES_MAX leases, expired ones are
+        removed, at most once a second. If that does not help, further queues cannot be locked.
         """
         now_s = self._clock.monotonic_s()
         leases = self._groups.get(group, {})
@@ -135,7 +141,10 @@ class QueueLocks:
 
 
 def _parse_leases(text: str) -> dict[str, dict[str, list[MessageQueue]]]:
-    """Return the queues in the file by group and client id. See `QueueLocks._render_leases`."""
+    """Parse the text of the file, and return the locked queues by group and client id.
+
+    It is JSON: {GROUP: {CLIENT_ID: [[TOPIC, BROKER, QUEUE_ID], …]}}.
+    """
     leases: dict[str, dict[str, list[MessageQueue]]] = {}
     for group, owners in load_object(text, _NAME).items():
         queues_by_client: dict[str, list[MessageQueue]] = {}

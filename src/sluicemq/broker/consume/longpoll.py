@@ -93,7 +93,10 @@ class LongPolls:
         return len(self._by_queue.get((topic, queue_id), NO_WAITERS).get(competition_key, ()))
 
     def park(self, parked: Parked, peer: Peer) -> bool:
-        """Park a request of `peer`. Return False if too many requests are parked already."""
+        """Keep a request of `peer` until messages arrive or its deadline passes.
+
+        Return False, with nothing kept, if the broker or the connection has too many such requests.
+        """
         parked_of_peer = len(self._by_peer.get(peer, ()))
         if self._size >= self.parked_max or parked_of_peer >= PARKED_PER_CONNECTION_MAX:
             return False
@@ -106,13 +109,13 @@ class LongPolls:
         return True
 
     def wake(self, topic: str, queue_id: int, offset_max: int | None = None) -> None:
-        """Retry the requests that wait for a queue whose messages below `offset_max` are visible.
+        """Retry the requests that wait for a queue, because it has new messages.
 
-        None as `offset_max` means that something else has changed, for example the offset of a
-        group. A pull that has read up to `offset_max` is not retried. A pull whose connection has
-        used up its share of time is retried later, and only once if it is woken again before. Of
-        the pops of a group, the one that has waited longest is retried first (`_retry_pops`).
-        Called for each commit: keep it cheap.
+        The messages before `offset_max` are visible now. None means that something else has
+        changed, for example the offset of a group. A pull that has read up to `offset_max` already
+        is not retried. If a connection has used up its share of time, its pull is retried later.
+        Among the pops of a group, the one that has waited longest is retried first. Called for each
+        commit: keep it cheap.
         """
         requests_by_key = self._by_queue.get((topic, queue_id), NO_WAITERS)
         if not (requests_by_key or self.parked_pops):
@@ -142,9 +145,9 @@ class LongPolls:
     def _retry_pops(self, pops: CompetingPops) -> None:
         """Retry the pop that has waited longest, then the next one as long as messages are left.
 
-        Stop at a pop whose retry is pending, or becomes pending because its connection has used up
-        its share of time: this pop gets the messages later. Remove pops whose connection has
-        closed. Called for each commit: keep it cheap.
+        If the retry of a pop must wait, because its connection has used up its share of time, stop
+        there: this pop gets the messages later. Pops of closed connections are removed. Called for
+        each commit: keep it cheap.
         """
         while pops:
             parked, peer = next(iter(pops.items()))
@@ -164,9 +167,9 @@ class LongPolls:
                 return
 
     def _offer_to_others(self, parked: Parked) -> None:
-        """Offer the messages that were offered to a pop to the other pops of its group.
+        """Let the other pops of the group take messages that `parked` has not taken.
 
-        Do nothing for a pull.
+        Do nothing if `parked` is a pull.
         """
         is_pop = bool(parked.competition_key)
         if not is_pop:
@@ -180,10 +183,10 @@ class LongPolls:
         peer: Peer,
         write: Callable[[Peer, bytes], None] = Peer.write,
     ) -> None:
-        """Retry a parked request now, and send its answer with `write(peer, frame)`.
+        """Retry a parked request now, and send its answer, if any, with `write(peer, frame)`.
 
-        The default sends the answer at once. The request stays parked if it has no answer. If a pop
-        leaves messages, they are offered to the other pops of its group.
+        The default for `write` sends it at once. Without an answer, the request stays parked. If a
+        pop leaves messages, the other pops of its group are retried.
         """
         self._retry_request(parked, peer, write)
         if parked.has_left_messages:
@@ -198,11 +201,12 @@ class LongPolls:
         *,
         is_last: bool = False,
     ) -> None:
-        """Retry a parked request, and send its answer and remove it if there is an answer.
+        """Retry a parked request. If it has an answer now, send that and remove the request.
 
-        With `is_last` it is removed in any case. A `Durable` answer is sent after the next commit,
-        any other with `write`. An exception is logged and becomes the answer, so that other
-        requests are not affected. Do nothing if the request was answered already.
+        With `is_last`, the request is removed in any case. A `Durable` answer is sent after the
+        next commit, any other with `write`. An exception is logged, and an error is sent as the
+        answer, so that other requests are not affected. Do nothing if the request was answered
+        already.
         """
         parked.is_attempt_pending = False
         if parked.is_done:
@@ -218,19 +222,24 @@ class LongPolls:
             if isinstance(answer, Durable):
                 self.send_after_commit(peer, *answer)
             else:
-                write(peer, answer or b"")
+                write(peer, answer or b"")  # b"" sends nothing
 
     def retry_after(self, parked: Parked, peer: Peer, work: PostponedWork | None) -> WorkItem[None]:
-        """Run `work` on another thread if it is not None, then retry the request. Work item."""
+        """Let `work`, if it is not None, run on another thread, and then retry the request.
+
+        This is a generator for `Background`. It first yields None, so that other work gets a turn.
+        Then it yields the function of `work`, to be run on another thread, and gets its result.
+        """
         yield None
         if work is not None:
             work.store_result((yield work.run))
         self.retry(parked, peer)
 
     def expire(self, now_s: float) -> None:
-        """Answer the requests whose deadline is at or before `now_s`, with a last retry.
+        """Retry each request whose deadline is at or before `now_s` a last time, and answer it.
 
-        What was offered to a pop, or what it leaves, is offered to the other pops of its group.
+        If such a pop leaves messages, or had a retry pending, the other pops of its group are
+        retried.
         """
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
@@ -243,8 +252,8 @@ class LongPolls:
     def answer_deleted_topic(self, topic: str) -> None:
         """Answer every pull, pop and notification that waits for messages of a deleted topic.
 
-        Call it when the topic has left the table of topics: the last retry of each request then
-        answers TOPIC_NOT_EXIST (17).
+        Call this after the topic was removed from the table of topics. The last retry of each
+        request then answers with TOPIC_NOT_EXIST (17).
         """
         # Listed before the first retry, because it removes the request from the tables.
         waiting: list[tuple[Parked, Peer]] = []
@@ -260,7 +269,7 @@ class LongPolls:
     def remove_connection(self, peer: Peer) -> None:
         """Forget the parked requests of a closed connection.
 
-        What was offered to its pops is offered to the other pops of their groups.
+        If a retry of its pops was pending, the other pops of their groups are retried.
         """
         closed = tuple(self._by_peer.get(peer, ()))
         for parked in closed:

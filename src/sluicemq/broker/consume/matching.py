@@ -90,9 +90,9 @@ class StoredProperties:
     def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (offset, properties) of each existing message in [`start`, `end`).
+        """Yield (offset, properties) of each message from offset `start` to before `end`.
 
-        Offsets without a record are skipped. Stop at the first offset without a unit.
+        Deleted messages are skipped. Stop at the end of the queue.
         """
         step_start = start
         while step_start < end:
@@ -107,9 +107,10 @@ class StoredProperties:
             step_start += len(units) // UNIT_BYTES
 
     def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
-        """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag.
+        """Yield the tags of some messages of a queue; "" for a message without a tag.
 
-        `units` are the bytes of consecutive units, the 20-byte entries of a consume queue.
+        `units` are the bytes of consecutive units, the 20-byte entries of a consume queue. `hits`
+        are the indices of the units whose messages are read.
         """
         for index in hits:
             position, size, _ = UNIT.unpack_from(units, index * UNIT_BYTES)
@@ -140,7 +141,7 @@ class MatchCriteria:
     __slots__ = ("codes", "key", "matches_nothing", "tags", "vectorised", "verdict", "weight")
 
     def __init__(self, subscription: Subscription) -> None:
-        """Compile the filter of `subscription`.
+        """Compile the filter of `subscription`. The expression `*` matches every message.
 
         Raises FilterSyntaxError if the expression does not compile or its kind is unknown.
         """
@@ -209,7 +210,10 @@ class Tally:
 
     @classmethod
     def without_samples(cls, start: int, end: int, count: int) -> "Tally":
-        """Return the first tally of a range. Its `last_position` is -1 until the caller sets it."""
+        """Return the first tally, a number of matches, of the offsets from `start` to before `end`.
+
+        Its `last_position` is -1 until the caller sets it.
+        """
         return cls(
             start=start,
             end=end,
@@ -222,10 +226,10 @@ class Tally:
 
     @property
     def eta_s(self) -> float | None:
-        """The seconds until the range will contain no match, at the speed of the samples.
+        """The estimated time in seconds until the group has no unread matching messages.
 
-        It is 0.0 if the range contains no match, and None if the number of matches does not fall,
-        or if there is only one sample.
+        The samples give the speed at which their number falls. The time is 0.0 if there are none.
+        It is None if the number does not fall, or if there is only one sample.
         """
         if not self.count:
             return 0.0
@@ -234,6 +238,7 @@ class Tally:
         passed = self.passed_count - first_passed
         arrived = self.arrived_count - first_arrived
         drained = passed - arrived
+        # The time is the number divided by the speed, which is `drained` per `last_s - first_s`.
         return self.count * (last_s - first_s) / drained if drained > 0 else None
 
 
@@ -285,12 +290,13 @@ def combined_eta_s(tallies: list[Tally]) -> float | None:
 def _move_tally(
     last_tally: Tally, start: int, end: int, count_part: Callable[[int, int], WorkItem[int]]
 ) -> WorkItem[Tally]:
-    """Return the tally of a range [`start`, `end`) that has moved on since `last_tally`.
+    """Return the tally of the offsets from `start` to before `end`, based on an earlier tally.
 
-    The range has lost [last_tally.start, start) and gained [last_tally.end, end). Only these
-    messages are counted, by `count_part(part_start, part_end)`. Work item.
+    Since `last_tally`, the range has lost the offsets from `last_tally.start` to `start`, and has
+    gained those from `last_tally.end` to `end`. Only these are counted, by `count_part(part_start,
+    part_end)`. This is a generator that works in steps.
     """
-    # Count the shorter one of the parts before and behind `start`.
+    # `start` divides the old range into two parts. Count the shorter one.
     if start - last_tally.start <= last_tally.end - start:
         passed_count = yield from count_part(last_tally.start, start)
     else:
@@ -315,7 +321,7 @@ class MatchCounter:
     """
 
     def __init__(self, store: Store) -> None:
-        """Create a counter without tallies."""
+        """Create a counter of matching messages, without earlier results."""
         self._store = store
         self.properties = StoredProperties(store)
         self._tallies: dict[tuple[str, str, int], tuple[tuple[str, object], Tally]] = {}
@@ -330,12 +336,13 @@ class MatchCounter:
         start: int,
         now_s: float,
     ) -> WorkItem[Tally]:
-        """Count the matches from offset `start` to the end of a queue, and keep the tally.
+        """Count the messages from offset `start` to the end of a queue that match `criteria`.
 
-        `start` is moved into the queue if it is outside. `now_s` is the monotonic time for the
-        samples. If the last tally of `group` has the same criteria and the same messages, only the
-        messages that the range has left behind and taken in are examined. Otherwise all are, and
-        the samples begin again. The tally is not kept if messages were deleted meanwhile.
+        Return the result as a Tally, which is also kept for the next call. If the last tally of the
+        group is still valid, only the messages that have been added to the range or removed from it
+        are examined. Otherwise all are examined, and the samples for the time estimate begin again.
+        `start` is moved into the queue if it is outside. `now_s` is the monotonic time. The tally
+        is not kept if messages were deleted meanwhile. This is a generator that works in steps.
         """
         key = (group, topic, queue_id)
         offset_min, end = self._store.queue_offsets(topic, queue_id)
@@ -371,10 +378,10 @@ class MatchCounter:
     def _find_valid_tally(
         self, key: tuple[str, str, int], criteria: MatchCriteria, offset_min: int
     ) -> Tally | None:
-        """Return the last tally of (group, topic, queue id) if it is still right, else None.
+        """Return the last tally of `key` (group, topic, queue id) if it is still valid, else None.
 
-        It is if it was counted with the same criteria, none of its messages were deleted (the
-        queue begins at `offset_min`), and the topic was not deleted and created again.
+        It is valid if it was counted with the same criteria, if none of its messages were deleted
+        (the queue begins at `offset_min` now), and if the topic was not deleted and created again.
         """
         criteria_key, tally = self._tallies.get(key, (None, None))
         if tally is None or criteria_key != criteria.key or tally.start < offset_min:
@@ -390,10 +397,10 @@ class MatchCounter:
     ) -> WorkItem[Tally]:
         """Count the messages that a lane still has to receive in the queue of `lane_queue`.
 
-        `name` is the name under which the tally is kept. The rule of a lane may change at some
-        offsets of the queue. Only the messages under the last rule are counted from a kept tally.
-        Those under earlier rules are counted again each time: after the lane has passed them, they
-        are never counted again.
+        `name` is the name under which the tally is kept. The rule of a lane, which says which
+        messages are its own, may change at some offsets of the queue. The messages under the last
+        rule are counted with the help of the last tally. Those under earlier rules are all counted
+        in each call, until the lane has passed them. This is a generator that works in steps.
         """
         offset_min, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(lane_queue.current_offset, offset_min), end)
@@ -423,10 +430,12 @@ class MatchCounter:
     def count_range(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches among the messages [`start`, `end`) of a queue.
+        """Count the messages of a queue from `start` to before `end` that match `criteria`.
 
-        Nothing is read if the criteria match every message or none. Otherwise tags are compared
-        (`_count_tags`), or blocks of columns evaluated, or records if there are no columns.
+        Nothing is read if the criteria match every message or none. A filter by tags compares tag
+        codes and tags. Any other filter is evaluated on blocks of columns (the values of a property
+        of many messages), or on records if there are no columns. This is a generator that works in
+        steps.
         """
         if start >= end or criteria.matches_nothing:
             return 0
@@ -450,10 +459,11 @@ class MatchCounter:
     def _count_batch(
         self, topic: str, queue_id: int, criteria: MatchCriteria, batch: "list[ColumnBlock | Load]"
     ) -> WorkItem[int]:
-        """Count the matches in the blocks of `batch`, in one job.
+        """Count the matches in a few blocks of columns, in one function.
 
-        The job also loads the blocks that are not in memory. It runs on another thread if it loads
-        a block or takes long. Where the columns cannot decide, records are evaluated afterwards.
+        It runs on another thread if a block must be loaded or if it takes long. If the columns of a
+        block cannot decide, its records are evaluated afterwards. This is a generator that works in
+        steps.
         """
         vectorised = criteria.vectorised
         assert vectorised is not None
@@ -495,13 +505,17 @@ class MatchCounter:
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches row by row, with records where columns cannot decide. Work item."""
+        """Count the messages from `start` to before `end` that match, by evaluating each of them.
+
+        Records are read where columns cannot decide. This is a generator that works in steps.
+        """
         match_count = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
             if callable(step):  # a job for another thread
                 yield step
                 continue
             if step is not None:
+                # The array has one byte for each message.
                 match_count += step.verdicts.tobytes().count(TRUE)
             yield None
         return match_count
@@ -516,12 +530,12 @@ class MatchCounter:
         *,
         only_matches: bool = False,
     ) -> Iterator[Job | BlockVerdicts | None]:
-        """Evaluate an SQL92 filter on the messages [`start`, `end`), in order.
+        """Evaluate a filter on the messages from offset `start` to before `end`, in order.
 
-        Yield three kinds of items. `BlockVerdicts` are the results for one block. A callable is a
-        job: the caller must run it, usually on another thread, before it asks for the next item.
-        None means that other work may run now. With `only_matches`, blocks without a match may be
-        left out.
+        Yield three kinds of items. `BlockVerdicts` are the results for one block of messages. A
+        function must be called by the caller, usually on another thread, before the next item is
+        requested. None means that other work may run now. With `only_matches`, blocks without a
+        match may be left out.
         """
         columns = self._store.columns
         if not columns.is_loaded:
@@ -546,7 +560,10 @@ class MatchCounter:
     def _iter_verdicts_of_records(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> Iterator[Job | BlockVerdicts | None]:
-        """Evaluate an SQL92 filter as `iter_verdicts` does, on records instead of columns."""
+        """Evaluate a filter on the records from offset `start` to before `end`, without columns.
+
+        The items are those of `iter_verdicts`.
+        """
         import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
         for step_start in range(start, end, RECORDS_PER_STEP):
@@ -561,10 +578,11 @@ class MatchCounter:
     def _count_tags(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the messages among [`start`, `end`) whose tag is one of the wanted tags.
+        """Count the messages from `start` to before `end` whose tag is one of the wanted tags.
 
-        The tag codes in the consume queue are compared first, in steps of TAG_UNITS units; the tags
-        of the hits are read from columns or records.
+        First the tag codes (hash codes of tags) in the consume queue are compared, in steps of
+        TAG_UNITS messages. Different tags may have the same code, so the tags of the messages with
+        a wanted code are then read from columns or records.
         """
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is loaded only for filters
 
@@ -594,11 +612,11 @@ class MatchCounter:
         hits: list[int],
         tag_source: "ColumnBlock | Load | None",
     ) -> WorkItem[int]:
-        """Count the units in `hits` whose tag is one of the wanted tags.
+        """Count the messages with a wanted tag code that really have a wanted tag.
 
-        `units` are units of the queue, and `hits` the indices of those with a wanted tag code.
-        `tag_source` has the tags of all messages from the first of `units` on; None if there are no
-        columns. If the columns cannot decide, the records of the hits are read.
+        `units` are entries of the queue, and `hits` the indices of those with a wanted tag code.
+        `tag_source` has the tags of all messages from the first of `units` on; None means that
+        there are no columns. If the columns cannot decide, the records of the hits are read.
         """
         match_count: int | None = None
         if isinstance(tag_source, ColumnBlock):
@@ -627,9 +645,10 @@ class MatchCounter:
     def _count_decoded_hits(
         self, criteria: MatchCriteria, units: bytes, hits: list[int]
     ) -> WorkItem[int | None]:
-        """Count the units in `hits` with a wanted tag, after decoding them as one block of columns.
+        """Count the messages in `hits` with a wanted tag, by decoding them as one block of columns.
 
-        Return None if they cannot be decoded, or if the columns cannot decide. Work item.
+        `units` are entries of the queue, and `hits` are indices of them. Return None if they cannot
+        be decoded, or if the columns cannot decide. This is a generator that works in steps.
         """
         hit_starts = [hit * UNIT_BYTES for hit in hits]
         hit_units = b"".join([units[start : start + UNIT_BYTES] for start in hit_starts])
@@ -650,9 +669,9 @@ class _RuleRange(NamedTuple):
 
 
 def _list_rule_ranges(lane_queue: LaneQueue, start: int, end: int) -> list[_RuleRange]:
-    """Return the ranges of offsets from `start` to `end` in which a lane has the same rule.
+    """Divide the offsets from `start` to `end` into ranges in which the lane has the same rule.
 
-    There is at least one range, even if it is empty.
+    The result has at least one range, which may be empty.
     """
     ranges: list[_RuleRange] = []
     rule_start = start
@@ -683,9 +702,10 @@ def _count_block(
 def _judge_block(
     criteria: MatchCriteria, block: ColumnBlock
 ) -> "Generator[Job | None, Any, NDArray[np.uint8]]":
-    """Evaluate an SQL92 filter on a block of columns, and return the verdicts.
+    """Evaluate an SQL92 filter on a block of columns, and return the verdict on each message.
 
-    Yield a job that does so on another thread if that takes long.
+    A verdict is TRUE, FALSE, or NEEDS_RECORD if the columns cannot decide. If the evaluation takes
+    long, yield one function that does it on another thread.
     """
     vectorised = criteria.vectorised
     assert vectorised is not None
@@ -697,9 +717,10 @@ def _judge_block(
 
 
 def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
-    """Return how many of `rows` of a block have a wanted tag; None if the columns cannot decide.
+    """Return how many of the given rows of a block have a wanted tag, or None if it is unknown.
 
-    They cannot if the block has odd rows, or too many distinct tags for a column.
+    It is unknown if the block has rows that only their records can decide (`odd`), or has no column
+    of tags because there are too many distinct ones.
     """
     import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
@@ -723,10 +744,11 @@ def _judge_records(
     properties: Sequence[Mapping[str, str] | None],
     verdicts: "NDArray[np.uint8]",
 ) -> Iterator[Job | None]:
-    """Write the verdict on each of `rows` into `verdicts`, in steps.
+    """Evaluate a filter on some rows, and write the results into `verdicts`, in steps.
 
-    `properties` are those of the rows, None where there is no message; its verdict is FALSE. Yield
-    None after each ROWS_PER_STEP, or one job for all rows if the expression is long.
+    `properties` has the properties of the message of each row, or None if there is no message. Then
+    the result is FALSE. Yield None after each ROWS_PER_STEP rows. If the expression is long, yield
+    one function that does all rows on another thread.
     """
     evaluate = criteria.verdict
     assert evaluate is not None

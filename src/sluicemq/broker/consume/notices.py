@@ -63,10 +63,11 @@ class GroupChangeNotices:
     _budgets: dict[str, NoticeBudget] = field(default_factory=dict)
 
     def notify_change(self, group: str, keys: SubscriptionKeys) -> None:
-        """Notify the members of `group` with these subscription keys that the group has changed.
+        """Notify members of `group` that the group has changed, now or soon.
 
-        None as `keys` means all members. They are notified at once if the group has tokens and no
-        change waits. Otherwise the keys are added to those that wait for `send_due`.
+        `keys` are the subscription keys of these members; None means all members. The number of
+        notices of a group is limited. If the limit is not reached and no notice waits, they are
+        notified now. Otherwise `send_due` notifies them later, together with others that wait.
         """
         now_s = self.clock.monotonic_s()
         budget = self._budgets.get(group)
@@ -82,9 +83,10 @@ class GroupChangeNotices:
             budget.pending_keys |= keys
 
     def send_due(self) -> None:
-        """Send the pending notices of all groups whose token bucket is not empty.
+        """Send the waiting notices of all groups that may send one again.
 
-        Remove full buckets without pending notices. Called several times a second.
+        Groups without waiting notices that have not sent one for a while are forgotten. Called
+        several times a second.
         """
         now_s = self.clock.monotonic_s()
         for group, budget in tuple(self._budgets.items()):

@@ -70,8 +70,9 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Command | Announced:
         """Reset the offsets of a group on a topic: answer INVOKE_BROKER_TO_RESET_OFFSET (222).
 
-        If the broker resets offsets itself, the answer contains the new offset of each queue, and
-        leaves once they are on disk. Otherwise the connected members are asked to reset theirs.
+        If the broker resets offsets itself (a setting), the answer has the new offset of each
+        queue, and is sent when they are on disk. Otherwise the connected members are asked to reset
+        their offsets.
 
         Raises RequestError if the topic, group or queue does not exist, or if the offset is not in
         the queue.
@@ -98,9 +99,10 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> dict[MessageQueue, int]:
         """Return the queues that a request resets, each with its new offset.
 
-        If the broker resets offsets itself (`is_server_side`), the request may name one queue, and
-        also the offset. Otherwise all queues are reset. Without an offset (None or -1), the new one
-        is that of the time in the request, or the end of the queue if the time is negative.
+        All queues of the topic are reset. But if the broker resets offsets itself
+        (`is_server_side`), the request may name one queue, and also its new offset. If the request
+        has no offset (None or -1), the new offset is that of the time in the request, or the end of
+        the queue if the time is negative.
 
         Raises RequestError if the queue does not exist, or if the offset is not in the queue.
         """
@@ -144,10 +146,10 @@ class GroupOffsetHandlers(BrokerComponent):
         return self.store.reader.offset_by_time(topic, queue_id, time_ms, "lower")
 
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Reset offsets of a group, or of its lanes if it has some.
+        """Reset the offsets of a group, or of its lanes if it has lanes.
 
-        Wake the requests that wait for the queues, and schedule a commit, so that the offsets get
-        on disk.
+        The requests that wait for these queues are retried, because they must start at the new
+        offsets. A commit is scheduled.
         """
         for queue, offset in offsets.items():
             if not self.consumers.lanes.reset_queue(group, queue.topic, queue.queue_id, offset):
@@ -201,12 +203,11 @@ class GroupOffsetHandlers(BrokerComponent):
     def clone_offsets(
         self, header: CloneGroupOffsetRequest, command: Command, peer: Peer
     ) -> Announced:
-        """Answer CLONE_GROUP_OFFSET (314): give the target group the offsets of the source.
+        """Answer CLONE_GROUP_OFFSET (314): reset a target group to the offsets of a source group.
 
-        This is done for the topic in the request, or for all topics of the source; retry topics are
-        left out. Queues without an offset of the source do not change. The target group is created
-        if it may be. Its connected members are moved as by a reset. Raises RequestError if a group
-        does not exist.
+        This is done for the topic in the request, or for all topics of the source group, without
+        retry topics. Queues in which the source group has no offset do not change. The target group
+        is created if that is allowed. Raises RequestError if a group does not exist.
         """
         self.groups.check_exists(header.source_group)
         if self.groups.get_or_create(header.target_group) is None:
@@ -242,10 +243,10 @@ class GroupOffsetHandlers(BrokerComponent):
     def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer QUERY_CONSUME_TIME_SPAN (303) with times for each queue of a topic.
 
-        These are the store times in ms of the first, the last and the last consumed message. If the
-        group has consumed nothing, that of the first one is used. The time of the last message is
-        -1 if the queue is empty. The delay is the age in ms of the next message to consume, 0 if
-        there is none. Raises RequestError if the topic does not exist.
+        There are three store times in ms: of the first, the last, and the last consumed message. If
+        the group has consumed nothing, the third is the time of the first message. The time of the
+        last message is -1 if the queue is empty. The delay is the age in ms of the next message to
+        consume, or 0 if there is none. Raises RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         now_ms = self.clock.now_ms()
@@ -258,7 +259,13 @@ class GroupOffsetHandlers(BrokerComponent):
     def _measure_time_span(
         self, group: str, topic: str, queue_id: int, now_ms: int
     ) -> bodies.TimeSpan:
-        """Return the times of one queue for `query_time_spans`."""
+        """Return the store times and the delay of one queue of a topic for a group.
+
+        Store times are those of the first, the last, and the last consumed message, in ms since
+        1970. The time of the last message is -1 in an empty queue. If nothing was consumed, the
+        third time is that of the first message. The delay is the age in ms, at `now_ms`, of the
+        next message to consume, or 0 if there is none.
+        """
         store_time_ms = partial(self.store.reader.store_time_ms, topic, queue_id)
         offset_end = self.store.queue_offsets(topic, queue_id)[1]
         committed = self.offsets.committed(group, topic, queue_id)
@@ -277,11 +284,12 @@ class GroupOffsetHandlers(BrokerComponent):
     def query_correction_offsets(
         self, header: QueryCorrectionOffsetRequest, command: Command, peer: Peer
     ) -> Command:
-        """Answer QUERY_CORRECTION_OFFSET (308) with the least offset of all groups, by queue.
+        """Answer QUERY_CORRECTION_OFFSET (308) with the lowest committed offset in each queue.
 
-        The groups in `filterGroups` and offsets of deleted messages do not count. A queue in which
-        the compared group is behind all other groups gets NO_GROUP_BEHIND. RocketMQ also deletes
-        the offsets of the groups in `filterGroups`; here they stay.
+        Offsets of the groups in `filterGroups`, and offsets of deleted messages, do not count. If
+        the offset of the compared group is lower than all that count, the queue gets
+        NO_GROUP_BEHIND. RocketMQ also deletes the offsets of the groups in `filterGroups`; here
+        they stay.
         """
         excluded_groups = set(filter(None, (header.excluded_groups or "").split(",")))
         least_offsets: dict[int, int] = {}  # by queue id: the least offset
@@ -302,11 +310,12 @@ class GroupOffsetHandlers(BrokerComponent):
     def query_consume_queue(
         self, header: QueryConsumeQueueRequest, command: Command, peer: Peer
     ) -> Postponed:
-        """Answer QUERY_CONSUME_QUEUE (321) with at most UNITS_MAX units of a queue.
+        """Answer QUERY_CONSUME_QUEUE (321) with at most UNITS_MAX entries of a consume queue.
 
-        With a group, each unit says whether its tag code matches the filter of the group, and the
-        answer contains the group's subscription, or a text that the group is not online. Raises
-        RequestError if the topic does not exist.
+        If the request names a group, each entry says whether its tag code matches the filter of the
+        group, and the answer has the group's subscription, or a text that the group is not online.
+        Return a Postponed, because the answer is encoded on another thread. Raises RequestError if
+        the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         offset_min, offset_end = self.store.queue_offsets(topic.name, header.queue_id)
@@ -375,9 +384,9 @@ def _send_resets(members: Iterable[Peer], header: ResetOffsetRequest, body: byte
 
 
 def _decode_units(units: bytes, subscription: Subscription | None) -> list[bodies.QueueUnit]:
-    """Return the units of a queue, each with whether its tag code matches a subscription.
+    """Decode entries of a consume queue, and find out which match a subscription by tags.
 
-    All of them match if `subscription` is None or selects no tags.
+    Only tag codes are compared. All entries match if `subscription` is None or selects no tags.
     """
     wanted_codes = subscription.codes if subscription is not None else ()
     return [

@@ -168,10 +168,10 @@ class PullHandlers(BrokerComponent):
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """Answer PULL_MESSAGE (11) or LITE_PULL_MESSAGE (361).
 
-        Return the encoded answer, a Command for an error or a probe, Parked for a pull that waits
-        for messages, Postponed for one whose filter takes long, or None after writing a large
-        answer to `peer` in pieces. Raises KeyError, TypeError, ValueError or RequestError for a
-        malformed header. Called for every pull: keep it cheap.
+        Return the encoded answer. For an error or a probe, return a Command. Return Parked if the
+        pull waits for messages, and Postponed if its filter takes long. Return None after writing a
+        large answer to `peer` in pieces. Raises KeyError, TypeError, ValueError or RequestError for
+        a malformed header. Called for every pull: keep it cheap.
         """
         # If the compiled engine has just stopped before this pull because it had no plan for it,
         # claim the (key, header) of the pull now: after another return it would be claimed for a
@@ -218,9 +218,9 @@ class PullHandlers(BrokerComponent):
     def _answer_probe(self, context: PullContext, command: Command) -> bytes | Command:
         """Return the answer to a pull with the field `sluiceLook`: the message at its offset.
 
-        The resets, lanes and filter of the group are ignored, and nothing changes for the group. A
-        reader sends a probe to find out whether the queue is the one that it has read before. If
-        there is no message at the offset, the answer has the reason and the bounds of the queue.
+        A reader sends such a probe to find out whether the queue is the one that it has read
+        before. Resets, lanes and filters are ignored, and nothing changes for the group. If the
+        offset has no message, the answer has the reason and the bounds of the queue.
         """
         read_result = self.store.reader.read(*context.queue, context.offset, 1, None, None)
         if read_result.status is _FOUND:
@@ -403,10 +403,10 @@ class PullHandlers(BrokerComponent):
     ) -> bytes | Parked | Postponed:
         """Return the answer to a read without messages, or the pull to be parked.
 
-        - If a slow filter has to be evaluated first, return Postponed: the pull is repeated then.
-        - If the first match is out of the reader's reach, delay the pull.
-        - At the end of the queue, return Parked if the client allows it (FLAG_SUSPEND).
-        - Otherwise return the encoded answer without messages.
+        - Postponed, if a slow filter must be evaluated first. The pull is then repeated.
+        - A delayed pull, if the client has unprocessed messages too far before the first match.
+        - Parked, at the end of the queue, if the client allows it (FLAG_SUSPEND).
+        - Otherwise the encoded answer without messages.
 
         Called for every pull that reaches the end of a queue: keep it cheap.
         """
@@ -432,11 +432,11 @@ class PullHandlers(BrokerComponent):
         )
 
     def _delay_match(self, context: PullContext, command: Command) -> bytes | Parked:
-        """Delay a pull whose first match is out of the reader's reach, then answer with the match.
+        """Delay a pull, so that the client can process messages before it gets the next match.
 
-        Return Parked, and schedule the retry after some milliseconds (`delivery.SpanEstimator`).
-        Without timers (`call_later` is None) return the encoded answer at once. An immediate answer
-        without messages would be no progress for the client.
+        The client would pause if unprocessed messages were too far before the match. Return Parked,
+        and schedule the retry, which delivers the match, after some milliseconds. Without timers
+        (`call_later` is None), return the encoded answer with the match at once.
         """
         delay_s = context.delivery.span_estimator.record_delay(context.queue_id)
         parked = Parked(
@@ -480,10 +480,10 @@ class PullHandlers(BrokerComponent):
     # --------------------------------------------------------------------- resets and lanes
 
     def _decide_action(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
-        """Return what a pull of a lane, or of a group whose offset was reset, must do next.
+        """Return what a pull must do next (read, wait, …) if its group has lanes or was reset.
 
-        The commit of a new pull is applied before the lane decides. `is_parked` is True for a
-        parked pull that is retried: its commit has been applied already.
+        The commit that comes with a new pull is applied before the lane decides. `is_parked` says
+        that the pull was parked before, so its commit has been applied already.
         """
         lane = self.consumers.lane_of(context.group, context.peer, context.fields)
         if lane is None:
@@ -587,11 +587,11 @@ class PullHandlers(BrokerComponent):
     def _retry_parked(self, context: PullContext, parked: Parked, is_last: bool) -> bytes | None:
         """Retry a parked pull: return the encoded answer, or None to keep it parked.
 
-        The read goes on where the last one ended (`parked.scan_offset`). The answer is an error if
-        the topic was deleted, and asks the client to pull again if the filter of the group has
-        changed meanwhile. With `is_last` the pull is always answered, and its next offset moves
-        past the messages that the filter rejected. b"" means that the answer is written later.
-        Called whenever a parked pull is woken: keep it cheap.
+        The read begins where the last one ended (`parked.scan_offset`). The answer is an error if
+        the topic was deleted. It asks the client to pull again if the filter of the group has
+        changed. With `is_last` the pull is always answered, and its next offset is after the
+        messages that the filter rejected. b"" means that the answer is written later. Called
+        whenever a parked pull is woken: keep it cheap.
         """
         opaque = parked.command.opaque
         if context.topic not in self.topics.table:
@@ -697,10 +697,10 @@ class PullHandlers(BrokerComponent):
     def _encode_found(
         self, context: PullContext, opaque: int, read_result: ReadResult
     ) -> list[bytes | memoryview]:
-        """Return the answer with the messages of `read_result` as pieces to be written in order.
+        """Return the encoded answer with the messages of `read_result`, in pieces.
 
-        Update the counters and the fetched offset of the group. Called for every pull: keep it
-        cheap.
+        The caller writes the pieces in order. The counters and the fetched offset of the group are
+        updated. Called for every pull: keep it cheap.
         """
         group_flag, topic_flag = context.sys_flags
         broker_id = self._choose_suggested_broker(context) if self.settings.broker.slave_read else 0
@@ -730,7 +730,7 @@ class PullHandlers(BrokerComponent):
     ) -> bytes:
         """Return the encoded answer of a read that found no messages.
 
-        Record its next offset as the one that the group fetches next.
+        The group's fetched offset becomes the next offset of the read.
         """
         status = read_result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:

@@ -145,10 +145,10 @@ class PullChecks:
         self._lanes = self.consumers.lanes.table
 
     def prepare(self, context: PullContext) -> None:
-        """Run every check that can refuse a pull, in RocketMQ's order, and complete `context`.
+        """Check whether a pull is allowed, in RocketMQ's order, and complete `context`.
 
-        Set its `filter`, `sys_flags`, `bytes_max` and `delivery`. Create the group if it does not
-        exist and may be created. Raises PullRefusedError, or PostponedError if the filter of the
+        Its attributes `filter`, `sys_flags`, `bytes_max` and `delivery` are set. A missing group is
+        created if that is allowed. Raises PullRefusedError, or PostponedError if the filter of the
         request takes long to compile. Called for every pull: keep it cheap.
         """
         # Every pull passes here, so one condition finds out whether there may be a reason to refuse
@@ -195,8 +195,8 @@ class PullChecks:
     ) -> None:
         """Raise PullRefusedError for the first reason to refuse the pull, in RocketMQ's order.
 
-        Return if none applies: a group that is forbidden to read some topics may read this one.
-        None as `group` or `topic` means that it does not exist.
+        `group` or `topic` is None if it does not exist. Return if there is no reason: a group that
+        is forbidden to read some topics may still read this one.
         """
         config = self.settings.broker
         group_name = context.group
@@ -241,11 +241,11 @@ class PullChecks:
     def _find_group_filter(
         self, context: PullContext, config: GroupConfig, group: ConsumerGroup | None
     ) -> MessageFilter | None:
-        """Return the filter that the heartbeats of the group declared; None if all messages match.
+        """Return the filter of the group's subscription in its heartbeats; None matches everything.
 
-        In a group with lanes it is that of the member's subscription; such a read then uses the
-        rule of the lane instead. Raises PullRefusedError if the group has no such subscription, has
-        an older version of it, or may not use it.
+        In a group with lanes, it is the filter of the member's subscription, which the rule of the
+        lane replaces later. Raises PullRefusedError if the group has no such subscription, has an
+        older version of it than the client, or may not use it.
         """
         if group is None:
             raise PullRefusedError(
@@ -277,12 +277,13 @@ class PullChecks:
     def _find_member_subscription(
         self, context: PullContext, group: ConsumerGroup
     ) -> CompiledSubscription | None:
-        """Return the group's subscription for a member with a lane; None if it has no lane.
+        """Return the group's subscription to the topic, if the client is a member with a lane.
 
-        Raises PullRefusedError if the client is not a member, if the member does not subscribe to
-        the topic, or if the client knows a newer version than the member's last heartbeat. The
-        reason: a reader that was connected before the broker restarted, and has not sent a
-        heartbeat yet, would otherwise skip its own messages by the filter of other members.
+        Return None if the member has no lane. Raises PullRefusedError if the client is not a
+        member, if the member does not subscribe to the topic, or if the client knows a newer
+        version of the subscription than its last heartbeat had. Without this check, a client that
+        has sent no heartbeat since the broker restarted would read with the filter of other
+        members, and skip its own messages.
         """
         member = group.find_member(context.peer, context.fields)
         if member is None:
@@ -303,12 +304,11 @@ class PullChecks:
         return group.subscriptions.get(context.topic)
 
     def _reserve_bulk_bytes(self, context: PullContext) -> int | None:
-        """Return the size limit of a bulk answer in bytes; None if the ordinary limit applies.
+        """Return the size limit of a bulk answer in bytes, or None if the usual limit applies.
 
-        The limit is reserved until the next iteration of the event loop. The bytes reserved for one
-        connection are bounded within one iteration of the event loop: a client that sends a
-        thousand pulls at once must not cause a thousand answers of megabytes. A limit is never
-        below BULK_BYTES_MIN.
+        A client asks for bulk answers, which may have megabytes. The limit is counted for the
+        connection until the next iteration of the event loop. So many pulls in one iteration do not
+        cause as many large answers: the limits become smaller, but not below BULK_BYTES_MIN.
         """
         header = decode_header(PullMessageRequest, context.fields)
         if not header.bulk:

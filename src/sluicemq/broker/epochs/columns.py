@@ -26,11 +26,11 @@ class StagedColumns:
     """Consecutive records of a staging queue that are all in one file of the log."""
 
     def __init__(self, units: NDArray[Any], rest_of_file: memoryview, file_position: int) -> None:
-        """Copy the records that `units` name from one file of the commit log.
+        """Copy the records that `units` locate from one file of the commit log.
 
-        `units` are the 20-byte entries of a queue that locate records, as an array with the fields
-        of UNIT_COLUMNS and at least one row. `rest_of_file` is the rest of the file from position
-        `file_position` of the commit log on.
+        `units` are entries of a consume queue, each with the position and size of a record, as an
+        array with the fields of UNIT_COLUMNS and at least one row. `rest_of_file` has the bytes of
+        the file from the position `file_position` of the commit log on.
         """
         self._codes = units["code"].astype(np.int64)
         starts = units["position"].astype(np.int64) - file_position
@@ -53,11 +53,11 @@ class StagedColumns:
         return self._data[int(self._property_starts[0]) : int(self._ends[0])]
 
     def count_alike(self, common_start: bytes) -> int:
-        """Return how many records, from the first on, can be published together.
+        """Return how many of the first records can be published together.
 
-        They have the record format MAGIC_V1, the flags and hosts of the first record, and
-        properties that begin with `common_start` and are longer. The count ends before the first
-        record that differs; it is 0 if the first record itself does not meet this.
+        The count ends before the first record that differs. A record must have the format MAGIC_V1,
+        the same flags and hosts as the first record, and properties that begin with `common_start`
+        and are longer. The count is 0 if the first record does not meet this itself.
         """
         heads = self.heads
         first_head = self.heads[0]
@@ -76,11 +76,11 @@ class StagedColumns:
         return _count_leading((beginning_rows == common_row).all(axis=1))
 
     def to_columns(self, count: int, cut_bytes: int, new_beginning: bytes) -> BatchColumns:
-        """Return the first `count` records as columns that can be appended to a topic.
+        """Return the first `count` records as columns, with which the store can append them.
 
-        The first `cut_bytes` bytes of the properties of each record are replaced by
-        `new_beginning`, which is the name of the message id with its separator. The fields
-        `reconsume_times` and `prepared_offset` are set to 0.
+        In the properties of each record, the first `cut_bytes` bytes are replaced by
+        `new_beginning`, the name of the property with the message id, and its separator. The fields
+        `reconsume_times` and `prepared_offset` are 0 in the result.
         """
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
@@ -112,11 +112,11 @@ def _count_leading(flags: NDArray[np.bool_]) -> int:
 def select_fitting_units(
     units: memoryview | bytes | bytearray, bytes_max: int
 ) -> tuple[NDArray[Any], Positions]:
-    """Return (fitting units, ends): the first units whose records fit into `bytes_max` bytes.
+    """Select the first units of a queue whose records fit into `bytes_max` bytes together.
 
-    `units` are encoded units of a queue. The first result has the fields of UNIT_COLUMNS, and no
-    row if not even the first record fits. `ends` contains the position in the commit log at which
-    each of these records ends.
+    `units` are encoded entries of a consume queue. Return (units, ends). The first value is an
+    array with the fields of UNIT_COLUMNS; it is empty if not even the first record fits. `ends` has
+    the position in the commit log at which each of these records ends.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes_so_far = np.cumsum(rows["size"], dtype=np.int64)

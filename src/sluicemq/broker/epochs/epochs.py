@@ -121,7 +121,10 @@ class EpochCheck:
 
 
 def _ranges_of(body: bytes | memoryview) -> Ranges:
-    """Return the ranges in the body of a request. Raises RequestError if it is malformed."""
+    """Decode the body of a request: ranges of the staging queues, which hold staged messages.
+
+    Raises RequestError (INVALID_PARAMETER) if the body is malformed.
+    """
     try:
         return staging.decode_staged_ranges(body)
     except ProtocolError as error:
@@ -139,11 +142,12 @@ class Epochs:
         run_sync: RunSync | None,
         access: Access,
     ) -> None:
-        """Create an empty table, and let `intake` report the staged batches that it appends.
+        """Create the component without any epoch. Call `load` before the first request.
 
-        The caller must call `load` before the first request. `run_sync(callback)` starts an fsync
-        in another thread and calls `callback` with its result; None means that the broker starts
-        none itself. It is not used under SYNC_FLUSH. `access` names the account of a request.
+        An epoch is a micro-batch of a sink, which is published as a whole. `intake` will report the
+        batches of staged messages that it appends. `run_sync(callback)` starts an fsync on another
+        thread and calls `callback` with its result. None means that no fsync is started. It is not
+        used under SYNC_FLUSH. `access` knows the account that has sent a request.
         """
         settings = context.settings
         topics = context.topics
@@ -189,12 +193,13 @@ class Epochs:
     ) -> Command | Announced | Postponed:
         """Handle SLUICE_COMMIT_EPOCH (900201): prepare or commit an epoch, or report its state.
 
-        The work that the request starts continues in slices after the answer; the client repeats
-        the request until the state is what it needs. The answer has the state of the epoch on this
-        broker. If the epoch is committed, the body has the ranges that were decided. Large bodies
-        are decoded in another thread, and the answer is postponed meanwhile.
+        An epoch is a micro-batch of a sink. The body has the ranges of its staged messages. The
+        answer has the state of the epoch on this broker. If the epoch is committed, the body of the
+        answer has the ranges that were committed. The work continues after the answer, so the
+        client repeats the request until the state is the one that it needs.
 
-        Raises RequestError if the request is malformed or the check of the ranges has failed.
+        A large body is decoded on another thread. Then a Postponed is returned. Raises RequestError
+        if the request is malformed or the check of the ranges has failed.
         """
         # Read now: while the body is decoded, the broker handles requests of other accounts.
         account = self._access.account
@@ -208,10 +213,10 @@ class Epochs:
     def _ensure_topics_and_answer(
         self, account: str, header: CommitEpochRequest, ranges: Ranges
     ) -> Command | Announced:
-        """Answer a request, after creating the epoch topic and the staging topic if necessary.
+        """Create the epoch topic and the staging topic if necessary, and return the answer.
 
-        If a topic was created or changed, the answer is sent when the topics are saved and
-        registered (`Announced`).
+        If a topic was created or changed, the answer is wrapped in an Announced, so that it is sent
+        when the topics are saved and registered.
         """
         version_before = self._topics.version
         queue_count = staging.STAGING_QUEUES
@@ -229,13 +234,12 @@ class Epochs:
         return Announced(answer) if have_topics_changed else answer
 
     def _answer(self, account: str, header: CommitEpochRequest, ranges: Ranges) -> Command:
-        """Return the answer to a request, and schedule the work that it starts.
+        """Return the answer to a request with the state of the epoch, and schedule its work.
 
-        - If this epoch or a later one is committed, see `_answer_committed`.
-        - If the step is PREPARE and the ranges are checked, the state is CHECKED as soon as
-          everything that was checked is durable.
-        - Otherwise the state is CHECKING, and the check continues. With the step COMMIT, the epoch
-          is committed at its end.
+        - If this epoch or a later one is committed, `_answer_committed` makes the answer.
+        - CHECKED: the step is PREPARE, all ranges are checked, and what was read is durable.
+        - CHECKING: in all other cases. The check of the messages continues. With the step COMMIT,
+          the epoch is committed at the end of the check.
 
         Raises RequestError if the step, the query name or the ranges are invalid, or if the check
         of these ranges has failed, which is logged.
@@ -270,10 +274,10 @@ class Epochs:
     def _find_or_log_check(
         self, key: EpochKey, topics: frozenset[str], ranges: Ranges
     ) -> EpochCheck:
-        """Return the check of an epoch (`_find_or_start_check`).
+        """Return the check of an epoch's messages. Start it if there is none.
 
-        Raises RequestError if the query name is invalid, or if the check has failed or cannot be
-        started, which is logged.
+        Raises RequestError if the name of the query is invalid, or if the check has failed or
+        cannot be started. The second case is also logged.
         """
         try:
             staging.check_query(key.query)
@@ -285,13 +289,17 @@ class Epochs:
             raise
 
     def _answer_committed(self, committed: Epoch, epoch: int) -> Command:
-        """Return the answer about `epoch`, where `committed` is the last epoch that is committed.
+        """Return the answer about `epoch`, if it or a later epoch is committed.
 
-        `committed` is the same epoch or a later one. An earlier epoch than `committed` is
-        published. For `committed` itself, the state is CHECKING until its record is durable,
-        PUBLISHING until all its messages are durable, and PUBLISHED then. A state that waits for
-        the disk starts an fsync. The last two have the decided ranges in the body. When PUBLISHED
-        is answered, the ranges are removed from memory.
+        `committed` is the last committed epoch, which is `epoch` or a later one. The state is one
+        of these:
+
+        - PUBLISHED, if `epoch` is earlier than `committed`.
+        - CHECKING, until the record that commits `epoch` is durable.
+        - PUBLISHING, until all its messages are durable. The body has the committed ranges.
+        - PUBLISHED after that. The body has the ranges, which are then removed from memory.
+
+        If the state waits for the disk, an fsync is started.
         """
         if epoch < committed.epoch:
             return self._encode_state(PUBLISHED)
@@ -311,10 +319,10 @@ class Epochs:
         return answer
 
     def _encode_state(self, state: str, committed: Epoch | None = None) -> Command:
-        """Return an answer with a state, and with the progress of the epoch `committed`.
+        """Return an answer with `state`, and with the progress of the epoch `committed`.
 
-        The progress is the number of messages to publish on this broker, and of those that have
-        been published; both are 0 if `committed` is None.
+        The progress is the number of messages to publish on this broker, and the number of messages
+        that have been published. Both are 0 if `committed` is None.
         """
         message_count = 0
         published_count = 0
@@ -334,13 +342,13 @@ class Epochs:
     def _find_or_start_check(
         self, key: EpochKey, topics: frozenset[str], ranges: Ranges
     ) -> EpochCheck:
-        """Return the check of an epoch. Start one if there is none, or if the ranges differ.
+        """Return the check of an epoch. Start one if there is none for these ranges.
 
-        A check for a commit is returned even if the ranges differ, because its ranges are about to
-        be decided. If there are too many checks, a new one replaces the oldest one.
+        If a commit was requested for another check of the epoch, that one is returned, because its
+        ranges will be committed. If there are too many checks, a new one replaces the oldest one.
 
         Raises RequestError if the check of these ranges has failed. The failed check is forgotten,
-        so a later call starts another one.
+        so a later call starts a new one.
         """
         check = self._checks.get(key)
         if check is not None and check.error is not None:
@@ -363,9 +371,9 @@ class Epochs:
     # ----------------------------------------------------------------------------- the work
 
     def run_slice(self) -> None:
-        """Publish one chunk of the first unfinished epoch, and do one slice of one check.
+        """Publish some messages of the first unfinished epoch, and check some messages of another.
 
-        Schedule another slice if there was work to do. Do nothing before `load`, on a read-only
+        Another slice is scheduled if there was work to do. Do nothing before `load`, on a read-only
         broker, and while the worker pauses after a failure.
         """
         if not self._worker.is_enabled or self._worker.is_paused:
@@ -380,11 +388,10 @@ class Epochs:
             self._worker.schedule()
 
     def _continue_check(self, key: EpochKey, check: EpochCheck) -> None:
-        """Check messages for one slice. After the last one, commit the epoch if requested.
+        """Check messages of an epoch for one slice. After the last one, commit it if requested.
 
-        When the epoch is committed (`_commit_checked`), the check is removed. An error of a message
-        or of the store ends the check and is kept in `check.error`. The next request for the epoch
-        reports it.
+        When the epoch is committed, the check is removed. An error of a message or of the store
+        ends the check. It is kept in `check.error`, and the next request for the epoch reports it.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         last_stage = None
@@ -411,9 +418,9 @@ class Epochs:
     def _commit_checked(self, key: EpochKey, check: EpochCheck) -> None:
         """Commit an epoch whose messages are checked, and start an fsync.
 
-        The epoch is committed by an epoch record in the log, and then added to the table to be
-        published. Do nothing if this epoch or a later one is committed already. Raises RequestError
-        or StoreError if the record cannot be stored.
+        A record in the epoch topic commits the epoch. Then the epoch is added to the table, from
+        which it is published. Do nothing if this epoch or a later one is committed already. Raises
+        RequestError or StoreError if the record cannot be stored.
         """
         last_committed = self.table.find(key.account, key.query, check.topics)
         if last_committed is not None and key.epoch <= last_committed.epoch:
@@ -433,8 +440,8 @@ class Epochs:
     def _append_record(self, record_kind: str, key: EpochKey, **values: Any) -> int:
         """Append a record to the epoch topic, and return its offset there.
 
-        The record is a JSON object with `record_kind`, the names of the epoch and `values`. The
-        caller commits it. Raises StoreError.
+        The record is a JSON object with `record_kind` as "kind", the fields that identify the epoch
+        `key`, and `values`. The caller must commit it. Raises StoreError.
         """
         body = fastjson.dumps_strict({"kind": record_kind, **key.to_json(), **values})
         host = self._settings.store_host
@@ -446,12 +453,13 @@ class Epochs:
     def _publish_chunk(self, committed: Epoch) -> None:
         """Append the next chunk of an epoch: its record and the messages after it.
 
-        An epoch is a micro-batch of a sink, whose messages were staged in a topic that consumers do
-        not see. The chunk is committed before this method returns, and counted as published. If the
-        store accepts no more messages or the group commit fails, the publication pauses, and
-        continues later with the first message that is not stored. If the remaining staged messages
-        are deleted, log them as lost and complete the epoch. After the last message, start an
-        fsync.
+        An epoch is a micro-batch of a sink. Its messages were staged in a topic that consumers do
+        not see, and are appended to their own topics here. The chunk is committed before this
+        method returns, and counted as published. After the last message, an fsync is started.
+
+        If the store accepts no more messages or the commit fails, publishing pauses, and continues
+        later with the first message that is not stored. If the remaining staged messages are
+        deleted, they are logged as lost, and the epoch counts as complete.
         """
         chunk_start = committed.published_count
         # A chunk must be small enough for one file of the log.
@@ -476,7 +484,7 @@ class Epochs:
                 "cannot publish an epoch, retrying: the group commit failed"
             )
             return
-        if published_end == chunk_start:
+        if published_end == chunk_start:  # a StoreError came before the first message
             return
 
         # What was appended before a StoreError is stored, too.
@@ -492,11 +500,11 @@ class Epochs:
     def _append_chunk(
         self, committed: Epoch, runs: list[ColumnRun], messages: list[StagedMessage]
     ) -> tuple[int, int]:
-        """Append the record of a chunk, and immediately after it the messages.
+        """Append the record of a chunk to the epoch topic, and then the messages to their topics.
 
-        Return (the ordinal after the last appended message, the offset of the epoch's last record).
-        After a StoreError, which is logged, the publication pauses; then these are the values of
-        what was appended before it.
+        Return (ordinal after the last appended message, offset of the epoch's last record). The
+        ordinal of a message is its number among the messages of the epoch. After a StoreError,
+        publishing pauses, and the values for what was appended before are returned.
         """
         published_end = committed.published_count
         record_offset = committed.last_record_offset
@@ -523,9 +531,9 @@ class Epochs:
     # ------------------------------------------------------------------------------ the disk
 
     def _sync(self) -> None:
-        """Start an fsync under ASYNC_FLUSH, unless one of this object is running.
+        """Start an fsync of the log, unless this object has started one that is running.
 
-        A failure is logged; the next request starts another one. Do nothing under SYNC_FLUSH,
+        A failure is logged, and the next request starts another fsync. Do nothing under SYNC_FLUSH,
         because every group commit has an fsync then.
         """
 

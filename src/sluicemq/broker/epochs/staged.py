@@ -71,10 +71,10 @@ _ID: Final = f"{UNIQ_KEY}\x01".encode()
 
 
 def _parse_stage_property(properties: bytes) -> tuple[Stage, bytes] | None:
-    """Return the stage in the first property, and that property itself.
+    """Parse the first of encoded properties, which says what a staged message belongs to.
 
-    The second result is the beginning of `properties`, including the separator after the property.
-    Return None if the first property is not a valid stage property.
+    Return (stage, property): the parsed value, and the beginning of `properties` with this property
+    and the separator after it. Return None if the first property is not a valid stage property.
     """
     end = properties.find(b"\x02") + 1
     if not end or not properties.startswith(_STAGE):
@@ -126,14 +126,15 @@ class IngestedRanges:
         properties: "Sequence[bytes] | Spans",
         bodies: "Sequence[Buffer] | Spans",
     ) -> None:
-        """Add a batch that was appended to a staging queue from `offset` on to a run.
+        """Add a batch of messages, appended to a staging queue from `offset` on, to a run.
 
-        The batch continues the last run of the queue if it follows immediately and has the same
-        stage. Otherwise it begins a new run, and the oldest run may be forgotten. A batch without a
-        valid stage, or with a delay, belongs to no run. If the messages of the batch have different
+        A run is a sequence of messages with the same stage, whose count and checksum are kept. The
+        batch continues the last run of the queue if it follows immediately and has the same stage.
+        Otherwise it begins a new run, and the oldest run may be forgotten. A batch without a valid
+        stage, or with a delay, belongs to no run. If the messages of the batch have different
         stages, its run is marked as useless.
 
-        `properties` and `bodies` have an element for each message of the batch, and at least one.
+        `properties` and `bodies` have one element for each message of the batch, at least one.
         """
         # Find the run of the batch: the last run of its queue, or a new one.
         run_end, run, stage_property = self._last_runs.get(queue_id, (-1, None, b""))
@@ -166,11 +167,11 @@ class IngestedRanges:
         self._last_runs[queue_id] = offset + len(bodies), run, stage_property
 
     def find_stage(self, owner: tuple[str, int], staged_range: StagedRange) -> Stage | None:
-        """Return the stage of all messages of a range, or None if the range must be read.
+        """Return the stage of all messages of a range, if their arrival was seen, else None.
 
-        `owner` is (query, epoch), and `staged_range` is the sink's description of the range. The
-        range must be read if no run begins at its offset, or if the run has another owner, another
-        number of messages or another checksum.
+        `owner` is (query, epoch), and `staged_range` is the sink's description of the range. None
+        means that the range must be read to check it. That is the case if no run that was seen
+        begins at its offset, or if the run has another owner, number of messages or checksum.
         """
         run = self._runs.get((staged_range.queue_id, staged_range.offset))
         if run is None or run.stage.owner != _owner_of_range(owner, staged_range):
@@ -224,9 +225,10 @@ class StagedReader:
     ) -> Iterator[StagedMessage]:
         """Yield the messages of an epoch from ordinal `first_ordinal` on.
 
-        The ordinal of a message is its number among those of the epoch in `ranges`. Messages that
-        are missing, or have another owner than the epoch and the task of their range, are skipped.
-        The yielded properties have no stage property, and the message id has its ordinary name.
+        The ordinal of a message is its number, from 0 on, among all messages in `ranges`. Messages
+        that are missing, or that belong to another epoch or another task of the sink, are skipped.
+        In the yielded properties, the stage property is removed, and the message id has its usual
+        name.
         """
         range_ordinal = 0  # the ordinal of the first message of the range
         for staged_range in ranges:
@@ -251,13 +253,13 @@ class StagedReader:
     def iter_checked(
         self, owner: tuple[str, int], ranges: Sequence[StagedRange]
     ) -> Iterator[StagedMessage]:
-        """Check that the ranges contain what was staged, and yield messages for further checks.
+        """Check that the ranges contain what the sink has staged, and yield their messages.
 
-        A range whose checksum is known from its arrival is not read: only its first message is
-        yielded, and all others have the same stage. Of any other range, every message is read and
-        yielded.
+        If the checksum of a range is known from the arrival of its messages, the range is not read.
+        Only its first message is yielded, because all others have the same stage. All messages of
+        other ranges are read and yielded.
 
-        Raises RequestError after the messages of a range that do not have its count and checksum.
+        Raises RequestError after the messages of a range whose number or checksum is wrong.
         """
         for staged_range in ranges:
             first_message = self._find_first_of_ingested(owner, staged_range)
@@ -277,10 +279,10 @@ class StagedReader:
     def _find_first_of_ingested(
         self, owner: tuple[str, int], staged_range: StagedRange
     ) -> StagedMessage | None:
-        """Return the first message of a range that need not be read, because it is ingested.
+        """Return the first message of a range that need not be read, or None if it must be read.
 
-        Return None if the range must be read: its checksum is not known from its arrival, or its
-        first or last message no longer exists.
+        It need not be read if its checksum is known from the arrival of the messages, and if its
+        first and last messages still exist.
         """
         stage = self.ingested.find_stage(owner, staged_range)
         if stage is None:
@@ -306,13 +308,13 @@ class StagedReader:
     ) -> tuple[list[ColumnRun], list[StagedMessage]]:
         """Return the next messages of an epoch to publish, from ordinal `first_ordinal` on.
 
-        The ordinal of a message is its number among those of the epoch in `ranges`. The result is
-        (runs, messages): first runs of messages that are alike, then messages to append one by one,
-        which follow the last run. Both lists are empty if all messages from `first_ordinal` on are
-        missing.
+        The ordinal of a message is its number among all messages in `ranges`. The result is (runs,
+        messages). A run has many messages that are alike and can be appended together. `messages`
+        follow the last run, and are appended one by one. Both lists are empty if all messages from
+        `first_ordinal` on are missing.
 
-        Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
-        one message is returned if there is any, even if it is larger.
+        Together they have at most `count_max` messages and `bytes_max` bytes. But one message is
+        returned even if it is larger.
         """
         # First runs, as long as the next messages are alike.
         runs = self._read_runs(owner, ranges, first_ordinal, count_max, bytes_max)
@@ -337,9 +339,10 @@ class StagedReader:
         count_max: int,
         bytes_max: int,
     ) -> list[ColumnRun]:
-        """Return the runs of messages that are alike, from `first_ordinal` on, without a gap.
+        """Return runs of messages that are alike, from `first_ordinal` on, without gaps.
 
-        The arguments are those of `read_chunk`.
+        The list ends before the first messages that cannot be in a run. The arguments are those of
+        `read_chunk`.
         """
         next_ordinal = first_ordinal
         count_left = count_max
@@ -357,7 +360,7 @@ class StagedReader:
                 )
                 run = self._read_run(units, expected_owner, bytes_left)
                 if run is None:
-                    break
+                    break  # no later range contains `next_ordinal`, so this ends the list
                 runs.append(run)
                 next_ordinal += len(run)
                 count_left -= len(run)
@@ -367,12 +370,12 @@ class StagedReader:
 
     # Hot path: it copies every message that is published as a part of a run.
     def _read_run(self, units: Buffer, owner: Owner, bytes_max: int) -> ColumnRun | None:
-        """Return the run of the first messages of `units`.
+        """Return a run of the first messages of `units`, which are alike.
 
-        `units` are encoded units of a staging queue. The messages of the run belong to `owner` and
-        have the same stage, without a delay. They are in one file of the log, and have up to
-        `bytes_max` bytes together. The run ends before the first message that differs. Return None
-        if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
+        `units` are encoded entries of a staging queue, which locate the messages. The messages of
+        the run belong to `owner`, have the same stage and no delay, are in one file of the log, and
+        have at most `bytes_max` bytes together. The run ends before the first message that differs.
+        Return None if it has fewer than COLUMNS_MIN messages, which are then read one by one.
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None
@@ -396,7 +399,7 @@ class StagedReader:
         return ColumnRun(stage, columns, staged.size_of_first(run_count))
 
     def _copy_fitting_records(self, units: Buffer, bytes_max: int) -> "StagedColumns | None":
-        """Return the first records of `units` that fit into `bytes_max` and are in one file.
+        """Copy the first records of `units` that fit into `bytes_max` and are in one file.
 
         Return None if these are fewer than COLUMNS_MIN records.
         """
@@ -422,14 +425,15 @@ class StagedReader:
     def find_published_end(
         self, position: int, expected: Iterable[StagedMessage], file_bytes: int
     ) -> int | None:
-        """Return the ordinal at which a publication continues that a crash interrupted.
+        """Find out how far a publication came before a crash.
 
-        The log from `position` on is compared with the messages `expected`, in order, by their
-        message ids. The comparison ends at the first record that is missing or different. Return
-        the ordinal after the last equal message; None if the first message is not there.
+        The records in the log from `position` on are compared with the messages `expected`, in
+        order, by their message ids. The comparison ends at the first record that is missing or
+        different. Return the ordinal after the last equal message, or None if the first message is
+        not there.
 
-        `file_bytes` is the size of the files of the log. A record is never split between two files:
-        if it does not fit, the rest of the file is blank.
+        `file_bytes` is the size of the files of the log. If a record does not fit into a file, the
+        rest of the file is blank, and the record is in the next file.
         """
         published_end = None
         for staged in expected:
@@ -451,7 +455,11 @@ class StagedReader:
 
 
 def _parse_staged_message(record: Record, ordinal: int) -> StagedMessage | None:
-    """Return a staged message with the properties to publish; None if it has no valid stage."""
+    """Return a staged message, or None if the record has no valid stage property.
+
+    Its properties are those to publish: the stage property is removed, and the message id has its
+    usual name.
+    """
     parsed = _parse_stage_property(record.properties)
     if parsed is None:
         return None
@@ -463,10 +471,10 @@ def _parse_staged_message(record: Record, ordinal: int) -> StagedMessage | None:
 
 
 def _parse_start_of_run(staged: "StagedColumns") -> tuple[Stage, bytes] | None:
-    """Return the stage of the first record, and its stage property, if a run can begin with it.
+    """Return (stage, stage property) of the first record, if a run can begin with it, else None.
 
-    Return None if it cannot, because the record has no valid stage, a delay, no message id after
-    the stage property, an IPv6 address or another record format than MAGIC_V1.
+    A run cannot begin with a record that has no valid stage, a delay, no message id after the stage
+    property, an IPv6 address, or another format than MAGIC_V1.
     """
     first_properties = staged.first_properties()
     first_head = staged.heads[0]
@@ -491,9 +499,9 @@ def _is_blank(rest_of_file: memoryview) -> bool:
 
 
 def _make_missing_error(staged_range: StagedRange, found_count: int) -> RequestError:
-    """Return the error for a range of which other messages were found than the sink has staged.
+    """Return the error for a range that does not contain what the sink has staged.
 
-    `found_count` is the number of messages that were found.
+    `found_count` is the number of messages that were found in it.
     """
     difference = ", with other bodies" if found_count == staged_range.count else ""
     return RequestError(
@@ -511,6 +519,7 @@ class Publisher:
     def __init__(
         self, settings: Settings, topics: Topics, store: Store, intake: MessageIntake
     ) -> None:
+        """Create a publisher that appends to `store`; single messages through `intake`."""
         self._settings = settings
         self._topics = topics
         self._append_batch = store.writer.append_batch
@@ -556,12 +565,12 @@ class Publisher:
     ) -> Iterator[int]:
         """Append runs of messages to their topics, in order, and count them for the topics.
 
-        `first_ordinal` is the ordinal of the first message. After each append, yield the ordinal
-        after the last appended message. If a run cannot be appended as a whole,
-        `read_messages(ordinal, count)` is called; it must return the messages of the run, which are
-        then appended one by one.
+        `first_ordinal` is the ordinal of the first message, its number in the epoch. After each
+        append, yield the ordinal after the last appended message. If a run cannot be appended as a
+        whole, `read_messages(ordinal, count)` is called to get its messages, which are then
+        appended one by one.
 
-        Raises StoreError. Then the messages before the last yielded ordinal are appended.
+        Raises StoreError. The messages before the last yielded ordinal are appended then.
         """
         ordinal = first_ordinal
         for run in runs:
@@ -643,7 +652,10 @@ class Publisher:
         return True
 
     def _get_or_create_topic(self, name: str) -> Topic:
-        """Return a topic. If it was deleted since its messages were checked, create and log it."""
+        """Return the topic with this name. Create it if it was deleted after the check.
+
+        Messages are published to topics that existed when they were checked. Creating it is logged.
+        """
         topic = self._topics.get(name)
         if topic is None:
             log.warning(
@@ -655,8 +667,8 @@ class Publisher:
     def _select_queue_id(self, topic: Topic, stage: Stage) -> int:
         """Return the id of the queue to which messages of a stage are published.
 
-        That is the queue that the stage names, modulo the number of queues of the topic. If it
-        names none, each call returns the next writable queue.
+        If the stage names a queue, it is that id modulo the number of queues of the topic.
+        Otherwise each call returns the next writable queue in turn.
         """
         if stage.queue_id is not None:
             return stage.queue_id % max(topic.queues, 1)
@@ -665,9 +677,10 @@ class Publisher:
 
 
 def _batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
-    """Return equal keys for messages of one batch, which have no gap between them.
+    """Return a key that is equal for messages that can be appended in one batch.
 
-    `numbered` is a message with its index in a list of messages.
+    They have the same stage, flags, time and hosts, and no gap between them. `numbered` is (index
+    of the message in a list, message).
     """
     index, (ordinal, record, stage, _) = numbered
     # Without a gap between two messages, their indexes differ as much as their ordinals.

@@ -108,11 +108,11 @@ class EpochTable:
         broker: str,
         staged: StagedReader,
     ) -> None:
-        """Create an empty table without reading a file; `load` reads it.
+        """Create an empty table of committed epochs. No file is read before `load`.
 
-        `root` is the directory of the store, `broker` the name of this broker, by which ranges name
-        it. `staged` reads the topics of epochs whose records do not name them. `clock` decides when
-        an epoch is old enough to be forgotten.
+        `root` is the directory of the store. `broker` is the name of this broker, by which ranges
+        refer to it. `staged` reads staged messages, to find the topics of epochs whose records do
+        not name them. `clock` is needed to forget old epochs.
         """
         self._store = store
         self._clock = clock
@@ -130,10 +130,11 @@ class EpochTable:
         self.document = Document(files, f"{root}/config/sluiceEpochs.json", self._render)
 
     def _render(self) -> str:
-        """Return the document as of the last time when all epochs were complete and on disk.
+        """Return the text of the file, which must not have an unpublished epoch.
 
-        If that is not the case now, return the last text, and let a later save write the new one.
-        Otherwise forget epochs that are older than RETENTION_MS.
+        If all epochs are published and on disk now, the text has the present epochs. Epochs older
+        than RETENTION_MS are forgotten first. Otherwise the last text is returned, and the document
+        stays marked as changed, so that a later save writes the new one.
         """
         log_ends = [committed.log_end for committed in self.iter_epochs()]
         if self.unfinished or max(log_ends, default=0) > self._durable_end:
@@ -149,11 +150,11 @@ class EpochTable:
         return tuple(staged_range for staged_range in ranges if staged_range.broker == self._broker)
 
     def find(self, account: str, query: str, topics: Collection[str]) -> Epoch | None:
-        """Return the last epoch of a query, as an account sees it; None if there is none.
+        """Return the last committed epoch of `query` for `account`, or None if there is none.
 
-        That is the newest of the account's own epoch and of others that count for it. An epoch
-        without an account counts for every account, and every epoch counts for the account "". But
-        another epoch whose topics are known counts only if one of them is in `topics`.
+        It is the newest of these: the account's own epoch; epochs without an account; and, if
+        `account` is "", the epochs of all accounts. Except for the account's own one, an epoch
+        whose topics are known counts only if one of them is in `topics`.
         """
         epoch_by_account = self.queries.get(query, {})
         newest = epoch_by_account.get(account)
@@ -186,11 +187,11 @@ class EpochTable:
                 del self.queries[committed.query]
 
     def _has_any_topic(self, committed: Epoch, topics: Collection[str]) -> bool:
-        """Return whether an epoch was published to one of `topics`, or whether that is unknown.
+        """Return whether an epoch was published to one of `topics`. Return True if it is unknown.
 
-        Its record names the topics. A record of an earlier release does not: then the topic of the
-        first message of each range of this broker is read. It is unknown if no such message is
-        left, and the result is True.
+        The record of the epoch names its topics. A record of an earlier release does not. Then the
+        topics are read from the first message of each range on this broker. They are unknown if no
+        such message is left.
         """
         fields = self._read_epoch_record(committed)
         named_topics = fields.get("topics")
@@ -207,11 +208,12 @@ class EpochTable:
         return not found_topics or not found_topics.isdisjoint(topics)
 
     def add(self, key: EpochKey, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
-        """Add an epoch as the last one of its query and account, and return it.
+        """Add a committed epoch as the last one of its query and account, and return it.
 
-        `ranges` are those of all brokers, `offset` is that of its record in the epoch topic, and
-        `time_ms` is the time of the commit. If this broker has messages of the epoch, it is added
-        to `unfinished`, to be published. The document is marked as changed.
+        `ranges` are the ranges of its staged messages on all brokers. `offset` is the offset of its
+        record in the epoch topic, and `time_ms` the time of the commit. If this broker has messages
+        of the epoch, it is added to `unfinished`, to be published. The document is marked as
+        changed.
         """
         local_ranges = self.select_local(ranges)
         committed = Epoch(
@@ -252,7 +254,10 @@ class EpochTable:
         )
 
     def _is_range_durable(self, offset: int, end: int) -> bool:
-        """Return whether the log is durable up to `end`, and the record at `offset` visible."""
+        """Return whether the log is durable up to `end`, and the record at `offset` is visible.
+
+        `offset` is an offset of the epoch topic. If `end` is 0, the result is True.
+        """
         if not end:
             # The epoch comes from the file, which contains only durable ones.
             return True
@@ -272,7 +277,7 @@ class EpochTable:
         return staged_ranges_from_json(take_list(fields, "ranges")) if fields else ()
 
     def _read_epoch_record(self, committed: Epoch) -> dict[Any, Any]:
-        """Return the fields of an epoch's record; {} if it is deleted."""
+        """Return the JSON fields of the record that committed an epoch; {} if it is deleted."""
         first_entry = next(iter_queue(self._store, EPOCH_TOPIC, 0, committed.record_offset), None)
         if first_entry is None:
             return {}
@@ -288,14 +293,12 @@ class EpochTable:
     # ------------------------------------------------------------------------------- the start
 
     def load(self, reader: StagedReader, file_bytes: int) -> None:
-        """Read the document, and then the epoch topic from the offset that the document says.
+        """Read the file, and then the epoch topic from the offset that the file says. Blocking.
 
-        An epoch is a micro-batch of a sink, which is published as a whole. Of a document that this
-        broker did not write last, only the epochs that belong to this store are taken, and the
-        whole topic is read. Epochs that are not published completely are in `unfinished`
-        afterwards. `reader` finds out how far the last publication came.
-
-        `file_bytes` is the size of the files of the log. The call blocks for the time of the reads.
+        If this broker did not write the file last, only those of its epochs are taken that belong
+        to this store, and the whole topic is read. Afterwards, epochs that are not published
+        completely are in `unfinished`, with the number of messages that are published. `reader`
+        finds that number in the log. `file_bytes` is the size of the files of the log.
         """
         self._load_document()
 
@@ -323,9 +326,11 @@ class EpochTable:
             self._resume(reader, begun_epochs, last_chunk, file_bytes)
 
     def _load_document(self) -> None:
-        """Add the epochs of the document to the table, and set the offset from which to read.
+        """Add the epochs in the file to the table, and set the offset from which to read the topic.
 
-        Do nothing if there is no document. See `load` for a document that is doubtful.
+        Do nothing if there is no file. If this broker did not write it last, or if the offset is
+        beyond the end of the topic, only the epochs that belong to this store are added, and the
+        offset is the start of the topic.
         """
         saved = self.document.load(_decode)
         if saved is None:
@@ -343,12 +348,13 @@ class EpochTable:
         self._text = _encode(next_offset, epochs)
 
     def _select_confirmed(self, next_offset: int, epochs: list[Epoch]) -> list[Epoch]:
-        """Return the epochs of a doubtful document that belong to this store.
+        """Return those epochs of a file that belong to this store. The file may be of another one.
 
-        `next_offset` and `epochs` are the content of the document. An epoch whose record is in the
-        log belongs to this store. An epoch whose record is deleted belongs to it only if neither
-        `next_offset` nor another epoch contradicts the log. The number of other epochs is logged,
-        and the document is marked as changed.
+        `next_offset` and `epochs` are the content of the file. An epoch whose record is in the log
+        belongs to this store. If its record is deleted, it belongs to this store only if the rest
+        of the file agrees with the log: the records of all other epochs are there, and
+        `next_offset` is not beyond the topic. The number of other epochs is logged, and the
+        document is marked as changed.
         """
         topic_start, topic_end = self._store.queue_offsets(EPOCH_TOPIC, 0)
         confirmed = []
@@ -378,11 +384,11 @@ class EpochTable:
         last_chunk: "Chunk",
         file_bytes: int,
     ) -> None:
-        """Set how far the epochs `begun_epochs` have been published, from the last chunk.
+        """Find out how far the publication of the epochs `begun_epochs` came before the stop.
 
-        `reader` counts the messages of the chunk that are in the log. The epochs before that of the
-        chunk are complete, because epochs are published one after the other. Those after it stay as
-        they are. Do nothing if the epoch of the chunk is not in `begun_epochs`.
+        `last_chunk` is the last chunk of messages that was begun. `reader` counts its messages that
+        are in the log. The epochs before the chunk's epoch are marked as complete, because epochs
+        are published one after the other. Do nothing if the chunk's epoch is not in `begun_epochs`.
         """
         begun_keys = [committed.key for committed in begun_epochs]
         if last_chunk.key not in begun_keys:
@@ -440,10 +446,10 @@ def _key_of(fields: dict[Any, Any]) -> EpochKey:
 
 
 def _decode(content: str) -> tuple[int, list[Epoch]]:
-    """Return (next offset, epochs) from the text of a document.
+    """Parse the text of the file, a result of `_encode`, and return (next offset, epochs).
 
-    The next offset is that of the epoch topic from which a start reads. `_encode` explains the
-    text. Raises ProtocolError if it is malformed.
+    The next offset is the offset of the epoch topic from which a start reads. Raises ProtocolError
+    if the text is malformed.
     """
     document = load_object(content, "sluiceEpochs.json")
     epochs = []
@@ -462,7 +468,7 @@ def _decode(content: str) -> tuple[int, list[Epoch]]:
 
 
 def _encode(next_offset: int, epochs: Iterable[Epoch]) -> str:
-    """Return the document with the next offset of the epoch topic and the last epochs.
+    """Return the text of the file with the last epochs, and the offset from which a start reads.
 
         {"next": 7, "queries": {"<query>": {"epoch": 3, "offset": 5, "time": <ms>, "account": …}}}
 

@@ -40,7 +40,10 @@ class BrokerRoleExecutor:
     broker: Broker
 
     def __init__(self) -> None:
-        """Create the executor. `start_replica` sets `broker` before the broker starts."""
+        """Create the executor, without a broker.
+
+        Before the broker starts, the function `start_replica` sets the attribute `broker`.
+        """
         self._dispatcher: Dispatcher
         """Handles the requests in the present role. `on_role_opening` sets it."""
         self._handlers_before_pause: _Handlers | None = None
@@ -49,10 +52,11 @@ class BrokerRoleExecutor:
         """The requests that came during the pause, with the client and account of each."""
 
     def on_role_opening(self, dispatcher: Dispatcher) -> None:
-        """Remember `dispatcher`, which handles the requests of the role that begins.
+        """Use `dispatcher`, which handles the requests of the role that begins.
 
-        The broker calls this before it opens its port. Drop the queued requests of the last role.
-        If the broker is a master, pause requests until its whole log is confirmed.
+        The broker calls this before it opens its port in a new role. Requests that were queued in
+        the last role are dropped. If the broker is a master, requests are queued until enough
+        slaves have the whole log.
         """
         self._dispatcher = dispatcher
         self._handlers_before_pause = None
@@ -89,10 +93,11 @@ class BrokerRoleExecutor:
 
     @property
     def log_end(self) -> LogEnd:
-        """The last term of the broker's log (0 if it has none), and the position of its end.
+        """The term in which the end of the broker's log was written, and the position of the end.
 
-        The position is INCOMPLETE if the disk has failed, or if a slave does not have all of its
-        master's state.
+        The term is 0 if no term is known. The position is INCOMPLETE instead if the disk has
+        failed, or if this is a slave that does not have all tables of its master. Such a broker
+        must not become the master.
         """
         terms = self.broker.log_terms
         side = self.broker.replication_side
@@ -113,10 +118,11 @@ class BrokerRoleExecutor:
         return self.broker.store.failure is not None
 
     async def change_role(self, term: Term, run_id: str) -> None:
-        """Change the broker's role as `RoleExecutor.change_role` says.
+        """Make the broker the master of `term`, or a slave of the master of `term`.
 
-        A slave that becomes a slave without a master only stops following: its port stays open.
-        Every other change closes the broker's role and opens the new one with `run_id`.
+        If `term` has no master, a slave only stops copying the log, and keeps serving. In all other
+        cases the broker closes, and opens again in the new role. `run_id` is the new id of this run
+        of the replica. Raises BrokerClosedError if the broker could not open again.
         """
         side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
@@ -137,14 +143,17 @@ class BrokerRoleExecutor:
         self.broker.depose(reason)
 
     def pause_requests(self, is_paused: bool) -> None:
-        """Queue requests that need a master, or stop queueing and handle the queued requests.
+        """Begin to queue the requests that need a master, or end that and handle the queued ones.
 
-        A pause replaces the dispatcher's handlers of FORWARDED_CODES and READ_CODES by
-        `queue_request`, and switches off its fast handlers and its engine, which would handle
-        these requests without a handler. The end of the pause restores them, then handles the
-        queued requests in their order, each with the account that sent it, and writes the answers.
-        Requests of clients that have disconnected are dropped. Do nothing if requests are already
-        paused, or are not paused.
+        If `is_paused` is true, requests with FORWARDED_CODES and READ_CODES are queued from now on.
+        The dispatcher's handlers of these codes are replaced by `queue_request`. Its fast handlers
+        and its engine are switched off, because they would handle such requests directly.
+
+        If `is_paused` is false, the handlers are restored. Then the queued requests are handled in
+        their order, each with the account that sent it, and the answers are written. Requests of
+        clients that have disconnected are dropped.
+
+        Do nothing if the pause has begun, or ended, already.
         """
         dispatcher = self._dispatcher
         if is_paused and self._handlers_before_pause is None:
@@ -166,7 +175,11 @@ class BrokerRoleExecutor:
             self._handle_queued_requests()
 
     def _handle_queued_requests(self) -> None:
-        """Handle the queued requests and write the answers to clients that are still connected."""
+        """Handle the queued requests in their order, and write the answers to the clients.
+
+        Each is handled with the access rights of the account that sent it. Requests of clients that
+        have disconnected are dropped.
+        """
         queued_requests = self._queued_requests
         self._queued_requests = []
         for command, peer, account in queued_requests:
@@ -200,12 +213,15 @@ async def start_replica(
     make_run_id: Callable[[], str] | None = None,
     **parts: Any,
 ) -> tuple[Replica, Broker]:
-    """Start a broker with sluiceConsensus. Return its replica and the broker.
+    """Start a broker whose role a consensus service decides (the setting sluiceConsensus).
 
-    The broker is a slave without a master until the caller runs `Replica.run`. None as
-    `role_executor` means a new `BrokerRoleExecutor`. `boot` is the id of the machine's boot; tests
-    pass it, and None means that it is read from the system. `lease_s` and `make_run_id` are
-    arguments of `Replica`, where None means the default. `parts` are further arguments of `Broker`.
+    Return its Replica, which changes the role, and the Broker. The broker is a slave without a
+    master until the caller runs `Replica.run`.
+
+    `role_executor` connects the two; None means a new one. `boot` is the id of the machine's boot;
+    None means that it is read from the system. `lease_s` is the time to live of the replica's lease
+    in seconds. `make_run_id` returns a new unique id of a run; None means random ids. `parts` are
+    further arguments of `Broker`.
 
     Raises SluiceError if the broker cannot start.
     """
@@ -252,13 +268,13 @@ async def start_replica(
 async def run_replica(
     config: BrokerConfig, store_config: StoreConfig, consensus: Consensus, **parts: Any
 ) -> AsyncIterator[tuple[Replica, Broker]]:
-    """Run a broker with sluiceConsensus while the `async with` block runs.
+    """Run a broker whose role a consensus service decides, while the `async with` block runs.
 
-    Yield its replica and the broker. At the end a master hands over and the broker closes. The
-    arguments are those of `start_replica`.
+    Yield its Replica and the Broker. At the end, a master hands over to another replica, and the
+    broker closes. The arguments are those of `start_replica`.
 
     Raises SluiceError if the broker cannot start. If the replica fails later, the block is
-    cancelled and its SluiceError is raised.
+    cancelled, and the SluiceError of the replica is raised.
     """
     replica, broker = await start_replica(config, store_config, consensus, **parts)
     try:

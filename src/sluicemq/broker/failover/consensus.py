@@ -151,10 +151,11 @@ class KeepAliveLease:
         self._task.cancel()
 
     async def _run(self) -> None:
-        """Renew the lease regularly (KEEP_ALIVE_FRACTION), and call `on_lost` when it ends.
+        """Renew the lease until it ends, and then call `on_lost`.
 
-        It ends when the service says so, or when the last renewal that succeeded was sent longer
-        ago than its time to live. Errors of single renewals are ignored until then.
+        A renewal is sent each time KEEP_ALIVE_FRACTION of the time to live has passed. The lease
+        has ended if the service says so, or if the last successful renewal was sent longer ago than
+        the time to live. A renewal that raises ConsensusError is ignored.
         """
         time = asyncio.get_running_loop().time
         renewed_s = time()

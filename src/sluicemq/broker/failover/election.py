@@ -105,7 +105,11 @@ class View(NamedTuple):
 
     @property
     def master(self) -> Member | None:
-        """The live master of the term; None if its process has ended or is another run."""
+        """The record of the master that the state names, or None if that master is not running.
+
+        None also means that there is no state record, or that the process of the master was started
+        again since its election (it has another run id).
+        """
         if self.state is None:
             return None
         member = self.members.get(self.state.master_id)
@@ -168,21 +172,24 @@ Step = Lead | Follow | BecomeCandidate | Elect | Decline | Wait | Blocked
 
 
 def next_step(view: View, me: Member, waited_s: float) -> Step:
-    """Return what a replica must do now.
+    """Return what a replica must do now, by the records at the consensus service.
 
-    `me` is the replica's own record as it is at this moment, published or not. `waited_s` is the
-    time in seconds since the situation is the same: the version of the state record, and whether
-    its master is missing.
+    `view` has the records: the state record, which names the master and the in-sync set (the
+    replicas with every acknowledged message), and the record of each running replica. `me` is the
+    replica's own record as it is now, published or not. `waited_s` is the time in seconds since
+    the version of the state record, or whether its master is running, last changed.
 
-    - Without a state record: see `_next_step_without_record`.
-    - Lead, if the record names this run of the replica. But Decline (or Wait, without a
-      successor) if its log is incomplete and the election was not forced by an operator.
-    - Blocked, if the log is of a later term than the record, or if no master of this cluster
-      wrote it: as a slave the replica would lose it.
-    - Follow, if the master is live, or if the replica may not be elected. Wait instead, if the
-      record names the replica itself.
-    - Otherwise the master is missing and the replica may be elected: see
-      `_next_step_of_candidate`.
+    The first step whose condition holds is returned:
+
+    - Without a state record: Blocked, Wait or Elect, by `_next_step_without_record`.
+    - Lead: the state record names this run of the replica. If its log is incomplete, and no
+      operator has forced the election, the step is Decline, or Wait if no other replica can lead.
+    - Blocked: the log is of a later term than the record, or no master of this cluster wrote the
+      log. As a slave the replica would lose that log.
+    - BecomeCandidate, Wait or Elect, by `_next_step_of_candidate`: the master is not running, and
+      this replica is in the in-sync set with a complete log.
+    - Follow: the state record names another replica.
+    - Wait: the state record names this replica, but another run of it.
     """
     state = view.state
     if state is None:
@@ -210,9 +217,11 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
 
 
 def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
-    """Return Blocked if the replica's log is not of this cluster's history; None if it is.
+    """Return None if the replica's log belongs to the history of this cluster, else Blocked.
 
-    The log is of a later term than the record, or no master of this cluster wrote it.
+    The log does not belong to it in two cases: its last term is later than the term of the state
+    record, or it has data but no term, and the replica is not in the in-sync set. In the second
+    case no master of this cluster wrote the log.
     """
     if me.log_term > state.term:
         return Blocked(
@@ -231,11 +240,12 @@ def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
 
 
 def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
-    """Return the step of a replica while there is no state record.
+    """Return the step of a replica while there is no state record at the consensus service.
 
-    If any log already has a term, the record was lost: return Blocked. Otherwise the replica with
-    the longest log is elected first. The others wait RANK_DELAY_S longer for each replica that is
-    preferred to them, so that they elect themselves only if those do not.
+    If the log of any replica has a term, the record was lost, and the step is Blocked. Otherwise
+    the step is Wait until GATHER_S seconds, and RANK_DELAY_S more for each replica with a longer
+    log, have passed. Then it is Elect. So the replica with the longest log elects itself first, and
+    the others only if it does not.
     """
     members = {**view.members, me.id: me}
     # A log has a term only if there was a record of that term.
@@ -254,10 +264,11 @@ def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
 
 
 def _decline(view: View, state: State, me: Member) -> Step:
-    """Return the step of a replica that the record names as master, but whose log is incomplete.
+    """Return the step of a replica that the state record names as master, but cannot lead.
 
-    It was elected by the end of the log that it had published, and has truncated the log since.
-    Return Decline in favour of the successor with the longest log, or Wait if there is none.
+    Its log is incomplete: the replica has cut off the end of its log since it published the end by
+    which it was elected. The step is Decline, which makes the replica with the longest complete log
+    the master, or Wait if no other replica can lead.
     """
     successor = find_successor(view, me.id)
     if successor is not None:
@@ -271,13 +282,16 @@ def _decline(view: View, state: State, me: Member) -> Step:
 
 
 def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: float) -> Step:
-    """Return the step of a replica that may be elected, while the master is missing.
+    """Return the step of a replica that may be elected, while the master is not running.
 
-    1. BecomeCandidate, until its record says that it is a candidate for the end of this term.
-    2. Wait, RANK_DELAY_S for each candidate that is preferred to it. If another replica that may
-       be elected is not yet a candidate, wait GATHER_S more: that replica may have a longer log,
-       and only candidates become members of the new in-sync set.
-    3. Elect, with all candidates as the in-sync set.
+    A candidate is a replica that has stopped following the master of the present term and has
+    published that, so its log does not change any more.
+
+    1. The step is BecomeCandidate until this replica is a candidate.
+    2. Then it is Wait, for RANK_DELAY_S seconds for each candidate with a longer log, and for
+       GATHER_S more while another replica that may be elected is not a candidate yet. That replica
+       may have a longer log, and only candidates become members of the new in-sync set.
+    3. Then it is Elect: this replica becomes the master, and the candidates are the in-sync set.
     """
     if me.candidate_term != state.term:
         return BecomeCandidate(state)
@@ -328,11 +342,11 @@ def describe_master(state: State) -> str:
 
 
 def find_successor(view: View, master_id: int, only_id: int | None = None) -> Member | None:
-    """Return the member that can take over from `master_id` at once, or None if there is none.
+    """Return the replica that can replace the master `master_id` at once, or None if none can.
 
-    The member must be live and in the in-sync set, and its log must be complete. Of several, the
-    one with the longest log is returned, and of equal logs that with the smallest id. `only_id`
-    restricts the choice to the member with that id; None means any member.
+    The replica must be running and in the in-sync set, and its log must be complete. If several
+    can, the one with the longest log is returned. If their logs are equal, it is the one with the
+    smallest id. If `only_id` is given, only the replica with that id is considered.
     """
     successors = [
         member
@@ -342,7 +356,7 @@ def find_successor(view: View, master_id: int, only_id: int | None = None) -> Me
         and member.log_end != INCOMPLETE
         and only_id in (None, member.id)
     ]
-    # Negative, so that the longest log is the minimum, and of equal logs the smallest id.
+    # The length is negated, so that the minimum has the longest log, and then the smallest id.
     return min(successors, key=lambda member: (-member.log_end, member.id), default=None)
 
 
@@ -368,10 +382,10 @@ def state_after_election(
 ) -> State:
     """Return the state of a new term with `master` as its master.
 
-    `state` is the present record; None if there is none yet. The new term is greater than the
-    present one and than the term of the master's log. The in-sync set is the master and the other
-    `candidates`. They have every acknowledged message, and have published that they follow no older
-    master. Other replicas rejoin the set when they have caught up.
+    `state` is the present state; None if there is none yet. The number of the new term is greater
+    than that of the present term and that of the master's log. The in-sync set consists of `master`
+    and `candidates`, the replicas that have every acknowledged message and follow no older master.
+    Other replicas join the set again when they have the whole log.
     """
     in_sync = {member.id: member.incarnation for member in (master, *candidates)}
     present_term, version = _term_and_version(state)
@@ -394,11 +408,11 @@ def state_without_member(state: State, member_id: int) -> State:
 def state_after_unclean_election(view: View, member_id: int) -> State:
     """Return the state of a new term that an operator forces, with `member_id` as its master.
 
-    The term is greater than that of the present record and than those of all logs in the view.
-    The in-sync set contains only `member_id`. The log of that replica replaces those of the
-    others, which may lose acknowledged messages.
+    The number of the term is greater than that of the present state and those of all logs in
+    `view`. The in-sync set contains only the replica `member_id`. Its log replaces the logs of the
+    other replicas, so acknowledged messages may be lost. `is_unclean` is true in the result.
 
-    Raises KeyError if the view has no such member.
+    Raises KeyError if `view` has no member with this id.
     """
     master = view.members[member_id]
     present_term, version = _term_and_version(view.state)
@@ -410,9 +424,10 @@ def state_after_unclean_election(view: View, member_id: int) -> State:
 
 
 def _new_state(master: Member, term: int, in_sync: Mapping[int, str], version: int) -> State:
-    """Return the state of `term`, with the addresses and the run id of `master`.
+    """Return the state of `term`, with the id, addresses and run id of `master`.
 
-    `version` is the version of the record that the state is to replace.
+    `in_sync` gives the incarnation (the id of the disk content) of each replica in the in-sync set
+    by its id. `version` is the version of the record that the state will replace.
     """
     return State(
         term=term,
@@ -467,12 +482,13 @@ def member_key(prefix: str, member_id: int) -> str:
 
 
 def parse_view(prefix: str, entries: Entries) -> View:
-    """Return the state record and the members' records that `entries` contain.
+    """Parse the state record and the records of the replicas in `entries`.
 
-    `prefix` is that of `key_prefix`. Other keys are ignored. The view's state is None if there is
-    no state record.
+    `entries` are the values at the consensus service by key. `prefix` is the beginning of the keys
+    of one broker name, which `key_prefix` returns. Other keys are ignored. The state of the
+    returned View is None if there is no state record.
 
-    Raises ValueError if a record lacks a key or is not a JSON object of the expected shape.
+    Raises ValueError if a record is not a JSON object of the expected shape.
     """
     state: State | None = None
     members: dict[int, Member] = {}
@@ -489,9 +505,10 @@ def parse_view(prefix: str, entries: Entries) -> View:
 
 
 def _parse_state(entry: Entry) -> State:
-    """Return the state record in an entry.
+    """Parse the JSON of the state record in `entry`.
 
-    Raises KeyError, TypeError, AttributeError or ValueError if it has another shape.
+    The version of the State is that of the entry. Raises KeyError, TypeError, AttributeError or
+    ValueError if the JSON has another shape.
     """
     record = orjson.loads(entry.value)
     in_sync = {

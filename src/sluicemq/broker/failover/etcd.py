@@ -113,11 +113,12 @@ class Etcd:
         certificates: Certificates | None = None,
         quiet_s: float = QUIET_S,
     ) -> None:
-        """Prepare requests to the addresses of `url`.
+        """Prepare an HTTP client for the etcd servers of `url`, without connecting.
 
         `url` is `etcd://host:port,host:port`, or begins with `etcds://` for TLS. With TLS, None as
         `certificates` means that the system's authorities are trusted. None as `account` means
-        that etcd has no accounts. `quiet_s` is explained at QUIET_S.
+        that etcd has no accounts. A watch that gets no report for `quiet_s` seconds reads all
+        entries again.
 
         Raises ConfigurationError if the URL or the certificates are not valid.
         """
@@ -148,7 +149,10 @@ class Etcd:
 
     @classmethod
     def from_config(cls, config: BrokerConfig) -> "Etcd":
-        """Return the adapter that a broker's configuration describes. Raise ConfigurationError."""
+        """Return an Etcd for the URL, account and certificates in the configuration of a broker.
+
+        Raises ConfigurationError if the URL or the certificates are not valid.
+        """
         account = Account(config.consensus_user, config.consensus_password)
         paths = config.consensus_ca, config.consensus_certificate, config.consensus_key
         return cls(
@@ -165,9 +169,12 @@ class Etcd:
     async def swap(
         self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
     ) -> bool:
-        """Make all of `changes` in one etcd transaction, or none; see `Consensus.swap`.
+        """Make all of `changes` in one etcd transaction, or none. Return whether they were made.
 
-        An expected version is compared with the key's `mod_revision`, which is 0 for a missing key.
+        They are made if each key that `conditions` names, and each changed key with an expected
+        version, has the expected version. A version is the key's `mod_revision` in etcd, which is 0
+        for a missing key. False also means that a lease that a change names has ended. Raises
+        ConsensusError if the outcome is unknown or etcd cannot be reached.
         """
         expected_versions = dict(conditions)
         for change in changes:
@@ -183,8 +190,9 @@ class Etcd:
         return answer is not None and bool(answer.get("succeeded"))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
-        """Start a task that reports changes of keys with `prefix`; see `Consensus.watch`.
+        """Start a task that calls `on_change` with all entries whose keys begin with `prefix`.
 
+        It is called at the start, after each change, and when nothing was reported for a while.
         Return a function without arguments that cancels the task.
         """
         task = asyncio.get_running_loop().create_task(self._watch(prefix, on_change))
@@ -197,9 +205,11 @@ class Etcd:
         return end_watch
 
     async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
-        """Return a new lease, which is renewed in the background; see `Consensus.lease`.
+        """Return a new lease, which is renewed in the background until it is closed.
 
-        Its time to live is `ttl_s` rounded to whole seconds, at least one.
+        etcd deletes the entries of a lease when it ends. The time to live is `ttl_s` rounded to
+        whole seconds, at least one. `on_lost` is called if the lease ends by itself. Raises
+        ConsensusError if etcd grants no lease.
         """
         answer = await self._request("lease/grant", {"TTL": max(round(ttl_s), 1)})
         if answer is None:
@@ -244,10 +254,12 @@ class Etcd:
         return entries, int(answer["header"]["revision"])
 
     async def _request(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the response to a request, or None if etcd does not know the lease that it names.
+        """Send a request to etcd, and return the JSON object of the response.
 
-        If etcd refuses the token, get a new one and send the request again. Raise ConsensusError
-        on failure.
+        `path` is the path of the etcd API, such as "kv/range". Return None if etcd does not know
+        the lease that the request names. If etcd refuses the access token, which it does after some
+        time, a new one is requested and the request is sent again. Raises ConsensusError if etcd
+        cannot be reached or refuses the request.
         """
         try:
             return await self._request_once(path, request)
@@ -256,7 +268,10 @@ class Etcd:
             return await self._request_once(path, request)
 
     async def _authenticate(self) -> None:
-        """Get a new token for the following requests. Raise ConsensusError on failure."""
+        """Request an access token with the account, and use it for the following requests.
+
+        Raises ConsensusError if etcd cannot be reached or refuses the account.
+        """
         assert self._account is not None, "etcd refuses tokens only if it has accounts"
         name, password = self._account
         self._http.headers.pop("Authorization", None)
@@ -265,14 +280,15 @@ class Etcd:
             self._http.headers["Authorization"] = str(answer["token"])
 
     async def _request_once(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Send a request to the current address, or to the next one that accepts a connection.
+        """Send a request to the first etcd server that accepts a connection.
 
-        That address becomes the current one. Return the response, or None if etcd does not know
-        the lease that the request names.
+        The servers are tried in order, beginning with the current one. The server that accepts
+        becomes the current one. Return the JSON object of the response, or None if etcd does not
+        know the lease that the request names.
 
-        Raises _OldTokenError if etcd refuses the token. Raises ConsensusError if no address accepts
-        a connection, or on any other failure; the request may have reached etcd then, so it is not
-        sent to another address, but the next request is.
+        Raises _OldTokenError if etcd refuses the access token. Raises ConsensusError if no server
+        accepts a connection, and after any other failure. After such a failure the request may have
+        reached etcd. So it is not sent to another server, but the next request will be.
         """
         first_index = self._current
         last_error = ""
@@ -297,10 +313,10 @@ class Etcd:
         raise self._failure(last_error)
 
     def _refusal(self, reason: str) -> ConsensusError:
-        """Return the error for a request that etcd refused for `reason`.
+        """Return the error for a request that etcd refused, where `reason` is etcd's message.
 
-        It is _OldTokenError if the token was refused. Otherwise the next request is sent to another
-        address.
+        It is an _OldTokenError if etcd refused the access token. Otherwise it is a ConsensusError,
+        and the next server becomes the current one.
         """
         needs_new_token = any(phrase in reason for phrase in OLD_TOKEN)
         if self._account is not None and needs_new_token:
@@ -325,10 +341,11 @@ class Etcd:
         )
 
     async def _watch(self, prefix: str, on_change: Callable[[Entries], None]) -> None:
-        """Call `on_change` with all entries at the start and after each change, until cancelled.
+        """Call `on_change` with all entries whose keys begin with `prefix`, until cancelled.
 
-        Also call it after `quiet_s` without a change. If etcd cannot be reached, log the first
-        error of the outage and start again at the next address after PAUSE_S.
+        It is called at the start, after each change, and when `quiet_s` seconds have passed without
+        a change. If etcd cannot be reached, the watch starts again with the next server after
+        PAUSE_S seconds. Only the first error of an outage is logged.
         """
         is_reached = True
         while True:
@@ -336,6 +353,7 @@ class Etcd:
                 entries, revision = await self._read(prefix)
                 is_reached = True
                 on_change(entries)
+                # A read timeout means `quiet_s` without a change: read the entries again.
                 with contextlib.suppress(httpx.ReadTimeout):
                     async for _ in self._iter_changes(prefix, revision + 1):
                         on_change(await self.read(prefix))
@@ -347,9 +365,10 @@ class Etcd:
                 await asyncio.sleep(PAUSE_S)
 
     async def _iter_changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
-        """Yield None for each report of changes, at or after `revision`, of keys with `prefix`.
+        """Yield None each time etcd reports that keys with `prefix` have changed.
 
-        End PAUSE_S after etcd has cancelled the watch. Raise httpx.ReadTimeout after `quiet_s`
+        Changes from etcd's revision `revision` on are reported. If etcd cancels the watch, the
+        iterator ends after PAUSE_S seconds. Raises httpx.ReadTimeout after `quiet_s` seconds
         without a report.
         """
         request = {"create_request": _key_range(prefix) | {"start_revision": revision}}
@@ -369,9 +388,9 @@ class Etcd:
 
 
 def _parse_url(url: str) -> tuple[str, list[str]]:
-    """Return the scheme of a URL, a key of SCHEMES, and its addresses as host:port.
+    """Split a URL: "etcd://a:2379,b:2379" becomes ("etcd", ["a:2379", "b:2379"]).
 
-    Raises ConfigurationError if the URL is not valid.
+    Raises ConfigurationError if the scheme is not a key of SCHEMES, or if an address has no port.
     """
     scheme, _, host_list = url.partition("://")
     hosts = [host.strip() for host in host_list.rstrip("/").split(",")]

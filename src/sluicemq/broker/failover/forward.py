@@ -167,7 +167,10 @@ class Forwarder:
 
     @master.setter
     def master(self, address: str) -> None:
-        """Set the master. If it has changed, retire all tunnels."""
+        """Set the address of the master; "" means that there is none.
+
+        If it has changed, the connections of all tunnels to the old master are closed.
+        """
         if address != self._master:
             self._master = address
             for tunnel in self._tunnels.values():
@@ -176,17 +179,16 @@ class Forwarder:
     def handlers(
         self, local: Mapping[int, Handler], *, is_slave: bool, serves_reads: bool
     ) -> dict[int, Handler]:
-        """Return the handlers of a replica, by request code.
+        """Return the handlers of a replica by request code, which may forward to the master.
 
-        `local` are the handlers of the broker in its role, by request code. The result has the
-        same codes. `serves_reads` says whether consumers may read from a slave.
+        `local` are the broker's own handlers by request code. The result has the same codes, with
+        these changes. `serves_reads` says whether consumers may read from a slave.
 
-        - A slave forwards requests of FORWARDED_CODES, and those of READ_CODES unless it
-          `serves_reads`.
-        - A master handles requests of MEMBER_CODES. Before that it makes the client a member of
-          its groups again, if it was a member over a connection that the change of roles ended.
-        - Both remember heartbeats. A master, and a slave that `serves_reads`, also handle them.
-        - All other requests are handled by `local`.
+        - A slave forwards requests with FORWARDED_CODES to the master. It also forwards those with
+          READ_CODES if it does not serve reads.
+        - A master handles requests with MEMBER_CODES itself. But first it makes the client a member
+          of its groups again, if the client lost its connection in the change of roles.
+        - Both remember heartbeats. Only a master, and a slave that serves reads, handle them.
         """
         handlers = dict(local)
 
@@ -226,14 +228,16 @@ class Forwarder:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forward(self, command: Command, peer: Peer) -> Outcome:
-        """Start to send a request through the client's tunnel. Return None.
+        """Start to forward the request of the client `peer` to the master, and return None.
 
-        The answer is written to the client when it arrives. If the client has no tunnel yet, open
-        one; it begins with the client's last heartbeat, so that the master knows the client's
-        groups. A client that has sent no heartbeat takes over that of a lost connection.
+        The request goes through the client's tunnel, a connection to the master for this client.
+        The answer is written to the client when it arrives. If the client has no tunnel yet, one is
+        opened, and the client's last heartbeat is sent first, so that the master knows the client's
+        groups. A client that has sent no heartbeat takes over the heartbeat of a lost connection
+        from the same IP address, if there is one.
 
-        Raises NotMasterError if the request was forwarded before, and RequestError if too many
-        requests of the client are waiting.
+        Raises NotMasterError if another replica has forwarded the request already, and RequestError
+        if too many requests of the client are waiting.
         """
         if command.flag & FLAG_FORWARDED:
             raise NotMasterError
@@ -259,11 +263,12 @@ class Forwarder:
         self.start_task(tunnel.forward(self._sign_for_account(command)))
 
     def _wrap_to_restore_membership(self, local: Handler) -> Handler:
-        """Return a handler of a master for a request whose client must be a member of its group.
+        """Return a handler that restores the client's membership in its group, then calls `local`.
 
-        If the client has sent no heartbeat over its connection, but a member of the group has lost
-        a connection from the same address, the handler first handles the heartbeat of that
-        connection for the client. Then it returns the outcome of `local`.
+        It is for requests whose client must be a member of the group. If the client has sent no
+        heartbeat over its connection yet, the handler looks for a member of the group that has lost
+        its connection and had the same IP address. It handles the last heartbeat of that connection
+        as if the client had sent it. Then it returns the result of `local`.
         """
 
         def handle(command: Command, peer: Peer) -> Outcome:
@@ -277,10 +282,11 @@ class Forwarder:
     def _wrap_to_remember_heartbeat(self, local: Handler, *, runs_local: bool) -> Handler:
         """Return a handler for HEART_BEAT and UNREGISTER_CLIENT.
 
-        The handler remembers a heartbeat, and forgets it when the client unregisters. If the
-        client has a tunnel, it forwards the command one-way, or closes a tunnel that has carried
-        nothing but heartbeats for IDLE_S. With `runs_local` it then returns the outcome of
-        `local`, else a response with SUCCESS.
+        The handler remembers the heartbeat of the client, and forgets it when the client
+        unregisters. If the client has a tunnel to the master, the command is also sent through it,
+        without waiting for an answer. A tunnel that has carried only heartbeats for IDLE_S seconds
+        is closed instead. Then the handler returns the result of `local` if `runs_local` is true,
+        else an answer with the code SUCCESS.
         """
 
         def handle(command: Command, peer: Peer) -> Outcome:
@@ -299,9 +305,10 @@ class Forwarder:
         return handle
 
     def _forward_heartbeat(self, command: Command, peer: Peer) -> None:
-        """Forward a heartbeat through the client's tunnel, or retire the tunnel if it is idle.
+        """Forward a heartbeat through the client's tunnel, or close the tunnel if it is idle.
 
-        It is idle if it has carried nothing but heartbeats for IDLE_S. Do nothing without a tunnel.
+        A tunnel is idle if it has carried only heartbeats for IDLE_S seconds. Do nothing if the
+        client has no tunnel.
         """
         tunnel = self._tunnels.get(peer)
         if tunnel is None:
@@ -312,11 +319,12 @@ class Forwarder:
             self.start_task(tunnel.forward(command))
 
     def _sign_for_account(self, command: Command) -> Command:
-        """Return a copy of a command with the signature of the account that sent it.
+        """Return a copy of `command`, signed with the key of the account that sent it.
 
-        The replica signs the command of a client without an account. Return the command unchanged
-        if it has a signature or if there is no access control. Call this only while the handler of
-        the command runs: the guard knows the account only then.
+        If the client has no account, the copy is signed with the key of the replica. `command`
+        itself is returned if it has a signature already, or if there is no access control. Call
+        this only while the handler of `command` runs, because the guard, which checks access
+        rights, knows the account only then.
         """
         guard = self.get_guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
@@ -337,13 +345,13 @@ class Forwarder:
     async def connect(
         self, client: Host, on_request: Callable[[Command, Channel], None]
     ) -> Channel:
-        """Return a new connection to the master that acts for the client at address `client`.
+        """Open a connection to the master that acts for the client at the address `client`.
 
-        `on_request(command, channel)` is called with each request that the master sends. The first
-        command of the connection is SLUICE_SPEAK_FOR, which names the client.
+        The first command on it is SLUICE_SPEAK_FOR, which tells the master the client's address.
+        `on_request(command, channel)` is called with each request that the master sends.
 
-        While there is no master, or it cannot be reached, try again every PAUSE_S. Raise
-        NotMasterError after MASTER_WAIT_S.
+        If there is no master, or it cannot be reached, the attempt is repeated every PAUSE_S
+        seconds. Raises NotMasterError after MASTER_WAIT_S seconds.
         """
         header = ForwardedForRequest(address=client.address, port=client.port)
         deadline_s = _now_s() + MASTER_WAIT_S
@@ -372,7 +380,7 @@ class Tunnel:
     """
 
     def __init__(self, forwarder: Forwarder, peer: Peer) -> None:
-        """Create the tunnel of `peer`, the client's connection. It does not connect yet.
+        """Create a tunnel for the client connection `peer`. It connects with the first command.
 
         `forwarder` makes the connection to the master and runs the tunnel's tasks.
         """
@@ -388,9 +396,9 @@ class Tunnel:
         All requests that come while the task runs wait for the same task."""
 
     def retire(self) -> None:
-        """Close the connection to the master. The next request opens another one.
+        """Start to close the connection to the master. The next request opens another one.
 
-        Requests in flight have `RETIRE_S` to be answered.
+        If requests are waiting for answers, the connection stays open for `RETIRE_S` seconds.
         """
         connect_task = self._connect_task
         self._connect_task = None
@@ -398,9 +406,10 @@ class Tunnel:
             self._forwarder.start_task(self._close_later(connect_task))
 
     async def _close_later(self, connect_task: asyncio.Task[Channel]) -> None:
-        """Close the connection of a retired tunnel, or cancel the attempt to connect.
+        """Close the connection that `connect_task` has opened, or cancel the task if it still runs.
 
-        Wait RETIRE_S before that if requests are in flight.
+        If requests are waiting for answers over the connection, it is closed after RETIRE_S
+        seconds.
         """
         try:
             if not connect_task.done():
@@ -416,10 +425,12 @@ class Tunnel:
     async def forward(self, command: Command) -> None:
         """Send a command to the master, and write the answer to the client.
 
-        A one-way command has no answer. If there is no master, write a refusal with
-        SERVICE_NOT_AVAILABLE. If the master does not answer within ANSWER_S, write nothing. After
-        any other error it is unknown whether the command was carried out: close the client's
-        connection, which tells the client so.
+        A one-way command has no answer. Errors are not raised:
+
+        - If there is no master, an answer with the code SERVICE_NOT_AVAILABLE is written.
+        - If the master does not answer within ANSWER_S seconds, nothing is written.
+        - After any other error the command may have been carried out. The connection of the client
+          is closed, which tells the client that the outcome is unknown.
         """
         self.waiting_count += 1
         try:
@@ -438,10 +449,11 @@ class Tunnel:
             self.waiting_count -= 1
 
     async def _call_with_retries(self, command: Command) -> Command | None:
-        """Return the master's answer; None if the command is one-way.
+        """Send a command to the master, and return the answer, or None if it is a one-way command.
 
-        While the command is refused because there is no master, repeat it every PAUSE_S. Raise
-        NotMasterError after MASTER_WAIT_S, or when the client has disconnected.
+        If it was not carried out because there is no master, it is sent again every PAUSE_S
+        seconds. Raises NotMasterError after MASTER_WAIT_S seconds, or when the client has
+        disconnected, and the other errors of `_call_once` at once.
         """
         deadline_s = _now_s() + MASTER_WAIT_S
         while True:
@@ -472,12 +484,13 @@ class Tunnel:
         return answer
 
     async def _open_channel(self) -> Channel:
-        """Return the open connection to the master, the same one for all requests of the tunnel.
+        """Return the connection to the master that all requests of this tunnel use.
 
-        Connect first if there is no connection, or if the last attempt has failed.
+        The tunnel connects first if it has no connection, or if the last attempt failed. Calls
+        during an attempt wait for the same attempt.
 
-        Raises NotMasterError if the tunnel was retired while it connected, or if the connection is
-        closed by now; the next call then connects again. Raises the errors of `Forwarder.connect`.
+        Raises NotMasterError if `retire` was called during the attempt, if the connection is closed
+        by now, or if no master was found in time. The next call connects again.
         """
         connect_task = self._connect_task
         if connect_task is None or _has_failed(connect_task):
@@ -500,9 +513,9 @@ class Tunnel:
         return channel
 
     def _on_request_of_master(self, command: Command, channel: Channel) -> None:
-        """Send a request of the master to the client, and the client's response to the master.
+        """Pass a request of the master on to the client, and the client's answer to the master.
 
-        `channel` is the connection to the master. A one-way request has no response.
+        `channel` is the connection to the master. A one-way request has no answer.
         """
         if command.is_oneway:
             self._peer.send_oneway(command.copy())

@@ -27,7 +27,7 @@ class Presence:
     """The last heartbeat of each open connection, and of connections that were lost recently."""
 
     def __init__(self) -> None:
-        """Create it without heartbeats."""
+        """Create an empty memory of heartbeats."""
         self._heartbeats: dict[Peer, Command] = {}
         """By open connection: its last heartbeat."""
         self._lost: dict[str, list[tuple[float, Command]]] = {}
@@ -46,26 +46,29 @@ class Presence:
         return self._heartbeats.get(peer)
 
     def disconnected(self, peer: Peer, now_s: float) -> None:
-        """Move the heartbeat of `peer` to those of the lost connections from its IP address.
+        """Keep the last heartbeat of `peer`, whose connection was lost at the time `now_s`.
 
-        `now_s` is the time of the loss on the monotonic clock. Of one address at most LOST_MAX
-        heartbeats are kept; the oldest is dropped. Do nothing if `peer` has sent no heartbeat.
+        `now_s` is a time of the monotonic clock. A later connection from the same IP address can
+        take the heartbeat with `adopt`. At most LOST_MAX heartbeats are kept for an IP address; the
+        oldest is dropped. Do nothing if `peer` has sent no heartbeat.
         """
         heartbeat = self._heartbeats.pop(peer, None)
         if heartbeat is None:
             return
         lost_heartbeats = self._lost.get(peer.remote.address, [])
-        kept_heartbeats = lost_heartbeats[1 - LOST_MAX :]
+        kept_heartbeats = lost_heartbeats[1 - LOST_MAX :]  # the newest, with room for one more
         self._lost[peer.remote.address] = [*kept_heartbeats, (now_s, heartbeat)]
 
     def adopt(self, command: Command, peer: Peer, now_s: float) -> Command | None:
-        """Make the heartbeat of a lost connection that of `peer`, and return it.
+        """Give `peer` the heartbeat of a lost connection, and return the heartbeat.
 
-        The lost connection had the same IP address, and was a member of the group that `command`
-        names. The oldest such heartbeat is taken, and is removed from those of the lost
-        connections. Heartbeats older than KEEP_S at `now_s`, on the monotonic clock, are dropped.
-        Return None if there is no such heartbeat, if the command names no group, or if the peer
-        already has a heartbeat.
+        It is the oldest heartbeat of a lost connection that had the same IP address as `peer` and
+        was a member of the group in `command`. It becomes the heartbeat of `peer`, and no other
+        connection can take it. Heartbeats of connections lost for KEEP_S seconds or longer are
+        dropped; `now_s` is the present time of the monotonic clock.
+
+        Return None if there is no such heartbeat, if `command` names no group, or if `peer` has a
+        heartbeat already.
         """
         group = command.fields and command.fields.get("consumerGroup")
         lost_heartbeats = self._lost.get(peer.remote.address)

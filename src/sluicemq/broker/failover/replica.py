@@ -122,11 +122,11 @@ class Replica:
     ) -> None:
         """Create replica `replica_id` of broker name `broker` in cluster `cluster`.
 
-        `role_executor` changes the broker's role, and `consensus` keeps the records. `incarnation`
-        is that of the broker's store. `forwarder` forwards requests of clients to the master; None
-        means that no client connects, as in tests. `serves_reads` says whether the broker answers
-        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns
-        a new unique id at each call.
+        `role_executor` changes the broker's role. `consensus` is the service that keeps the
+        records. `incarnation` identifies the content of the store's disk. `forwarder` forwards
+        requests of clients to the master; None means that no client connects, as in tests.
+        `serves_reads` says whether a slave answers pulls (slaveReadEnable). `lease_s` is the time
+        in seconds after which a killed master is noticed. `make_run_id` returns a new unique id.
         """
         self.run_id = make_run_id()
         """The id of this run of the process. It changes when the replica stops being master."""
@@ -169,12 +169,12 @@ class Replica:
     # ----------------------------------------------------------------------------- run and close
 
     async def run(self) -> None:
-        """Execute the steps that the records demand, until cancelled.
+        """Give the broker the role that the records at the consensus service demand, repeatedly.
 
-        Before each step, publish this replica's record if that is due. A step is executed at the
-        latest when the pause that the last one returned is over, and earlier when a record changes
-        or the lease is lost. Errors are logged, each text once in a row, and the step is tried
-        again after RECHECK_S or RETRY_S. Only BrokerClosedError is raised.
+        Each round publishes this replica's record if that is due, and executes one step. The next
+        round starts when a record changes, the lease is lost, or the pause of the step is over. An
+        error is logged unless the last round had the same, and the next round starts after
+        RECHECK_S or RETRY_S seconds. Only BrokerClosedError is raised. Run until cancelled.
         """
         end_watch = self._consensus.watch(self._prefix, self._on_entries)
         try:
@@ -188,10 +188,10 @@ class Replica:
             end_watch()
 
     async def _publish_and_execute_step(self) -> float:
-        """Publish the record if that is due, and execute one step. Return the pause after it.
+        """Publish this replica's record if that is due, and execute one step.
 
-        An error other than BrokerClosedError is logged, unless the last step ended with the same
-        text.
+        Return the longest pause until the next step, in seconds. An error is logged, unless the
+        last step ended with the same text. Only BrokerClosedError is raised.
         """
         try:
             await self._publish()
@@ -213,10 +213,9 @@ class Replica:
     async def close(self) -> None:
         """Leave the consensus service. Call it after `run`, while the broker is still open.
 
-        First wait up to HAND_OVER_TIMEOUT_S for the side task, then cancel it. A master then hands
-        over to another replica of the in-sync set if one is able to lead, and leaves the set. Then
-        end the lease, which deletes this replica's record (if the service cannot be reached, the
-        record ends with the lease), close all tunnels, and close the connection to the service.
+        A running change of the state record is awaited for up to HAND_OVER_TIMEOUT_S seconds, then
+        cancelled. A master hands over to another replica of the in-sync set, if one can lead. The
+        lease is ended, which deletes this replica's record. All connections are closed.
         """
         if (side_task := self._side_task) is not None:
             await asyncio.wait({side_task}, timeout=HAND_OVER_TIMEOUT_S)
@@ -244,16 +243,16 @@ class Replica:
     # ------------------------------------------------------------------------------ the records
 
     def _on_entries(self, entries: Entries) -> None:
-        """Update the view from entries that a watch or a read has returned, and wake `run`.
+        """Replace the view by the records in `entries`, and wake `run`.
 
-        If they cannot be parsed, log an error and change nothing. A watch may be late: a state
-        record that is older than the one in the view is ignored. Then the next step publishes this
-        replica's record again, because the read that belongs to it shows whether the service was
-        rolled back.
+        If a record cannot be parsed, an error is logged, and nothing changes. A watch may be late,
+        so a state record older than the one in the view is ignored. The next step then publishes
+        this replica's record again. Its read shows whether the service was rolled back, that is
+        restored from an old copy.
 
-        If this replica is the master and the new state names another one, depose the broker at
-        once. If the state still names this replica, give the broker its new in-sync set, except
-        while a side task is changing the record: the side task does that when it ends.
+        If this replica is the master and the new state names another one, the broker stops
+        confirming messages at once. If the state still names this replica, the broker gets the new
+        in-sync set, unless a side task is changing the record: that task does it at its end.
         """
         try:
             view = election.parse_view(self._prefix, entries)
@@ -278,9 +277,9 @@ class Replica:
         self._changed.set()
 
     def _note_situation(self) -> None:
-        """Note the time if the version of the state, or whether its master is alive, has changed.
+        """Note the time if the version of the state, or whether its master is running, has changed.
 
-        `_execute_step` measures from then on how long the replica has waited for an election.
+        An election waits until the situation has been the same for some time.
         """
         state = self.view.state
         version = 0 if state is None else state.version
@@ -290,13 +289,14 @@ class Replica:
             self._situation_since_s = _now_s()
 
     def _check_for_rollback(self, known_state: State | None, entries: Entries) -> None:
-        """Set `_is_rolled_back` and `reason` if the service has lost changes of the state record.
+        """Set `_is_rolled_back` and `reason` by whether the service has lost changes of the state.
 
-        `known_state` is the state that was in the view before the read of `entries` began. A
-        linearizable read that returns an older version, or no state, means that the service was
-        rolled back. If the older version has a later term, a replica was elected since the
-        rollback. That record is accepted: remove the known state from the view, so that
-        `_on_entries` does not ignore the read one. Do nothing if `entries` cannot be parsed.
+        `known_state` is the state in the view before `entries` were read. The service has lost
+        changes, because it was restored from an old copy, if the read state is older or missing.
+
+        But if the older version has a later term, a replica was elected after the loss, and its
+        record is accepted: the known state is removed from the view, so that `_on_entries` does not
+        ignore the read one. Do nothing if `entries` cannot be parsed.
         """
         try:
             read_state = election.parse_view(self._prefix, entries).state
@@ -329,15 +329,14 @@ class Replica:
         )
 
     async def _publish(self, *, now: bool = False) -> None:
-        """Write this replica's record if `now` is true or `_is_publish_due`; else do nothing.
+        """Write this replica's record to the consensus service, if `now` is true or it is due.
 
-        Get a lease first if there is none. Before the write, read all records, update the view
-        from them, and check whether the service was rolled back. If the service refuses the swap
-        (the lease has ended, or the record has changed since the read), nothing is raised: the
-        lease is dropped, and the next step tries again with a new one.
+        A lease is requested first if there is none. All records are read before the write, and the
+        view is updated. If the lease has ended, or the record has changed since the read, the
+        service refuses the write. Then the lease is dropped, and the next step tries again.
 
         Raises ConsensusError if the service does not answer, or if a replica with another
-        incarnation has published a record under this replica's id.
+        incarnation (another disk content) has published a record under this replica's id.
         """
         if self._lease is None:
             self._published = None
@@ -367,11 +366,10 @@ class Replica:
             self._on_lease_lost()
 
     async def _read_own_version(self, incarnation: str) -> int:
-        """Read all records and update the view. Return the version of this replica's own record.
+        """Read all records, update the view, and return the version of this replica's own record.
 
-        0 means that the replica has no record yet. Also check whether the service was rolled back.
-
-        Raises ConsensusError if the record is that of a replica with another incarnation.
+        The version is 0 if the replica has no record yet. Also check whether the service has lost
+        changes. Raises ConsensusError if the record belongs to a replica with another incarnation.
         """
         known_state = self.view.state
         entries = await self._consensus.read(self._prefix)
@@ -392,10 +390,10 @@ class Replica:
     def _is_publish_due(self, member: Member, time_s: float) -> bool:
         """Return whether `member`, this replica's record as of `time_s`, must be written now.
 
-        A record that equals the published one is not written. One that differs only in the term
-        and the end of the log is written if PUBLISH_S have passed since the last write. Every
-        other change is written at once, also that the log becomes complete or incomplete. While
-        the service is rolled back a write is always due, because its read shows the recovery.
+        A record that equals the published one is not written. If only the end of the log, or its
+        term, has changed, the record is written when PUBLISH_S seconds have passed since the last
+        write. Every other change is written at once. After the service has lost changes, a write is
+        always due, because its read shows when the service is all right again.
         """
         published = self._published
         if published is None or self._is_rolled_back:
@@ -413,12 +411,11 @@ class Replica:
         self._changed.set()
 
     async def _swap_until_answered(self, state: State) -> bool:
-        """Swap `state` into the state record until the service answers, then read all records.
+        """Replace the state record by `state`, then read all records and update the view.
 
-        The record must have the version `state.version`, else the service refuses the swap. A
-        ConsensusError of the swap or of the read is logged, and both are repeated after RETRY_S.
-        Update the view from the read. Return whether the swap succeeded or the record contains
-        `state` now; False means that another replica has changed the record.
+        The record must have the version `state.version`, else the service refuses the change. A
+        ConsensusError is logged, and both are repeated after RETRY_S seconds. Return whether the
+        record contains `state`. False means that another replica has changed the record.
         """
         change = Swap(election.state_key(self._prefix), election.encode_state(state), state.version)
         while True:
@@ -440,12 +437,12 @@ class Replica:
     # ---------------------------------------------------------------------------------- acting
 
     async def _execute_step(self) -> float:
-        """Execute what `next_step` decides. Return the pause before the next step, in seconds.
+        """Execute the step that `next_step` chooses, and return the pause until the next one.
 
-        0.0 means that the step has changed the records or the role, so that there is a next step
-        at once. Two cases come before the decision: during a hand-over nothing is done, and a
-        master whose disk has failed steps down. Set `reason` to that of a Blocked or Wait step,
-        else to "".
+        The pause is in seconds. 0.0 means that the step has changed the records or the role, so
+        another step follows at once. During a hand-over nothing is done. A master whose disk has
+        failed stops being the master. `reason` is set to the reason of a Blocked or Wait step, else
+        to "".
 
         Raises ReplicaBlockedError if an operator must decide, BrokerClosedError if the broker could
         not take its role, and SluiceError or OSError for failures after which the caller repeats
@@ -492,11 +489,10 @@ class Replica:
     async def _take_role(self, state: State) -> None:
         """Give the broker its role in `state`: master, slave, or slave without a master.
 
-        A broker that remains master of the same term only gets the new in-sync set, and proposes
-        a set without dead replicas; while a side task runs, nothing is done. A slave whose term
-        differs only in the in-sync set keeps its role. Otherwise depose the broker if it was the
-        master, set the forwarder's master, and change the role. A new master whose HA address is
-        not the one in the record starts a side task that corrects the record.
+        If the broker remains master of the same term, it only gets the new in-sync set, and dead
+        replicas are removed from the set. While a side task is changing the record, nothing is
+        done. If the broker remains slave of the same master, nothing is done. In all other cases
+        its role changes.
 
         Raises BrokerClosedError if the broker could not change its role. Then `_term` is NO_TERM.
         """
@@ -514,7 +510,12 @@ class Replica:
         await self._change_role(state)
 
     async def _change_role(self, state: State) -> None:
-        """Make the broker the master of `state`, or a slave of its master; see `_take_role`."""
+        """Make the broker the master of `state`, or a slave of its master.
+
+        A broker that was the master stops confirming messages first. The forwarder gets the address
+        of the new master. If a new master has another HA address than the record says, a side task
+        that corrects the record is started. Raises BrokerClosedError.
+        """
         # NO_TERM until the broker has its role: it has none if the change fails.
         previous_term = self._term
         self._term = NO_TERM
@@ -555,15 +556,14 @@ class Replica:
             self._role_executor.update_term(_term_of(state))
 
     def propose(self, ids: frozenset[int]) -> None:
-        """Propose that the in-sync set consists of this replica and the replicas `ids`.
+        """Start to change the in-sync set in the state record to `ids` and this replica.
 
-        Start a side task that swaps the new set into the record. Its outcome, success or not, is
-        reported by `RoleExecutor.update_term`.
+        Return at once. When the record has been written, or the service has refused it,
+        `RoleExecutor.update_term` is called with the present record.
 
-        The proposal is ignored if this replica is not the master, or while another change of the
-        record is in progress: that change also ends with `update_term`, after which the broker
-        examines the set again. Each new member must have sent a state report, which names its
-        incarnation; else KeyError is raised.
+        The call is ignored if this replica is not the master, or while another change of the record
+        is in progress. Raises KeyError if a new member has not told this master its incarnation (it
+        is in the state report that each slave sends).
         """
         if self._side_task is not None or self._is_handing_over or not self.is_master:
             return
@@ -585,11 +585,11 @@ class Replica:
         self._start_side_task(self._change_record(proposed))
 
     async def _change_record(self, state: State) -> None:
-        """Swap `state` into the record as the side task, and wake `run` afterwards.
+        """Replace the state record by `state`, end the side task, and wake `run`.
 
-        If the record then names this run of this replica as master, give the broker the state in
-        the record, whether the swap succeeded or not. Otherwise the broker gets nothing: the next
-        step gives it the role that the record demands.
+        If the record now names this run of this replica as master, the broker gets the state in the
+        record, whether the change succeeded or not. Otherwise the next step gives the broker the
+        role that the record demands.
         """
         await self._swap_until_answered(state)
         self._side_task = None
@@ -600,11 +600,11 @@ class Replica:
         self._changed.set()
 
     def _drop_dead_members(self) -> None:
-        """Propose an in-sync set without dead replicas, for whose acknowledgements sends wait.
+        """Start to remove dead replicas from the in-sync set, because sends wait for them.
 
-        A replica is dead if it is not connected to this master and has no record at the service
-        with the incarnation in the set. Do nothing if no replica of the set is dead, or if the
-        broker has no replication gate.
+        A replica is dead if it is not connected to this master, and has no record at the service
+        with the incarnation in the set. Do nothing if no replica of the set is dead, or if sends of
+        this broker do not wait for replicas.
         """
         gate = self._role_executor.in_sync
         if gate is None:
@@ -625,15 +625,15 @@ class Replica:
         self._side_task = asyncio.get_running_loop().create_task(work)
 
     async def _hand_over(self, successor: Member, *, leave_in_sync_set: bool = False) -> None:
-        """Make `successor` the master of a new term, without losing requests.
+        """Make `successor` the master of a new term in place of this replica.
 
-        Pause requests and wait until the in-sync set has the whole log. Then step down, and swap a
-        state whose master is `successor` into the record. With `leave_in_sync_set` that state's
-        in-sync set does not contain this replica. The swap may be refused because the record has
-        changed; this replica has stepped down in any case.
+        Requests are queued until the in-sync set has the whole log. Then this replica stops being
+        the master, and a state whose master is `successor` is written to the record. With
+        `leave_in_sync_set`, its in-sync set does not contain this replica. If the service refuses
+        the record, because it has changed, this replica has still stopped being the master.
 
-        If the set does not have the whole log after HAND_OVER_TIMEOUT_S, log a warning, resume
-        requests and remain the master.
+        If the set does not have the whole log after HAND_OVER_TIMEOUT_S seconds, a warning is
+        logged, the queued requests are handled, and this replica remains the master.
         """
         self._is_handing_over = True
         executor = self._role_executor
@@ -662,9 +662,10 @@ class Replica:
             self._changed.set()
 
     async def _wait_until_log_confirmed(self) -> None:
-        """Wait until the in-sync set has the whole log. Return at once without a replication gate.
+        """Wait until all replicas of the in-sync set have the whole log.
 
-        Raises TimeoutError after HAND_OVER_TIMEOUT_S.
+        Return at once if sends of this broker do not wait for replicas. Raises TimeoutError after
+        HAND_OVER_TIMEOUT_S seconds.
         """
         gate = self._role_executor.in_sync
         if gate is None:
@@ -689,8 +690,10 @@ class Replica:
     def status(self) -> dict[str, Any]:
         """Return the fields that this replica adds to the answer of SLUICE_REPLICA_STATUS (900302).
 
-        They are `role` (master, slave or none), `epoch` (the term, or None), `inSync` (ids, or
-        None), `members` (ids of live replicas), `incarnation` and `reason`.
+        They are "role" (master, slave or none), "epoch" (the number of the term, or None), "inSync"
+        (the sorted ids of the in-sync set, or None without a state record), "members" (the sorted
+        ids of running replicas), "incarnation" (the id of this disk content) and "reason" (why the
+        replica waits, or "").
         """
         state = self.view.state
         if self.is_master:
@@ -733,7 +736,10 @@ class Replica:
         self._start_side_task(self._hand_over(successor))
 
     def _no_successor_error(self, to: int | None) -> RequestError:
-        """Return the error that no replica, or not replica `to`, can become the master."""
+        """Return the error of `switch` if there is no replica that can take over.
+
+        `to` is the replica that was asked for; None if any replica was.
+        """
         in_sync_ids = set(self.view.members) & set(self._term.in_sync) - {self._id}
         shown_ids = ", ".join(map(str, sorted(in_sync_ids))) or "none"
         fact = "no replica can" if to is None else f"replica {to} cannot"
@@ -746,9 +752,9 @@ class Replica:
     def elect(self) -> None:
         """Start to make this replica the master, although it may lack acknowledged messages.
 
-        Log a warning and start a side task that swaps a state of a new term into the record, in
-        which this replica is the master and the whole in-sync set. Return before the swap has
-        ended; `run` then takes the role that the record demands.
+        A warning is logged. A side task replaces the state record by one of a new term, in which
+        this replica is the master and the only member of the in-sync set. Return before that is
+        done. `run` then gives the broker the role that the record demands.
 
         Raises RequestError if this replica is already the master.
         """

@@ -38,7 +38,10 @@ class LaneAssignments:
     __slots__ = ("_clock", "_lanes", "_moving_until_ms", "_redirects")
 
     def __init__(self, clock: Clock, on_change: Callable[[], None]) -> None:
-        """Create an empty table. `on_change()` is called after each change of the redirects."""
+        """Create an empty table, which says for which lane each client reads each queue.
+
+        `on_change()` is called after each change of the redirects, so that they are saved.
+        """
         self._clock = clock
         self._lanes: dict[tuple[str, QueueKey], str] = {}
         """By client id and queue: the key of the lane for which the client reads the queue. It is
@@ -124,9 +127,9 @@ class LaneAssignments:
         return self._clock.now_ms() < self._moving_until_ms.get(client_id, 0)
 
     def get_queues_by_lane(self) -> dict[str, set[QueueKey]]:
-        """Return, by key of a lane, the queues that clients read for it.
+        """Return the queues that clients read for each lane, by the key of the lane.
 
-        It does not matter in which lane the clients are.
+        A client may read a queue for another lane than the one that it is a member of.
         """
         queues_by_lane: dict[str, set[QueueKey]] = {}
         for (_, queue), key in self._lanes.items():
@@ -152,7 +155,10 @@ class LaneAssignments:
                 self._lanes[client_and_queue] = ""
 
     def remove_client(self, client_id: str) -> None:
-        """Remove the assignments, the redirects and the move of a client that left the group."""
+        """Forget everything about a client that has left the group.
+
+        Its assigned queues, its redirects, and its move between lanes are removed.
+        """
         self._moving_until_ms.pop(client_id, None)
         self._redirects.forget(group=client_id)
         for client_and_queue in [*self._lanes]:
@@ -161,10 +167,11 @@ class LaneAssignments:
                 del self._lanes[client_and_queue]
 
     def to_objects(self, members: Mapping[str, Collection[str]]) -> list[list[Any]]:
-        """Return the assignments of moving clients to their old lanes, as JSON values.
+        """Return the queues that moving clients still read for their old lanes, as JSON values.
 
-        `members` are the client ids of the members of each lane, by key of the lane. Each value is
-        [client id, topic, queue id, key of the old lane]. Other assignments are not saved.
+        A moving client has changed to another lane a short time ago. Each value is a list [client
+        id, topic, queue id, key of the old lane]. Other assignments are not saved. `members` are
+        the client ids of the members of each lane, by the key of the lane.
         """
         return [
             [client_id, *queue, key]

@@ -38,6 +38,11 @@ class ByteCache(Generic[T]):
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any) -> T:
+        """Return the function's result for these arguments. Call it only if none is cached.
+
+        A new result is cached unless it alone is larger than the cache. Then the results that were
+        not used for the longest time are removed until the others fit.
+        """
         cached = self._entries.get(arguments)
         if cached is not None:
             self._entries.move_to_end(arguments)  # it was used last
@@ -54,6 +59,7 @@ class ByteCache(Generic[T]):
         return computed
 
     def __len__(self) -> int:
+        """Return the number of cached results."""
         return len(self._entries)
 
 

@@ -90,10 +90,11 @@ def _decide_all(block: ColumnBlock) -> DecidedRows:
 
 
 def _translate_to_sql92(atom: Atom) -> list[list[str]]:
-    """Return an atom as lists of SQL92 expressions.
+    """Translate an atom, one filter expression, to lists of SQL92 expressions.
 
-    The atom matches if, for one of the lists, all expressions of the list match. An empty result
-    matches nothing. The atom must not be a tag expression that matches all messages.
+    The atom matches a message if all expressions of at least one list match. For example, the tag
+    expression `a || b` becomes [["TAGS IN ('a', 'b')"]]. An empty result matches nothing. The atom
+    must not be a tag expression that matches all messages.
     """
     if atom.kind == SQL92:
         return [[atom.text]]
@@ -108,10 +109,11 @@ def _translate_to_sql92(atom: Atom) -> list[list[str]]:
 
 
 def _translate_subscription(key: str) -> list[list[str]]:
-    """Return a whole subscription as lists of SQL92 expressions, as `_translate_to_sql92` does.
+    """Translate a whole subscription to lists of SQL92 expressions, for messages of a retry topic.
 
-    For each topic of the subscription key `key`, the topic of origin must be this topic, and its
-    expression must match.
+    The subscription matches a message if all expressions of at least one list match. Each topic of
+    the subscription key `key` gives one or more lists. They begin with the expression that the
+    message came from this topic originally; the other expressions are those of the subscription.
     """
     expression_lists: list[list[str]] = []
     for topic, atom in parse_key(key).items():
@@ -136,7 +138,7 @@ class AtomColumnFilter:
     __slots__ = ("_expression_lists", "_matches_all", "names")
 
     def __init__(self, atom: Atom) -> None:
-        """Compile the expressions of `atom`. One that cannot be compiled matches nothing."""
+        """Compile the filter expression `atom`. If it cannot be compiled, it matches nothing."""
         self._matches_all = _matches_all(atom)
         self._expression_lists: list[list[Vectorised]] = []
         """The atom matches if, for one of the lists, all expressions of the list match."""
@@ -154,12 +156,17 @@ class AtomColumnFilter:
         """The properties that the atom reads."""
 
     def evaluate(self, block: ColumnBlock) -> DecidedRows:
-        """Return which rows of a block match, which do not, and implicitly which are undecided."""
+        """Return two masks of the rows of `block`: the rows that match, and those that do not.
+
+        A row that is False in both masks is undecided: its record must be read.
+        """
         if self._matches_all:
             return _decide_all(block)
-        # Exchanged: all rows are rejected at first, and each list may let some of them match.
+        # `_decide_all` returns (a mask of True, a mask of False). At first all rows are rejected
+        # and none matches. Each list may let some rows match.
         rejected, matching = _decide_all(block)
         for expressions in self._expression_lists:
+            # A list matches a row if all its expressions do, and rejects it if one of them does.
             all_match, any_rejects = _decide_all(block)
             for expression in expressions:
                 verdicts = expression.verdicts(block)
@@ -196,7 +203,10 @@ class RuleColumnFilter:
     __slots__ = ("_clauses",)
 
     def __init__(self, rule: LaneRule) -> None:
-        """Create the filters of all atoms of `rule`. Filters of equal atoms are shared."""
+        """Create the filters of all atoms (filter expressions) of `rule`.
+
+        Filters of equal atoms are shared with other rules.
+        """
         self._clauses: list[tuple[list[AtomColumnFilter], ExcludedChains]] = []
         """For each clause: the filters of its required atoms, and its excluded chains."""
         for required, excluded in rule:
@@ -222,10 +232,15 @@ class RuleColumnFilter:
         return frozenset(names)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
-        """Return FALSE, TRUE or NEEDS_RECORD for each row of a block."""
+        """Return an array with FALSE, TRUE or NEEDS_RECORD for each row of `block`.
+
+        The rule matches a row if one of its clauses does. NEEDS_RECORD means that the columns do
+        not decide whether the row matches.
+        """
         import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
-        # Exchanged: all rows are rejected at first, and each clause may let some of them match.
+        # `_decide_all` returns (a mask of True, a mask of False). At first all rows are rejected
+        # and none matches. Each clause may let some rows match.
         rejected, matching = _decide_all(block)
         for required_filters, excluded_chains in self._clauses:
             clause_matches, clause_rejects = _decide_all(block)
@@ -250,12 +265,12 @@ class RuleColumnFilter:
         matching: "RowMask",
         rejected: "RowMask",
     ) -> None:
-        """Change the masks of a clause in place: reject the rows that its excluded chains match.
+        """Reject the rows that the excluded chains of a clause match, by changing the masks.
 
-        On entry, the masks say which rows the required atoms match and reject. A row that a chain
-        matches becomes rejected. A row for which that is uncertain becomes undecided, that is,
-        False in both masks. Each test only examines the rows that are not rejected yet: first by
-        the value of a property, then atom by atom.
+        On entry, `matching` and `rejected` say which rows the required atoms of the clause match
+        and reject. A row that a chain matches becomes rejected. A row for which this is uncertain
+        becomes undecided, that is False in both masks. Rows that are rejected already are not
+        examined.
         """
         # The rows to examine. Those in `block.odd` can only be decided by their records.
         rows = (~rejected).nonzero()[0]
@@ -286,10 +301,11 @@ class RuleColumnFilter:
 
 
 def _list_tests(excluded_chains: ExcludedChains) -> list[Callable[[ColumnBlock], DecidedRows]]:
-    """Return functions that return which rows of a block the atoms of the chains match.
+    """Return the tests by which rows are excluded.
 
-    Of each chain, the first two functions look up the value of a property, and each of the others
-    evaluates one general atom.
+    A test is a function that gets a block and returns which of its rows are matched, so excluded,
+    and which are not. Each chain has two tests that look up the value of a property, which is fast,
+    and one test for each atom that must be evaluated.
     """
     tests: list[Callable[[ColumnBlock], DecidedRows]] = []
     for chain, general_filters in excluded_chains:
@@ -300,9 +316,10 @@ def _list_tests(excluded_chains: ExcludedChains) -> list[Callable[[ColumnBlock],
 
 
 def _look_up_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
-    """Return the rows that an atom of the chain matches by the value of property `name`.
+    """Return which rows of `block` the chain matches by the value of the property `name`.
 
-    No row is decided if the block excludes the property. See `AtomChain.has_value`.
+    A row is matched if an atom of the chain has the value of its property. All other rows are
+    rejected. If the block has no column of the property because it is excluded, no row is decided.
     """
     all_rows, no_rows = _decide_all(block)
     if name in block.excluded:
@@ -341,7 +358,7 @@ class RuleFilter:
     reads_properties = True
 
     def __init__(self, rule: LaneRule) -> None:
-        """Create the matchers of all required atoms of `rule`."""
+        """Create the functions that evaluate the required atoms (filter expressions) of `rule`."""
         self.rule = rule
         self.weight = compute_rule_weight(rule)
         self._vectorised: RuleColumnFilter | None = None
@@ -357,9 +374,11 @@ class RuleFilter:
         return self._codes is None or tag_code in self._codes
 
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties matches. Called per message.
+        """Return whether the rule matches a message with these properties.
 
-        The name is that of RocketMQ (isMatchedByCommitLog): properties are in the commit log.
+        One clause must match: all its required atoms match, and none of its excluded chains does.
+        The name is RocketMQ's (isMatchedByCommitLog), because properties are in the commit log.
+        Called for each message.
         """
         for required, excluded in self._clauses:
             if all(match(properties) for match in required) and not any(
@@ -377,9 +396,9 @@ class RuleFilter:
 
 
 def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
-    """Return the tag codes of messages that may match a clause.
+    """Return the tag codes (hash codes of tags) of the messages that a clause may match.
 
-    None means any code, and an empty set that no message matches.
+    None means any code. An empty set means that the clause matches no message.
     """
     all_code_sets = [get_tag_codes(atom) for atom in clause.required]
     code_sets = [codes for codes in all_code_sets if codes is not None]
@@ -389,7 +408,10 @@ def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
 
 
 def _unite_codes(code_sets: Iterable[frozenset[int] | None]) -> frozenset[int] | None:
-    """Return the tag codes that are in one of the sets; None, any code, if one of them is None."""
+    """Return the union of sets of tag codes.
+
+    None stands for any code. If one of the sets is None, the result is None.
+    """
     united_codes: set[int] = set()
     for codes in code_sets:
         if codes is None:
@@ -400,12 +422,14 @@ def _unite_codes(code_sets: Iterable[frozenset[int] | None]) -> frozenset[int] |
 
 @cache_by_size(estimate_rule_bytes)
 def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
-    """Return the filter by which the store evaluates a rule; None if it matches all messages.
+    """Return the fastest filter by which the store can evaluate `rule`.
 
-    The result is the fastest filter for the rule. That is the filter of an ordinary subscription if
-    each clause is one atom without exclusions, and the rule is one SQL92 expression
-    (`compile_sql92`) or only consists of tag expressions (`TagFilter`). Otherwise it is a
-    `RuleFilter`. A rule that matches no message has a `TagFilter` without codes.
+    Return None if the rule matches all messages. The filter is one of these:
+
+    - A compiled SQL92 filter, if the rule is one SQL92 expression without exclusions.
+    - A TagFilter, if the rule consists of tag expressions without exclusions. A TagFilter without
+      codes matches no message.
+    - A RuleFilter in all other cases.
     """
     clauses = _simplify_clauses(rule)
     sole_atoms: list[Atom] = []  # of the clauses that have one atom and no exclusions
@@ -423,9 +447,10 @@ def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
 
 
 def _find_subscription_filter(atoms: list[Atom]) -> MessageFilter | None:
-    """Return the filter of an ordinary subscription that matches if one of `atoms` does.
+    """Return the filter of an ordinary subscription that matches if one of `atoms` matches.
 
-    Return None if there is no such filter. A filter without atoms matches nothing.
+    Only one SQL92 atom, or any number of tag atoms, have such a filter. Otherwise, return None.
+    Without atoms, and for an invalid SQL92 expression, the filter matches nothing.
     """
     if len(atoms) == 1 and atoms[0].kind == SQL92:
         try:
@@ -437,9 +462,10 @@ def _find_subscription_filter(atoms: list[Atom]) -> MessageFilter | None:
 
 
 def _simplify_clauses(rule: LaneRule) -> list[Clause]:
-    """Return the clauses of a rule that can match a message, without the atom MATCH_ALL.
+    """Return the clauses of a rule that can match a message.
 
-    A clause cannot match if its tag expressions have no tag code in common.
+    A clause is left out if its tag expressions have no tag code in common. The atom MATCH_ALL,
+    which matches every message, is removed from the other clauses.
     """
     clauses = []
     for clause in rule:

@@ -61,16 +61,16 @@ class GroupLanes(IdleLanes):
     # ------------------------------------------------------------------------------- members
 
     def add_member(self, key: str, client_id: str) -> Lane:
-        """Add a client to the lane with the subscription `key`, and return the lane.
+        """Add a client to the lane with the subscription key `key`, and return the lane.
 
         A lane is the members of the group that have the same subscription. If the group has no such
-        lane, the lane is split off from the idle lane that contains the subscription, or is
-        created. An idle lane becomes live, as the youngest lane. In all three cases the rules of
-        all lanes are assigned again, the idle lanes hand over their unread messages that the lane
-        wants, and the rules are saved.
+        lane, a new one is created, or the subscription is split off from a merged idle lane. An
+        idle lane, which has no members, becomes live, as the youngest lane. In these three cases,
+        new rules say which lane gets which messages, the idle lanes hand over their unread messages
+        that the lane wants, and the rules are saved.
 
-        A client that is new in the lane still reads the queues of which it was the last reader for
-        the lanes for which it read them (`LaneAssignments.assume_reads`).
+        If the client was the last reader of a queue for some lane, it still reads the queue for
+        that lane.
         """
         lane = self.lanes.get(key)
         is_lane_new = lane is None
@@ -96,7 +96,7 @@ class GroupLanes(IdleLanes):
         return lane
 
     def _find_queues_of_reader(self, client_id: str) -> list[tuple[QueueKey, str]]:
-        """Return the queues of which a client was the last reader, each with the lane's key."""
+        """Return (queue, key of the lane) for each queue that the client was the last to read."""
         queues_read = []
         for lane in self.lanes.values():
             for queue, lane_queue in lane.queues.items():
@@ -105,10 +105,10 @@ class GroupLanes(IdleLanes):
         return queues_read
 
     def _offer_idle_messages_to(self, lane: Lane) -> None:
-        """Hand over to a lane that has become live the unread messages of idle lanes that it wants.
+        """Give `lane`, which has become live, the unread messages of idle lanes that it wants.
 
-        Queues in `Lane.unoffered_queues` are left out, because `process_idle_lanes` will offer them
-        to all live lanes. A queue whose hand-over must wait is added to them.
+        Queues in `unoffered_queues` of an idle lane are left out, because `process_idle_lanes` will
+        offer them to all live lanes. A queue whose hand-over must wait is added to them.
         """
         for idle_lane in self.get_idle_lanes():
             shared_queues = idle_lane.queues.keys() & lane.queues.keys()
@@ -117,13 +117,14 @@ class GroupLanes(IdleLanes):
                     idle_lane.unoffered_queues.add(queue)
 
     def move_member(self, old_key: str, client_id: str) -> None:
-        """Remove a member from the lane `old_key`, because its subscription has changed.
+        """Remove a client from the lane `old_key`, because its subscription has changed.
 
-        The client must have been added to its new lane. The queues that it may have read become
-        abandoned queues of the old lane. Its commits in them count for the old lane until it has
-        committed all messages that it has in flight (`LaneAssignments.start_move`). If the client
-        was the last member of the old lane, that lane becomes idle at the next
-        `process_idle_lanes`, without waiting for IDLE_AFTER_MS. An unknown lane is ignored.
+        The client must have been added to its new lane before. The queues that it may have read are
+        marked as abandoned in the old lane. Its commits in them count for the old lane until it has
+        committed all messages that it has in flight.
+
+        If the client was the last member of the old lane, the next `process_idle_lanes` makes that
+        lane idle, without waiting for IDLE_AFTER_MS. An unknown lane is ignored.
         """
         lane = self.lanes.get(old_key)
         if lane is not None:
@@ -139,9 +140,9 @@ class GroupLanes(IdleLanes):
     def remove_member(self, key: str, client_id: str, *, moved: bool = False) -> None:
         """Remove a client that left the lane `key`. An unknown lane is ignored.
 
-        `moved` says that the client is still a member of the group (`move_member`). If it is not,
-        its assignments are forgotten, too. A lane without members becomes idle after IDLE_AFTER_MS,
-        or at the next `process_idle_lanes` if its last member `moved`.
+        `moved` says that the client has changed to another lane of the group. If it has not, all
+        that is known about the client is forgotten. A lane without members becomes idle after
+        IDLE_AFTER_MS, or at the next `process_idle_lanes` if its last member has moved.
         """
         lane = self.lanes.get(key)
         if lane is None:
@@ -155,13 +156,14 @@ class GroupLanes(IdleLanes):
             self.storage.mark_changed()
 
     def _create_lane(self, key: str) -> Lane:
-        """Create a lane with the subscription `key`, add it to the group, and return it.
+        """Create a lane with the subscription key `key`, add it to the group, and return it.
 
         A lane is the members of the group that have the same subscription. In a queue of its
-        topics, the lane begins at the join offset of the group. From there on, it gets the messages
-        that its subscription matches and that no other lane wants. The caller must call
-        `reassign_rules`, which replaces the rule from the end of each queue on. In the retry
-        queues, the lane begins at the end: each message before it belongs to another lane.
+        topics, the lane begins at the join offset of the group, which is half a minute old. It gets
+        the messages there that its subscription matches and that no other lane wants. In the queues
+        of the retry topic, the lane begins at the end, because each earlier message belongs to
+        another lane. The caller must call `reassign_rules`, which gives all lanes their rules for
+        new messages.
         """
         queues = list(self.storage.iter_queues(self.name, key))
         # First, so that the other lanes get their states in new queues with rules that exclude each
@@ -179,9 +181,10 @@ class GroupLanes(IdleLanes):
         return lane
 
     def _compute_rules_of_rest(self, key: str) -> dict[str, LaneRule]:
-        """Return, by topic, the rule by which a new lane gets what no other lane wants.
+        """Return, for each topic, the rule of a new lane for messages that are stored already.
 
-        `key` is the subscription key of the new lane.
+        `key` is the subscription key of the new lane. The rule matches the messages that the
+        subscription matches and that no other lane wants.
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
         rules: dict[str, LaneRule] = {}
@@ -192,9 +195,10 @@ class GroupLanes(IdleLanes):
         return rules
 
     def _create_lane_queue(self, queue: QueueKey, rule: LaneRule) -> LaneQueue:
-        """Return the state of a new lane in a queue, where `rule` holds from its start on.
+        """Return the state of a new lane in a queue: where it starts, and what it gets there.
 
-        In a retry queue, the lane starts at the end, without a rule yet.
+        The lane starts at the join offset of the group, and gets the messages that `rule` matches.
+        In a queue of a retry topic, it starts at the end, and has no rule yet.
         """
         topic, _ = queue
         end_offset = self.storage.get_end_offset(queue)
@@ -210,11 +214,13 @@ class GroupLanes(IdleLanes):
     # ------------------------------------------------------------------------------ a member
 
     def must_wait_to_go_back(self, lane_queue: LaneQueue, queue: QueueKey) -> bool:
-        """Return whether pulls of a lane must wait, because a hand-over in the queue waits.
+        """Return whether pulls of a lane must wait now, so that the lane can go back to messages.
 
-        `lane_queue` is the state of the lane in `queue`. The lane can go back as soon as it has no
-        messages in flight, so its pulls do not wait then. Otherwise they wait for GO_BACK_WAIT_MS
-        and are let through for the same time, alternately.
+        Another lane wants to hand over messages that are before the offset of this lane. The lane
+        can go back to them when it has no messages in flight. Until then, its pulls wait for
+        GO_BACK_WAIT_MS, are let through for the same time, wait again, and so on. The result is
+        False if no hand-over waits, or if nothing is in flight. `lane_queue` is the state of the
+        lane in `queue`.
         """
         since_ms = self.go_back_since_ms.get(queue)
         if since_ms is None or lane_queue.is_fully_committed:
@@ -226,12 +232,12 @@ class GroupLanes(IdleLanes):
     def start_from_offset_query(
         self, key: str, client_id: str, queue: QueueKey
     ) -> LaneQueue | None:
-        """Assign a queue to a member that has asked for its offset (QUERY_CONSUMER_OFFSET, 14).
+        """Let a client, which has asked for the offset of a queue, read it for the lane `key`.
 
-        From now on, the client reads the queue for lane `key`, which is the lane that it is in. A
-        redirect of the client in the queue is discarded if it read for another lane before. Return
-        the state of the lane in the queue. Return None, with nothing changed, if the lane does not
-        subscribe to the topic.
+        The client is a member of the lane. It asks with QUERY_CONSUMER_OFFSET (14) before it reads
+        a queue. If it read the queue for another lane before, its redirect there is discarded.
+        Return the state of the lane in the queue. Return None, with nothing changed, if the lane
+        does not subscribe to the topic.
         """
         lane_queue = self.get_lane_queue(key, queue)
         if lane_queue is not None and self.assignments.lane_of(client_id, queue, "") != key:
@@ -242,11 +248,11 @@ class GroupLanes(IdleLanes):
     def get_redirect(
         self, key: str, client_id: str, queue: QueueKey, offset: int, *, is_parked: bool = False
     ) -> int | None:
-        """Return the offset to which a pull from `offset` must be redirected, None if it is right.
+        """Return the offset to which a pull from `offset` must be redirected, or None.
 
-        The pull is of the client `client_id`, a member of lane `key`. `is_parked` says that the
-        pull was parked before, so it proves nothing about what the client knows by now. The pull is
-        redirected in three cases:
+        The client `client_id` sent the pull. It is a member of the lane `key`. `is_parked` says
+        that the pull has waited in the broker, so it does not show what the client knows now. The
+        pull is redirected in three cases:
 
         1. The client reads the queue for lane `key` for the first time, and pulls from another
            offset than the lane's. The client is assigned to the lane by this call.
@@ -289,9 +295,11 @@ class GroupLanes(IdleLanes):
         return self.resets.redirect(key, *queue, offset, client_id, is_parked=is_parked)
 
     def _may_read_ahead(self, key: str, client_id: str, queue: QueueKey, offset: int) -> bool:
-        """Return whether a client may pull from `offset`, at or after the offset of lane `key`.
+        """Return whether the first pull of a client may begin at `offset`, after the lane's offset.
 
-        Only the client that read last may do so: then the broker was restarted meanwhile.
+        That is right if the client was the last reader of the queue for the lane `key`: it has read
+        on, and the broker was restarted meanwhile. The result is False if `offset` is before the
+        current offset of the lane.
         """
         lane_queue = self.get_lane_queue(key, queue)
         return (
@@ -303,11 +311,12 @@ class GroupLanes(IdleLanes):
     def _take_over_abandoned(
         self, lane: Lane, client_id: str, queue: QueueKey, offset: int
     ) -> None:
-        """Let a client, which pulls from `offset`, take over an abandoned queue of a lane.
+        """Let a client, which pulls from `offset`, take over a queue that its reader has abandoned.
 
-        The former reader has nothing in flight any more. The client continues at the offset that
-        the former reader has committed: if it pulls from another one, a reset is added. But if the
-        client was the last reader itself and has messages in flight, its offset is right.
+        The former reader has changed to another lane and has nothing in flight any more. The client
+        must continue at the offset that the former reader has committed. If it pulls from another
+        offset, a reset is added, which redirects it. But if the client was the last reader itself,
+        and has messages in flight, it may continue where it is.
         """
         lane.abandoned_queues.discard(queue)
         lane_queue = lane.queues[queue]
@@ -321,11 +330,11 @@ class GroupLanes(IdleLanes):
     def _assign_or_redirect(
         self, key: str, client_id: str, queue: QueueKey, offset: int | None
     ) -> None:
-        """Assign a queue to a member of lane `key`, so that its commits count for this lane.
+        """Let a member of the lane `key` read a queue for this lane, or redirect it first.
 
-        `offset` is the offset from which the client pulls. If it is not the current offset of the
-        lane, the client is redirected to the current offset. None means that the client may
-        continue where it is.
+        `offset` is the offset from which the client pulls. If it is the current offset of the lane,
+        or None, the commits of the client count for the lane from now on. Otherwise the client must
+        first follow a redirect to the current offset.
         """
         lane_queue = self.get_lane_queue(key, queue)
         if (
@@ -339,11 +348,11 @@ class GroupLanes(IdleLanes):
         self.storage.mark_changed()
 
     def is_finishing_old_lane(self, client_id: str, queue: QueueKey, key: str) -> bool:
-        """Return whether a member of lane `key` may have messages of its old lane in flight.
+        """Return whether a member of the lane `key` may have messages of its old lane in flight.
 
-        That is the case until MOVE_WAIT_MS after its move, if the client reads the queue for
-        another lane than `key`, and that lane has uncommitted messages there. The client may have
-        them only if it was the last reader of that lane in the queue, or if no reader is known.
+        All of these must hold: the client still reads the queue for another lane than `key`; that
+        lane has uncommitted messages in the queue; the client was the last reader for that lane, or
+        the reader is unknown; and the client has moved less than MOVE_WAIT_MS ago.
         """
         read_lane = self.lanes.get(self.assignments.lane_of(client_id, queue, key))
         if read_lane is None or read_lane.key == key:
@@ -401,12 +410,12 @@ class GroupLanes(IdleLanes):
             self.process_idle_lanes()
 
     def reset_queue(self, topic: str, queue_id: int, offset: int) -> None:
-        """Move all lanes to `offset` in a queue, as after an offset reset of the group.
+        """Set all lanes to `offset` in a queue, because an operator has reset the group.
 
-        Each lane gets the rule for new messages that follows from the present lanes, from `offset`
-        on, so idle lanes lose unread messages that live lanes want. The readers of all lanes are to
-        be redirected. A waiting hand-over in the queue is cancelled. The caller sets the committed
-        offset of the group.
+        From `offset` on, each lane gets the messages that its rule for new messages matches. So an
+        idle lane loses unread messages that a live lane wants. The readers of all lanes will be
+        redirected. A waiting hand-over in the queue is cancelled. The committed offset of the group
+        does not change; the caller sets it.
         """
         queue = (topic, queue_id)
         self.ensure_queue(queue)

@@ -38,9 +38,10 @@ class GroupLaneTable:
     """The lanes of one group, with the rules that divide the messages among them."""
 
     def __init__(self, name: str, storage: LaneStorage) -> None:
-        """Create the table of the group `name`, without any lane.
+        """Create the table of the lanes of the group `name`, without any lane.
 
-        `storage` is shared with the lanes of all other groups.
+        A lane is the members of the group that have the same subscription. `storage` is shared with
+        all other groups.
         """
         self.name = name
         self.storage = storage
@@ -64,11 +65,10 @@ class GroupLaneTable:
         """The subscriptions that were forgotten with unread messages, for tools."""
 
     def get_live_and_idle_keys(self) -> tuple[list[str], list[str]]:
-        """Return the keys of the live lanes and those of the idle lanes, each in order of priority.
+        """Return (keys of the live lanes, keys of the idle lanes), each in order of priority.
 
-        Live lanes are ordered by their join number, the oldest first. Idle lanes are ordered by the
-        time at which they became idle, the latest first. A message belongs to the first lane that
-        matches it, so the rules of long idle lanes do not change when another lane becomes idle.
+        A message belongs to the first lane that matches it. Live lanes have members; the oldest one
+        comes first. Idle lanes have none; the one that became idle last comes first.
         """
         lanes = self.lanes.values()
         live_lanes = [lane for lane in lanes if not lane.is_idle]
@@ -86,7 +86,7 @@ class GroupLaneTable:
         return [lane.queues[queue] for lane in self.lanes.values() if queue in lane.queues]
 
     def get_lane_queue(self, key: str, queue: QueueKey) -> LaneQueue | None:
-        """Return the state of the lane `key` in a queue, which is created if necessary.
+        """Return the state of the lane `key` in a queue. Create it first if it is missing.
 
         Return None if no such lane exists, or if the lane does not subscribe to the topic.
         """
@@ -112,13 +112,12 @@ class GroupLaneTable:
         return self.last_join_number
 
     def ensure_queue(self, queue: QueueKey) -> None:
-        """Create the missing states in a queue of all lanes that subscribe to its topic.
+        """Create the missing states in a queue, for all lanes that subscribe to its topic.
 
-        A lane is the members of the group that have the same subscription. A state begins at the
-        join offset of the group; but if another lane has a state in the queue already, at the end
-        of the queue. Nothing is done if no state is missing. All missing states are created in one
-        call, because the rules of lanes that get their state at different times might not exclude
-        each other.
+        A lane is the members of the group that have the same subscription. Its state in a queue is
+        an offset and the rules that say which messages are its own. A new state begins at the end
+        of the queue if another lane has a state there already, otherwise at the join offset of the
+        group. All missing states are created in one call, so that their rules exclude each other.
         """
         topic, _ = queue
         lanes_without_state = [
@@ -154,10 +153,10 @@ class GroupLaneTable:
     def reassign_rules(self) -> None:
         """Replace the rules of all lanes for the messages that will be stored from now on.
 
-        From the current end of each queue on, a live lane gets the rule that follows from the
-        present live and idle lanes, and an idle lane keeps only the messages that no live lane
-        wants. Live lanes whose rule has not changed since the last call are left untouched, and so
-        are the stored messages of all lanes. Sets `_topic_rules`.
+        The new rules hold from the current end of each queue on; stored messages keep their lanes.
+        A live lane gets the rule that follows from the present live and idle lanes. An idle lane
+        keeps only the messages that no live lane wants. Live lanes whose rule has not changed since
+        the last call are not changed. The rules are kept in `_topic_rules`.
         """
         previous_rules = self._topic_rules
         self._topic_rules = self._compute_topic_rules(previous_rules)
@@ -176,9 +175,10 @@ class GroupLaneTable:
                     lane_queue.set_rule_from(end_offsets[queue], rule)
 
     def _compute_topic_rules(self, previous_rules: dict[str, TopicRules]) -> dict[str, TopicRules]:
-        """Return the rules of the present lanes for each topic that they read.
+        """Return the rules of the present lanes for each topic that a lane reads.
 
-        `previous_rules` are the result of the last call, of which unchanged rules are reused.
+        `previous_rules` is the result of the last call. Rules that have not changed are taken from
+        it, which saves time.
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
         topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
@@ -219,10 +219,10 @@ class GroupLaneTable:
         self.assignments.forget_lane(lane.key)
 
     def _remove_lane_and_save(self, lane: Lane) -> None:
-        """Remove a lane for good. What it has not read goes to no other lane.
+        """Remove a lane. Its unread messages go to no other lane.
 
-        The offset of the group in the queues of the lane is set to the lowest offset of the other
-        lanes. The rules of the other lanes are assigned again and saved.
+        In the queues of the lane, the offset of the group becomes the lowest offset of the other
+        lanes. The other lanes get new rules, which are saved.
         """
         self._detach_lane(lane)
         for queue in lane.queues:
@@ -244,11 +244,10 @@ class GroupLaneTable:
     def count_unmatched(self) -> None:
         """Add to `unmatched_count` the messages that all lanes have passed and none wanted.
 
-        A lane is the members of the group that have the same subscription. As in RocketMQ, such
-        messages are not delivered to the group. Called once a second. Of each queue, one call
-        examines a limited number of messages from `counted_offsets` on, by the subscriptions of the
-        present lanes. A queue that is seen for the first time is counted from the lowest offset of
-        its lanes on.
+        Such messages are not delivered to the group, as in RocketMQ. They are found by the
+        subscriptions of the present lanes. In each queue, one call examines a limited number of
+        messages, and the next call continues after them (`counted_offsets`). The first call begins
+        at the lowest offset of the lanes. Called once a second.
         """
         live_keys, idle_keys = self.get_live_and_idle_keys()
         queues_by_topic: dict[str, set[QueueKey]] = {}
@@ -274,9 +273,10 @@ class GroupLaneTable:
     def _count_unmatched_in_queue(
         self, queue: QueueKey, unwanted: LaneRule, count_max: int
     ) -> None:
-        """Count the messages of a queue that `unwanted` matches, up to the lowest of its lanes.
+        """Add to `unmatched_count` the messages of one queue that the rule `unwanted` matches.
 
-        At most `count_max` messages are examined, from `counted_offsets` on.
+        At most `count_max` messages are examined, from the offset in `counted_offsets` up to the
+        lowest current offset of the lanes. `counted_offsets` is advanced over them.
         """
         lowest_offset = min(lane_queue.current_offset for lane_queue in self.get_lane_queues(queue))
         counted_offset = self.counted_offsets.setdefault(queue, lowest_offset)

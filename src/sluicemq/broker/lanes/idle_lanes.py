@@ -84,10 +84,10 @@ class IdleLanes(GroupLaneTable):
         self._merge_idle_lanes()
 
     def _mark_idle_lanes(self, now_ms: int) -> None:
-        """Mark as idle each lane whose last member left IDLE_AFTER_MS before `now_ms`, or earlier.
+        """Make each lane idle whose last member left IDLE_AFTER_MS before `now_ms`, or earlier.
 
-        All queues of such a lane become `unoffered_queues`. If there is such a lane, the rules are
-        assigned again and saved.
+        The unread messages in all its queues must then be offered to other lanes
+        (`unoffered_queues`). If a lane has become idle, all lanes get new rules, which are saved.
         """
         has_marked_lanes = False
         for lane in self.lanes.values():
@@ -105,7 +105,9 @@ class IdleLanes(GroupLaneTable):
     def _is_empty(self, lane: Lane) -> bool:
         """Return whether an idle lane has no unread messages and will not get any.
 
-        A queue that has not been offered to other lanes counts as unread.
+        The result is False while a queue of the lane must still be offered to other lanes. In a
+        retry topic, the lane must be at the end of the queue. In other topics, no rule may give it
+        a message at or after its offset.
         """
         if lane.unoffered_queues:
             return False
@@ -121,10 +123,10 @@ class IdleLanes(GroupLaneTable):
         return True
 
     def _skip_unwanted(self, lane: Lane) -> None:
-        """Commit the offset of the next message of an idle lane, in each of its queues.
+        """Advance an idle lane, in each of its queues, over messages that are not its own.
 
-        So the lane skips the messages before that offset, which are not its own. Without a next
-        message, it skips all messages that were examined. The offset of the group follows. At most
+        The lane commits the offset of its next message. If no message of its own was found, it
+        commits the end of what was examined. The committed offset of the group is updated. At most
         SCANS_PER_TICK reads are made in a queue; the next call continues there.
         """
         for queue, lane_queue in lane.queues.items():
@@ -146,14 +148,15 @@ class IdleLanes(GroupLaneTable):
         """Give the unread messages of an idle lane in a queue to the live lanes that want them.
 
         A lane is the members of the group with the same subscription; an idle one has no members.
-        `takers` are the keys of these lanes; None means all live lanes. The idle lane keeps the
-        messages that no live lane wants. A lane that has read further goes back to the current
-        offset of the idle lane, and its reader is redirected. Parked pulls of the queue are
-        retried.
+        `takers` are the keys of the lanes that may get messages; None means all live lanes. A lane
+        that has read further goes back to the current offset of the idle lane, and its reader is
+        redirected. The idle lane keeps the messages that no live lane wants. Pulls that wait in the
+        queue are tried again.
 
-        Return False, with nothing given, if it must be tried again later: a former member of the
-        idle lane may have messages in flight, or a lane that must go back has some. In the latter
-        case, pulls of the queue begin to wait (`go_back_since_ms`).
+        Return True when this is done. Return False, with nothing given, if it must be tried again
+        later, in two cases: a former member of the idle lane may have messages in flight, or a lane
+        that must go back has some. In the second case, pulls of the queue begin to wait, so that
+        nothing is in flight soon.
         """
         self.ensure_queue(queue)
         if self.may_be_in_flight_at_former_member(lane, queue):
@@ -181,7 +184,10 @@ class IdleLanes(GroupLaneTable):
         return True
 
     def _get_topic_rules(self, queue: QueueKey) -> TopicRules:
-        """Return the rules of the present lanes for the topic of a queue."""
+        """Return the rules of the present lanes for the topic of a queue.
+
+        If there are none yet, the rules of all lanes are computed first.
+        """
         topic, _ = queue
         if topic not in self._topic_rules:
             self.reassign_rules()
@@ -196,9 +202,9 @@ class IdleLanes(GroupLaneTable):
     ) -> list[tuple[Lane, list[Span]]]:
         """Return which live lanes want unread messages of the idle lane `giver` in a queue.
 
-        The result has each lane of `taker_keys` that wants some, with the spans of these messages.
-        `rules` are the rules of the live lanes for handed over messages, by key. Nothing is
-        changed.
+        `taker_keys` are the keys of the lanes to examine, and `rules` their rules for such
+        messages, by key. Return (lane, spans) for each lane that wants some. A span is a range of
+        offsets with a condition that messages there must meet. Nothing is changed.
         """
         giver_queue = giver.queues[queue]
         giver_offset = giver_queue.current_offset
@@ -220,11 +226,12 @@ class IdleLanes(GroupLaneTable):
     def _give_messages(
         self, taker: Lane, queue: QueueKey, gained_spans: list[Span], giver_offset: int
     ) -> None:
-        """Add the spans `gained_spans` of an idle lane to those of the lane `taker`, in one queue.
+        """Give the lane `taker` messages of an idle lane in one queue.
 
-        `giver_offset` is the current offset of the idle lane. If the taker has read further, it
-        goes back to that offset, its reader is redirected, and the offset of the group is set. The
-        caller has checked that this is possible (`LaneQueue.can_go_back_to`).
+        `gained_spans` says which: each span is a range of offsets with a condition. `giver_offset`
+        is the current offset of the idle lane. If the taker has read further, it goes back to that
+        offset, its reader will be redirected, and the committed offset of the group is updated. The
+        caller has checked that the taker can go back (`LaneQueue.can_go_back_to`).
         """
         taker_queue = taker.queues[queue]
         read_offset = max(taker_queue.read_end or 0, taker_queue.current_offset)
@@ -281,9 +288,10 @@ class IdleLanes(GroupLaneTable):
         self._remove_lane_and_save(lane)
 
     def _count_unchecked(self, lane: Lane) -> int:
-        """Return the number of messages behind the offsets of a lane, in queues where it wants any.
+        """Return how many messages a lane may have unread at most.
 
-        They were not checked for the lane, so this is the most that it may have unread.
+        These are all messages from the lane's offset to the end of each queue. They have not been
+        checked for the lane, so some are not its own. Queues where it wants nothing do not count.
         """
         unchecked_count = 0
         for queue, lane_queue in lane.queues.items():
@@ -294,15 +302,15 @@ class IdleLanes(GroupLaneTable):
         return unchecked_count
 
     def _merge_idle_lanes(self) -> None:
-        """Merge idle lanes while there are more than IDLE_LANES_MAX.
+        """Merge pairs of idle lanes while there are more than IDLE_LANES_MAX.
 
-        Of the pairs of lanes that became idle one after the other, the pair with the fewest
-        subscriptions is merged. A lane of which a former member may have messages in flight is left
-        out until it has been idle for UNCOMMITTED_WAIT_MS. At most MERGES_PER_TICK pairs are merged
-        in one call.
+        A pair is two lanes that became idle one after the other. The pair with the fewest
+        subscriptions is merged first. At most MERGES_PER_TICK pairs are merged in one call. A lane
+        whose former members may have messages in flight is not merged until it has been idle for
+        UNCOMMITTED_WAIT_MS.
 
-        If the idle lanes have more than IDLE_SUBSCRIPTIONS_MAX subscriptions afterwards, the lanes
-        that became idle first are removed with their unread messages.
+        Then, while the idle lanes have more than IDLE_SUBSCRIPTIONS_MAX subscriptions together, the
+        lane that became idle first is removed with its unread messages.
         """
         idle_lanes = self.get_idle_lanes()
         if len(idle_lanes) > IDLE_LANES_MAX:
@@ -323,9 +331,10 @@ class IdleLanes(GroupLaneTable):
             self._forget_unread_lane(idle_lanes.pop(0), reason)
 
     def _select_mergeable(self, idle_lanes: list[Lane]) -> list[Lane]:
-        """Return the idle lanes of which no former member may have messages in flight.
+        """Return the idle lanes that may be merged, in the same order.
 
-        A lane that has been idle for more than UNCOMMITTED_WAIT_MS is included in any case.
+        No former member of such a lane has messages of it in flight, as far as commits show. A lane
+        that has been idle for more than UNCOMMITTED_WAIT_MS is included in any case.
         """
         queues_by_lane = self.assignments.get_queues_by_lane()
         now_ms = self.storage.clock.now_ms()
@@ -435,7 +444,10 @@ def _count_subscriptions(lanes: Iterable[Lane]) -> list[int]:
 
 
 def _merge_lane_queues(first: LaneQueue, second: LaneQueue) -> LaneQueue:
-    """Return the state of a merged lane in a queue, from the states of two lanes there."""
+    """Merge the states of two lanes in a queue, and return the state of the merged lane.
+
+    It continues at the lower one of their current offsets, and has the messages of both.
+    """
     lower_offset = min(first.current_offset, second.current_offset)
     first_spans = first.slice_spans(first.current_offset)
     second_spans = second.slice_spans(second.current_offset)
@@ -447,10 +459,11 @@ def _merge_lane_queues(first: LaneQueue, second: LaneQueue) -> LaneQueue:
 def _split_lane_queue(
     merged_queue: LaneQueue, atoms: frozenset[Atom], end_offset: int
 ) -> LaneQueue:
-    """Move the spans whose clauses require one of `atoms` to a new state in the queue.
+    """Move a part of a merged lane's messages in a queue to a new lane, and return its state.
 
-    Return the state of the new lane. It starts at the first of these spans, or at `end_offset`, the
-    end of the queue, if there is none. `merged_queue` keeps the other spans.
+    The new lane gets the spans (ranges of offsets with a condition) whose conditions require one of
+    `atoms`. `merged_queue`, the state of the merged lane, keeps the other spans. The new lane
+    starts at the first of its spans, or at `end_offset`, the end of the queue, if it has none.
     """
     split_spans = [
         span

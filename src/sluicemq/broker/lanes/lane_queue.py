@@ -70,8 +70,8 @@ class LaneQueue:
     def set_reader(self, client_id: str, lane_queues: "Iterable[LaneQueue]") -> None:
         """Record that a client reads the queue for this lane from now on.
 
-        `lane_queues` are the states of all lanes in the same queue. Where the client is the reader
-        of another lane, NO_READER takes its place.
+        `lane_queues` are the states of all lanes in the same queue. If the client was the reader of
+        another lane, that lane gets NO_READER as its reader.
         """
         for lane_queue in lane_queues:
             if lane_queue.reader == client_id:
@@ -90,11 +90,12 @@ class LaneQueue:
         return max(self.read_end, self.current_offset) <= offset or self.is_fully_committed
 
     def find_rule(self, offset: int) -> tuple[LaneRule, int | None]:
-        """Return the rule for the message at `offset`, and the offset at which the rule changes.
+        """Return (rule for the message at `offset`, offset at which the rule changes).
 
-        The rule consists of the clauses of all spans that contain the offset: a message belongs to
-        the lane if one of them matches it. The second value is None if the rule holds for all later
-        messages. Before the current offset, the rule is the one at the current offset.
+        The rule is the set of the clauses (conditions) of all spans that contain `offset`. A
+        message belongs to the lane if one clause matches it. The second value is None if the rule
+        holds for all later messages. For an offset before the current one, the rule at the current
+        offset is returned.
         """
         offset = max(offset, self.current_offset)
         clauses: list[Clause] = []
@@ -119,10 +120,11 @@ class LaneQueue:
         self.spans = [span for span in self.spans if span.end is None or span.end > offset]
 
     def _extend_back_to(self, offset: int) -> None:
-        """Let the oldest spans begin at `offset`, because the reader goes back on its own.
+        """Let the spans that begin first begin at `offset`, because the reader goes back itself.
 
-        Do nothing if a span begins at `offset` or earlier, or if all spans begin after the current
-        offset: then they are for messages that the lane has not reached.
+        A span says which messages of a range of offsets belong to the lane. Do nothing if a span
+        begins at `offset` or earlier. Do nothing either if all spans begin after the current
+        offset, because they are for messages that the lane has not reached.
         """
         oldest_start = min((span.first for span in self.spans), default=offset)
         if not offset < oldest_start <= self.current_offset:
@@ -145,10 +147,10 @@ class LaneQueue:
         self.spans = merge_spans([*self.slice_spans(0, offset), *create_spans(offset, rule)])
 
     def slice_spans(self, first: int, end: int | None = None) -> list[Span]:
-        """Return the spans, restricted to the offsets from `first` up to but excluding `end`.
+        """Return the parts of the spans from offset `first` up to but excluding `end`.
 
-        A span is a clause, by which messages belong to the lane, with its range of offsets. `end`
-        None means all later offsets. Spans without such offsets are left out.
+        A span is a range of offsets with a clause, the condition by which messages there belong to
+        the lane. If `end` is None, the range has no end. Spans without such offsets are left out.
         """
         sliced_spans = []
         for span in self.spans:
@@ -165,10 +167,10 @@ class LaneQueue:
         return sliced_spans
 
     def restrict_from(self, offset: int, rule: LaneRule) -> None:
-        """Keep of the lane's messages from `offset` on only those that `rule` matches, too.
+        """Remove the lane's messages from `offset` on that `rule` does not match.
 
-        Messages before `offset` stay. Clauses that require no atom (messages of a retry topic that
-        no lane asks for) are removed from `offset` on.
+        Messages before `offset` stay with the lane. Clauses that require no filter expression, for
+        messages of a retry topic that no lane asks for, are removed from `offset` on.
         """
         restricted_spans: list[Span] = []
         for span in self.slice_spans(offset):
@@ -177,11 +179,11 @@ class LaneQueue:
         self.spans = merge_spans([*self.slice_spans(0, offset), *restricted_spans])
 
     def find_shared_spans(self, first: int, end: int, rule: LaneRule) -> list[Span]:
-        """Return spans of the lane's messages from `first` up to `end` that `rule` matches, too.
+        """Return spans for the messages that belong to the lane and that `rule` matches as well.
 
-        The message at `end` is excluded. A clause of `rule` without required atoms is for messages
-        that no lane asks for. So it is intersected only with clauses of the lane that have no
-        required atoms, either.
+        Only messages from `first` up to but excluding `end` are included. A clause of `rule`
+        without required atoms is for messages that no lane asks for. So it is combined only with
+        clauses of the lane that have no required atoms, either.
         """
         rule_with_atoms = frozenset(clause for clause in rule if clause.required)
         shared_spans: list[Span] = []
@@ -193,12 +195,12 @@ class LaneQueue:
         return shared_spans
 
     def add_spans(self, gained_spans: list[Span]) -> None:
-        """Add the spans `gained_spans` to those of the lane.
+        """Add `gained_spans` to the spans of the lane.
 
-        A span is a range of offsets with a clause, by which messages there belong to the lane. If
-        one of them begins before the current offset, the lane goes back to the first one
-        (`go_back_to`). Its other spans then begin at the former current offset, so that no message
-        is delivered twice.
+        A span is a range of offsets with a clause, the condition by which messages there belong to
+        the lane. If one of `gained_spans` begins before the current offset, the lane goes back to
+        the first one. The spans that the lane had before then begin at the former current offset,
+        so that no message is delivered twice.
         """
         if not gained_spans:
             return
@@ -209,7 +211,7 @@ class LaneQueue:
             self.go_back_to(first_gained_offset)
 
     def go_back_to(self, offset: int) -> None:
-        """Move the lane back to `offset`, with nothing in flight.
+        """Set the current offset of the lane back to `offset`, and count nothing as in flight.
 
         The spans do not change. The caller must redirect the reader to `offset`.
         """
@@ -219,11 +221,11 @@ class LaneQueue:
         self.read_end = offset
 
     def note_pull(self, offset: int) -> None:
-        """Record that the reader pulls from `offset`.
+        """Record that the reader of the lane pulls from `offset`.
 
-        A reader that pulls from the current offset, or before it, has no messages in flight any
-        more. The first pull of a lane that has committed and delivered nothing sets its start
-        offset, because consumers decide where they begin.
+        If the lane has committed and delivered nothing yet, it starts at `offset`, because
+        consumers decide where they begin. If `offset` is the current offset of the lane or before
+        it, the reader has no messages in flight, and `delivered_end` is lowered to `offset`.
         """
         if self.committed_offset < 0 and self.delivered_end < 0:
             self._extend_back_to(offset)
@@ -233,10 +235,11 @@ class LaneQueue:
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return equivalent spans: of the same clause, no two of them touch or overlap.
+    """Return equivalent spans, in which those of the same clause do not touch or overlap.
 
-    A span is a clause, a condition on messages, with its range of offsets. The spans are grouped by
-    clause, and ascending within a clause.
+    A span is a range of offsets with a clause, a condition on messages. For example, 0 to 5 and 5
+    to 9 with the same clause become 0 to 9. The result is grouped by clause, and ascending within a
+    clause.
     """
     merged_by_clause: dict[Clause, list[Span]] = {}
     for span in sorted(spans, key=attrgetter("first")):

@@ -55,7 +55,10 @@ def describe_lanes(lanes: GroupLanes) -> list[dict[str, Any]]:
 
 
 def _describe_lane(lanes: GroupLanes, lane: Lane) -> dict[str, Any]:
-    """Return one lane as a JSON object for tools. `leftTimestamp` is 0 while it has members."""
+    """Return one lane as a JSON object for tools.
+
+    The value of "leftTimestamp", when the last member left, is 0 while the lane has members.
+    """
     return {
         "clientIds": sorted(lane.members),
         "isIdle": lane.is_idle,
@@ -89,7 +92,11 @@ def describe_atoms(atoms: tuple[Atom, ...]) -> list[str]:
 
 
 def _describe_in_sql92(atom: Atom) -> str:
-    """Return the expression of an atom, where a tag expression is translated to SQL92."""
+    """Return the text of an atom, one filter expression.
+
+    A tag expression is translated to SQL92: "a||b" becomes "TAGS IN ('a', 'b')", and a tag
+    expression that matches all messages becomes "TRUE". Other texts are returned as they are.
+    """
     if atom.kind != TAG:
         return atom.text
     tags = get_matched_tags(atom)
@@ -108,9 +115,10 @@ class _ClauseTable:
         """The number of each clause, in ascending order."""
 
     def get_or_add_number(self, clause: Clause) -> int:
-        """Return the number of a clause, which is added with its chains if it is new.
+        """Return the number of a clause in the table. Add the clause if it is new.
 
-        A chain is added after its parents.
+        The chains that it excludes are added, too. A chain extends its parent by one filter
+        expression, and is added after the parent.
         """
         if clause not in self._clauses:
             for chain in clause.excluded:
@@ -125,10 +133,11 @@ class _ClauseTable:
         return self._clauses[clause]
 
     def to_objects(self) -> dict[str, Any]:
-        """Return the fields `clauses` and `orders` of the file.
+        """Return the JSON fields "clauses" and "orders" of the file, lists in the order of numbers.
 
-        A clause is [its required atoms, the numbers of its excluded chains]. A chain is [the number
-        of its parent, or -1 without one, and kind and text of its last atom].
+        A clause is [[[kind, text], …], [number of a chain, …]]: its required atoms and its excluded
+        chains. A chain, in "orders", is [number of its parent, kind, text]: the kind and the text
+        are those of its last atom. The number is -1 if the chain has no parent.
         """
         encoded_clauses = []
         for required, excluded in self._clauses:
@@ -142,7 +151,10 @@ class _ClauseTable:
 
 
 def encode_group(lanes: GroupLanes) -> dict[str, Any]:
-    """Return a group as a JSON object for the file; the module's docstring lists its keys."""
+    """Return the lanes of a group as a JSON object for the file.
+
+    The docstring of the module lists the keys. `decode_group` reads the object.
+    """
     table = _ClauseTable()
     members = {key: lane.members for key, lane in lanes.lanes.items()}
     return {
@@ -176,7 +188,11 @@ def _encode_lane(lane: Lane, table: _ClauseTable) -> dict[str, Any]:
 
 
 def _encode_lane_queue(queue: QueueKey, lane_queue: LaneQueue, table: _ClauseTable) -> list[Any]:
-    """Return the state of a lane in a queue as a JSON list; the module's docstring explains it."""
+    """Return the state of a lane in a queue as a JSON list for the file.
+
+    It is [topic, queue id, committed offset, start offset, client id of the reader, spans]. A span
+    is [start, end, number of its clause]. The clauses are added to `table`.
+    """
     encoded_spans = []
     for start_offset, end_offset, clause in lane_queue.spans:
         encoded_spans.append([start_offset, end_offset, table.get_or_add_number(clause)])
@@ -190,10 +206,10 @@ def _encode_lane_queue(queue: QueueKey, lane_queue: LaneQueue, table: _ClauseTab
 
 
 def decode_group(lanes: GroupLanes, group_object: Any) -> None:
-    """Fill `lanes`, which must have no lanes yet, from a result of `encode_group`.
+    """Add the lanes in `group_object`, a result of `encode_group`, to the empty group `lanes`.
 
-    No lane has members. Raises LookupError, TypeError or ValueError for an invalid object; some of
-    the lanes may have been added then.
+    The lanes have no members. Raises LookupError, TypeError or ValueError if the object is invalid.
+    Some of the lanes may have been added then.
     """
     clauses = _decode_clauses(group_object)
     for lane_object in group_object["lanes"]:
@@ -207,9 +223,9 @@ def decode_group(lanes: GroupLanes, group_object: Any) -> None:
 
 
 def _decode_clauses(group_object: Any) -> list[Clause]:
-    """Return the clauses of a JSON object of a group, by their number.
+    """Return the clauses in the JSON object of a group. The index of a clause is its number.
 
-    Raises LookupError, TypeError or ValueError for an invalid object.
+    Raises LookupError, TypeError or ValueError if the object is invalid.
     """
     chains = _decode_chains(group_object["orders"])
     clauses = []
@@ -222,10 +238,11 @@ def _decode_clauses(group_object: Any) -> list[Clause]:
 
 
 def _decode_chains(encoded_chains: Any) -> list[AtomChain | None]:
-    """Return the chains of atoms of a group, by their number.
+    """Return the chains of atoms in the JSON object of a group. The index of a chain is its number.
 
-    Each encoded chain has the number of an earlier chain, which it extends by one atom, or -1 if
-    it has only this atom. Raises LookupError, TypeError or ValueError.
+    Each encoded chain is [number of an earlier chain, kind, text]. It extends that chain by the
+    atom with this kind and text. If the number is -1, it has only this atom. Raises LookupError,
+    TypeError or ValueError if a chain is invalid.
     """
     chains: list[AtomChain | None] = []
     for parent_number, atom_kind, expression in encoded_chains:
@@ -235,10 +252,11 @@ def _decode_chains(encoded_chains: Any) -> list[AtomChain | None]:
 
 
 def _decode_lane(lanes: GroupLanes, lane_object: Any, clauses: list[Clause]) -> Lane:
-    """Return the lane of the group `lanes` that a JSON object describes.
+    """Return the lane that a JSON object describes. It is not added to the group `lanes`.
 
-    The lane counts as left by its last member now. `clauses` are those of the group, by number.
-    Raises LookupError, TypeError or ValueError for an invalid object.
+    The lane has no members, and its last member counts as having left now. The index of a clause in
+    `clauses` is its number in the object. Raises LookupError, TypeError or ValueError if the object
+    is invalid.
     """
     now_ms = lanes.storage.clock.now_ms()
     lane = Lane(str(lane_object["subscription"]), int(lane_object["number"]), left_ms=now_ms)
@@ -262,9 +280,11 @@ def _decode_lane(lanes: GroupLanes, lane_object: Any, clauses: list[Clause]) -> 
 
 
 def _decode_lane_queue(state: list[Any], clauses: list[Clause]) -> LaneQueue:
-    """Return the state of a lane in a queue from its JSON list without the queue.
+    """Return the state of a lane in a queue that a JSON list describes.
 
-    `clauses` are those of the group, by number. Raises LookupError, TypeError or ValueError.
+    `state` is [committed offset, start offset, client id of the reader, spans]. A span is [start,
+    end, index of its clause in `clauses`]. Raises LookupError, TypeError or ValueError if the list
+    is invalid.
     """
     committed_offset, start_offset, reader, encoded_spans = state
     return LaneQueue(

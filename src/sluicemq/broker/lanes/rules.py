@@ -66,6 +66,7 @@ class _ChainIndex:
     __slots__ = ("atoms", "codes", "general_atoms", "size", "values")
 
     def __init__(self, atoms: Iterable[Atom]) -> None:
+        """Create the index of a chain of these atoms. An index is a number from 0 in the chain."""
         self.size = 0
         """The number of atoms: the length of the longest chain that uses this index."""
         self.atoms: dict[Atom, int] = {}
@@ -79,7 +80,11 @@ class _ChainIndex:
             self.append(atom)
 
     def append(self, atom: Atom) -> None:
-        """Add an atom at the end of the chain."""
+        """Add an atom, one filter expression, at the end of the chain.
+
+        Tags and lane ids are added to the dicts by which they are looked up. Other atoms are added
+        to `general_atoms`.
+        """
         index = self.size
         self.size = self.size + 1
         self.atoms[atom] = index
@@ -104,6 +109,7 @@ class AtomChain:
     __slots__ = ("__weakref__", "_index", "atom", "length", "parent")
 
     def __init__(self, parent: "AtomChain | None", atom: Atom) -> None:
+        """Create the chain that has the atoms of `parent` (None for no atoms), and then `atom`."""
         self.parent: AtomChain | None = parent
         """The chain of all atoms but the last one; None if there is only one atom."""
         self.atom = atom
@@ -118,7 +124,7 @@ class AtomChain:
             self._index = _ChainIndex((*(parent.atoms() if parent is not None else ()), atom))
 
     def atoms(self) -> list[Atom]:
-        """Return the atoms in order."""
+        """Return the atoms of the chain, the first one first."""
         last_to_first = []
         node: AtomChain | None = self
         while node is not None:
@@ -127,6 +133,8 @@ class AtomChain:
         return last_to_first[::-1]
 
     def __contains__(self, atom: Atom) -> bool:
+        """Return whether the chain contains the atom."""
+        # The index may be shared with longer chains, so it may have atoms beyond this chain's end.
         return self._index.atoms.get(atom, self.length) < self.length
 
     def has_value(self, name: str, property_value: str | None) -> bool:
@@ -138,9 +146,12 @@ class AtomChain:
         return self._index.values.get((name, property_value), self.length) < self.length
 
     def iter_general_atoms(self) -> Iterator[Atom]:
-        """Yield the atoms that `has_value` does not cover, so that they must be evaluated."""
+        """Yield the atoms that must be evaluated one by one.
+
+        All others match by the value of a property, which `has_value` looks up.
+        """
         for index, atom in self._index.general_atoms:
-            if index >= self.length:
+            if index >= self.length:  # this atom, and the later ones, are only in longer chains
                 return
             yield atom
 
@@ -153,10 +164,10 @@ class AtomChain:
         )
 
     def may_match_codes(self, codes: frozenset[int]) -> bool:
-        """Return False if no atom matches a message whose tag has one of these hash codes.
+        """Return False if it is certain that no atom matches a message with one of these tag codes.
 
-        Return True if one may do so: other tags may have the same hash code, and general atoms are
-        not evaluated.
+        A tag code is the hash code of a tag. Return True if an atom may match: other tags may have
+        the same code, and atoms that are not tag expressions are not evaluated.
         """
         index_by_code = self._index.codes
         return any(index_by_code.get(code, self.length) < self.length for code in codes) or (
@@ -178,10 +189,10 @@ _chains: Final[WeakValueDictionary[tuple[AtomChain | None, Atom], AtomChain]] = 
 
 
 def extend_chain(chain: AtomChain | None, *atoms: Atom) -> AtomChain | None:
-    """Return the chain that consists of `chain` and then `atoms`.
+    """Return a chain that has the atoms of `chain`, followed by `atoms`.
 
-    Atoms that the chain contains already are left out. None, as argument and as result, is the
-    chain without atoms.
+    Atoms that the chain contains already are not added again. None stands for the chain without
+    atoms, as argument and as result. Calls with equal arguments return the same object.
     """
     for atom in atoms:
         extended = _chains.get((chain, atom))
@@ -300,10 +311,9 @@ def intersect_rules(first_rule: LaneRule, second_rule: LaneRule) -> LaneRule:
 
 
 def _unite_excluded(first: frozenset[AtomChain], second: frozenset[AtomChain]) -> list[AtomChain]:
-    """Return chains that contain all atoms of the chains in two sets.
+    """Return chains that together contain all atoms of the chains in two sets.
 
-    Of two chains of different sets, one of which begins with the other, only the longer one is in
-    the result.
+    If a chain of one set is the beginning of a chain in the other set, it is left out.
     """
     chains_of_first = [chain for chain in first if not _is_prefix_of_any(chain, second)]
     chains_of_second = [
@@ -352,10 +362,11 @@ def encode_key(atoms: Iterable[tuple[str, Atom]]) -> str:
 
 @cache_by_size(_estimate_text_bytes)
 def normalize_atom(kind: str, expression: str) -> Atom:
-    """Return the atom of an expression. Two spellings of the same expression have equal atoms.
+    """Return the atom, that is the normalized form, of a filter expression.
 
-    `kind` is the kind of expression in a subscription, such as TAG or SQL92. An expression that
-    cannot be compiled, or whose kind is unknown, is an atom of its own, which matches no message.
+    `kind` is the kind of the expression, such as TAG or SQL92. Two spellings of the same expression
+    give equal atoms: the tags `b || a` and `a||b` both become `a||b`. The atom of an expression
+    that cannot be compiled, or whose kind is unknown, matches no message.
     """
     if is_tag_kind(kind):
         return Atom(TAG, _normalize_tags(expression))
@@ -369,7 +380,11 @@ def normalize_atom(kind: str, expression: str) -> Atom:
 
 
 def _normalize_tags(expression: str) -> str:
-    """Return a tag expression with its tags in order; unchanged if it is invalid."""
+    """Return a tag expression with its tags sorted: `b || a` becomes `a||b`.
+
+    An empty expression becomes `*`, which matches all messages. An invalid expression, or one
+    without a tag, is returned unchanged.
+    """
     if not expression or expression == ALL:
         return ALL
     try:
@@ -439,10 +454,10 @@ def split_key(key: str) -> tuple[str, ...]:
 
 @cache_by_size(_estimate_key_bytes)
 def get_atoms_by_topic(key: str) -> dict[str, tuple[Atom, ...]]:
-    """Return, by topic, the atoms of the lane with this key.
+    """Return, for each topic, the atoms (filter expressions) of the lane with this key.
 
-    The lane wants a message of the topic if one of the atoms matches it. There are several only if
-    several subscriptions share the lane. The group's retry topic is not included.
+    The lane wants a message of the topic if one of the atoms matches it. A topic has several atoms
+    only if several subscriptions share the lane. The retry topic of the group is not included.
     """
     by_topic: dict[str, dict[Atom, None]] = {}  # the inner dict is an ordered set
     for subscription in split_key(key):
@@ -452,10 +467,11 @@ def get_atoms_by_topic(key: str) -> dict[str, tuple[Atom, ...]]:
 
 
 def get_required_atoms(topic: str, key: str) -> frozenset[Atom]:
-    """Return the atoms of the lane `key` for a topic. Each clause of the lane requires one of them.
+    """Return the atoms of the lane `key` for a topic.
 
-    On a retry topic, these are the lane ids and the whole subscriptions. The clause for messages of
-    a retry topic that no lane asks for is an exception: it requires no atom.
+    Each clause of the lane's rule requires one of them. For a retry topic, they are the lane ids
+    and the whole subscriptions of the lane. A retry topic also has a clause for messages that no
+    lane asks for, which requires no atom.
     """
     if not topic.startswith(RETRY_PREFIX):
         return frozenset(get_atoms_by_topic(key).get(topic, ()))
@@ -513,11 +529,12 @@ def compute_rules(
 
 
 def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | None, ...]:
-    """Return chains of all atoms by which the lanes `keys` match messages of a topic.
+    """Return chains of all atoms by which the lanes with the keys `keys` match messages of a topic.
 
-    An atom is one filter expression, and a chain a sequence of atoms. A message that no atom of
-    these chains matches is wanted by none of the lanes. On a retry topic, the result is a chain of
-    lane ids and one of whole subscriptions, otherwise one chain. A chain without atoms is None.
+    An atom is one filter expression, and a chain is a sequence of atoms. None of the lanes wants a
+    message that no atom of these chains matches. The result is a tuple of one chain. For a retry
+    topic, it is a tuple of two chains: lane ids, and whole subscriptions. A chain without atoms is
+    None.
     """
     if topic.startswith(RETRY_PREFIX):
         return _create_retry_chains(keys)
@@ -530,7 +547,7 @@ RetryChains = tuple[AtomChain | None, AtomChain | None]
 
 
 def _create_retry_chains(keys: Sequence[str]) -> RetryChains:
-    """Return the chain of lane ids, and that of whole subscriptions, of the lanes `keys`.
+    """Return (chain of lane ids, chain of whole subscriptions) of the lanes with the keys `keys`.
 
     A chain without atoms is None.
     """
@@ -570,9 +587,11 @@ def _compute_retry_rules(live_keys: Sequence[str], idle_keys: Sequence[str]) -> 
 def _compute_live_retry_rules(
     live_keys: Sequence[str], live_chains: RetryChains
 ) -> dict[str, LaneRule]:
-    """Return the rules of the live lanes for the retry topic, by key: cases 1 and 2.
+    """Return the rules of the live lanes for messages of a retry topic, by the key of the lane.
 
-    `live_chains` are the chains of these lanes.
+    A lane gets a message that names it. It also gets a message that names no live lane, if its
+    subscription to the topic of origin matches and that of no older live lane does. `live_chains`
+    are the two chains of all live lanes: lane ids, and whole subscriptions.
     """
     live_ids, _ = live_chains
     rules: dict[str, LaneRule] = {}
@@ -591,9 +610,12 @@ def _compute_live_retry_rules(
 def _compute_idle_retry_rules(
     idle_keys: Sequence[str], idle_chains: RetryChains, live_chains: RetryChains
 ) -> dict[str, LaneRule]:
-    """Return the rules of the idle lanes for the retry topic, by key: cases 3 and 4.
+    """Return the rules of the idle lanes for messages of a retry topic, by the key of the lane.
 
-    `idle_chains` are the chains of these lanes, `live_chains` those of the live lanes.
+    Messages that a live lane wants are excluded. Of the others, a lane gets a message that names
+    it. It also gets a message that names no existing lane, if its subscription to the topic of
+    origin matches and that of no earlier idle lane does. `idle_chains` and `live_chains` are the
+    chains of all idle and all live lanes: lane ids, and whole subscriptions.
     """
     live_ids, live_subscriptions = live_chains
     idle_ids, _ = idle_chains
@@ -644,13 +666,15 @@ def get_matcher(atom: Atom) -> PropertyMatcher:
         return lambda properties: properties.get(LANE_PROPERTY) == atom.text
     if atom.kind == SUBSCRIPTION_KIND:
         return _create_origin_matcher(atom.text)
-    return lambda properties: False
+    return lambda properties: False  # an unknown kind of expression
 
 
 def _create_origin_matcher(key: str) -> PropertyMatcher:
-    """Return the matcher of a whole subscription, by its subscription key.
+    """Return a function that evaluates a whole subscription for a message of a retry topic.
 
-    It matches a message of a retry topic if the expression for the topic of origin does.
+    `key` is the subscription key. The function gets the properties of the message. It returns True
+    if the subscription has the topic from which the message came originally, and the expression for
+    that topic matches.
     """
     matchers = {topic: get_matcher(atom) for topic, atom in parse_key(key).items()}
 
@@ -692,9 +716,10 @@ def get_tag_codes(atom: Atom) -> frozenset[int] | None:
 
 
 def compute_rule_weight(rule: LaneRule) -> int:
-    """Return the total length of the expressions that may be evaluated for one message.
+    """Return the total length, in characters, of the expressions to evaluate for one message.
 
-    In excluded chains, only general atoms count, because the others are looked up.
+    All required atoms of the rule count. In excluded chains, tags and lane ids do not count,
+    because they are looked up.
     """
     weight = 0
     excluded_chains: set[AtomChain] = set()

@@ -54,11 +54,12 @@ class LaneStorage(BrokerComponent):
         offload: Offload,
         render: Callable[[], str],
     ) -> None:
-        """Create a storage whose file has not been loaded, without join offsets.
+        """Create a storage for the lanes of all groups. No file is read.
 
-        `render()` is called on the event loop thread and returns the text of the file. `wake(topic,
-        queue_id)` is called to retry the pulls that are parked for a queue. `offload(job, on_done)`
-        runs a blocking job in another thread and calls `on_done` with its result or exception.
+        `render()` returns the text of the file. It is called on the thread of the event loop.
+        `wake(topic, queue_id)` is called to retry the pulls that wait for a queue. `offload(job,
+        on_done)` runs a blocking job on another thread, and calls `on_done` with its result or
+        exception.
         """
         super().__init__(context)
         self.clock = context.steady_clock
@@ -108,10 +109,11 @@ class LaneStorage(BrokerComponent):
     def schedule_write(self) -> None:
         """Write the file in the next iteration of the event loop, if it has changed.
 
-        Do nothing while the file is being written, or before the time that `delay_next_write` set:
-        the end of that write, or `schedule_unsaved`, calls this again if rules are unsaved. After
-        the write, `on_saved` is called for each group whose last change it contains, whether or not
-        the write succeeded. A failed write is logged.
+        Do nothing while the file is being written, or before the time that `delay_next_write` has
+        set. In both cases this method is called again later if rules are unsaved.
+
+        After the write, `on_saved` is called for each group whose last change is in the file. It is
+        called even if the write failed, which is logged.
         """
         is_due = self.clock.monotonic_s() >= self._next_write_s
         has_changes = bool(self._unsaved) or self.document.changed
@@ -121,7 +123,7 @@ class LaneStorage(BrokerComponent):
         self.call_soon(self._start_write)
 
     def _start_write(self) -> None:
-        """Write the file in another thread, and call `_handle_written` at the end."""
+        """Start to write the file on another thread. At its end, `_handle_written` is called."""
         # The regular save of documents may have prepared these changes, but not written them
         # yet. They are written here again in any case, so `prepare_write` never returns None.
         self.document.changed = True
@@ -131,10 +133,11 @@ class LaneStorage(BrokerComponent):
             self.offload(write_file, lambda outcome: self._handle_written(written_change, outcome))
 
     def _handle_written(self, written_change: int, outcome: object) -> None:
-        """Call `on_saved` of each group whose last change is not later than `written_change`.
+        """Handle the end of a write that contains the changes up to the number `written_change`.
 
-        `outcome` is an exception if the write failed, which is logged. If rules are still unsaved,
-        the next write is scheduled.
+        `on_saved` is called for each group whose last change is among them. `outcome` is an
+        exception if the write failed, which is logged. If rules of other groups are unsaved, the
+        next write is scheduled.
         """
         if isinstance(outcome, Exception):
             log.error("cannot write %s: %s", self.document.path, outcome)
@@ -165,9 +168,9 @@ class LaneStorage(BrokerComponent):
         return self.store.queue_offsets(*queue)[1]
 
     def iter_queues(self, group: str, key: str) -> Iterator[QueueKey]:
-        """Yield the readable queues of the topics in the subscription key `key`.
+        """Yield (topic, queue id) for each readable queue of the topics in the subscription `key`.
 
-        The queues of the group's retry topic follow. Topics that do not exist are left out.
+        The queues of the group's retry topic come last. Topics that do not exist are left out.
         """
         for name in (*parse_key(key), RETRY_PREFIX + group):
             topic = self.topics.get(name)
@@ -214,8 +217,9 @@ class LaneStorage(BrokerComponent):
         without a match.
         """
         count_max = until - offset
+        bytes_max = 1 << 16
         read_result = self.store.reader.read(
-            *queue, offset, count_max, 1 << 16, get_rule_filter(rule), count_max
+            *queue, offset, count_max, bytes_max, get_rule_filter(rule), scan_max=count_max
         )
         if read_result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
             return max(read_result.next_offset, offset + 1), read_result.count
@@ -226,8 +230,9 @@ class LaneStorage(BrokerComponent):
     def get_join_offset(self, group: str, queue: QueueKey) -> int:
         """Return the offset at which a new lane of the group begins in a queue.
 
-        Without a join offset, that is the committed offset of the group. Return -1 if the group has
-        committed nothing there.
+        It is the join offset of the group, an offset that the group had committed some time ago. If
+        there is none, it is the present committed offset of the group. Return -1 if the group has
+        committed nothing in the queue.
         """
         join_offsets = self._join_offsets.get(group)
         if join_offsets is not None:
@@ -237,11 +242,13 @@ class LaneStorage(BrokerComponent):
         return self.offsets.committed(group, *queue)
 
     def start_join_offsets(self, group: str, key: str, *, from_first: bool) -> None:
-        """Set the join offsets of a group that has come online, or changes its only subscription.
+        """Set the join offsets of a group, at which its next new lane will begin.
 
-        `key` is its subscription key. In each queue of it, the join offset is how far the group has
-        committed or fetched. If it has done neither, it is the first message if `from_first`, or if
-        no message of the queue was deleted, otherwise the end of the queue.
+        Call this when a group comes online or changes its only subscription, whose key is `key`. In
+        each queue, the join offset is the offset that the group has committed or fetched, the
+        greater one. If the group has done neither, it is the offset of the first message, if
+        `from_first` is true or if no message of the queue was deleted. Otherwise it is the end of
+        the queue.
         """
         offsets = {}
         for queue in self.iter_queues(group, key):

@@ -83,10 +83,10 @@ class LaneMember(NamedTuple):
         return self.lanes.get_lane_queue(self.key, queue)
 
     def start_pull(self, queue: QueueKey, offset: int) -> PullDecision:
-        """Return what a new pull from `offset` must do: READ, WAIT or REDIRECT.
+        """Decide what a new pull of this member from `offset` must do: READ, WAIT or REDIRECT.
 
-        The pull is recorded for the lane (`_check_pull`). The commit that came with it must have
-        been applied before.
+        The pull is also recorded in the lane, for example that this member reads the queue now. The
+        commit that came with the pull must have been applied before.
         """
         lanes, client_id, key = self
         redirect = lanes.get_redirect(key, client_id, queue, offset)
@@ -103,17 +103,17 @@ class LaneMember(NamedTuple):
         return decision
 
     def _check_pull(self, queue: QueueKey, offset: int) -> PullDecision:
-        """Record that the member pulls from `offset`, and return READ, or WAIT if it must wait.
+        """Decide whether a pull from `offset` may READ or must WAIT, and record it in the lane.
 
-        The pull must wait
+        The pull must wait in these cases:
 
-        - while the member finishes messages of its old lane. The pull is recorded there;
-        - while a former member of the lane may have messages in flight, or the rules of the group
-          are not on disk. Nothing is recorded;
-        - while the lane is about to go back, or to be redirected.
+        - The member is finishing messages of its old lane. The pull is recorded in the old lane.
+        - A former member of the lane may have messages in flight, or the rules of the group are not
+          on disk. Nothing is recorded.
+        - The lane is about to go back to earlier messages, or its reader must be redirected.
 
-        In the last case, and if it may read, the member becomes the reader of the queue, and a
-        waiting hand-over in the queue is tried again.
+        In the third case, and if the pull may read, the member becomes the reader of the queue, and
+        a hand-over of messages that waits in the queue is tried again.
         """
         lanes, client_id, key = self
         lane_queue = lanes.get_lane_queue(key, queue)
@@ -142,10 +142,11 @@ class LaneMember(NamedTuple):
         return PullDecision(PullAction.READ, key)
 
     def retry_pull(self, queue: QueueKey, offset: int, lane_key: str) -> PullDecision:
-        """Return what a parked pull from `offset` must do when it is retried: any `PullAction`.
+        """Decide what a pull from `offset` must do that has waited in the broker and is retried.
 
-        `lane_key` is the `PullDecision.lane_key` with which the pull was parked. RETRY means that
-        the member is in another lane by now.
+        The result is READ, WAIT, REDIRECT or RETRY. RETRY means that the member is in another lane
+        now, so the client must pull again. `lane_key` is the `PullDecision.lane_key` with which the
+        pull began to wait.
         """
         lanes, client_id, key = self
         lane_queue = lanes.get_lane_queue(key, queue)
@@ -207,7 +208,7 @@ class Lanes:
         self.document = self.storage.document
 
     def _render_file(self) -> str:
-        """Return the text of the file. If it is large, delay the next write of rules."""
+        """Return the JSON text of the file. If it is large, the next write of rules is delayed."""
         queue_count = 0
         group_objects = []
         for lanes in self.table.values():
@@ -244,9 +245,10 @@ class Lanes:
         return is_new
 
     def _create_group_of_members(self, group: str, keys: dict[str, str]) -> GroupLanes:
-        """Add a group with the lanes of its members, and return it.
+        """Add a group, create the lanes of its members, and return the group.
 
-        `keys` are the subscription keys by client id. The first one is that of the oldest lane.
+        `keys` are the subscription keys of the members by client id. The first one is the key of
+        the oldest lane, which has priority.
         """
         first_key = next(iter(keys.values()))
         lanes = self._create_group(group, first_key)
@@ -257,9 +259,9 @@ class Lanes:
     def _create_group(self, group: str, key: str) -> GroupLanes:
         """Add a group with one lane, whose subscription key is `key`, and return the group.
 
-        The lane continues at the committed offsets of the group, and where there are none, at its
-        join offsets. It gets all messages of its subscription. What the group has pulled counts as
-        in flight. The lane has no members.
+        The lane has no members yet, and gets all messages of its subscription. It continues at the
+        committed offsets of the group. In a queue without one, it begins at the join offset. All
+        messages that the group has pulled and not committed count as in flight.
         """
         lanes = self.table[group] = GroupLanes(group, self.storage)
         lane = lanes.lanes[key] = Lane(key, lanes.allocate_join_number())
@@ -285,9 +287,10 @@ class Lanes:
         otherwise the group.
         """
         lanes = self.table.get(group)
-        for lane in lanes.lanes.values() if lanes is not None else ():
-            if client_id in lane.members:
-                return f"{group}@{lane.id}"
+        if lanes is not None:
+            for lane in lanes.lanes.values():
+                if client_id in lane.members:
+                    return f"{group}@{lane.id}"
         return group
 
     def reset_queue(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
@@ -326,9 +329,10 @@ class Lanes:
     # ------------------------------------------------------------------------------ the file
 
     def load(self) -> None:
-        """Load the file, after the offsets. Raises StoreDamagedError if it cannot be parsed.
+        """Load the lanes of all groups from the file. Raises StoreDamagedError if it is invalid.
 
-        The file of another store, or an older copy, is ignored with a warning.
+        Committed offsets must have been loaded before. If this broker did not write the file last,
+        it is ignored, and a warning is logged.
         """
         loaded_groups = self.document.load(self._parse_file) or {}
         if self.document.is_doubtful:
@@ -343,7 +347,10 @@ class Lanes:
         self.table.update(loaded_groups)
 
     def _parse_file(self, content: str) -> dict[str, GroupLanes]:
-        """Return the groups in the text of the file, by name. Raises ValueError."""
+        """Parse the text of the file, and return the lanes of each group by the group's name.
+
+        Raises ValueError if the text is invalid.
+        """
         groups = {}
         try:
             for group_object in orjson.loads(content)["groups"]:

@@ -70,8 +70,8 @@ class PopAckHandlers(BrokerComponent):
     ) -> None:
         """Create the handlers.
 
-        `checkpoints` and `order` hold the messages in flight of unordered and of ordered pops, and
-        `delivered` counts acknowledgements by topic and group.
+        `checkpoints` has the messages in flight (popped and not acknowledged) of unordered pops,
+        and `order` those of ordered pops. `delivered` counts acknowledgements by topic and group.
         """
         super().__init__(context)
         self.group_commit = context.group_commit
@@ -104,9 +104,9 @@ class PopAckHandlers(BrokerComponent):
     def acknowledge_batch(self, command: Command, peer: Peer) -> Postponed:
         """Acknowledge the messages in the body: answer BATCH_ACK_MESSAGE (200151).
 
-        Returns a `Postponed`, whose work decodes and acknowledges in steps. Its answer is sent when
-        the acknowledgements are on disk. It is NO_MESSAGE if the body has no acknowledgements. If a
-        queue or offset does not exist, its acknowledgements are skipped.
+        Return a `Postponed`, because the body is decoded and the messages are acknowledged in
+        steps. The answer is sent when the acknowledgements are on disk. Its code is NO_MESSAGE if
+        the body has no acknowledgements. Acknowledgements of missing queues or offsets are skipped.
         """
 
         def decode_and_acknowledge() -> WorkItem[Any]:
@@ -122,11 +122,12 @@ class PopAckHandlers(BrokerComponent):
     def change_invisible_time(
         self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer
     ) -> Durable:
-        """Make a message invisible for another time: answer CHANGE_MESSAGE_INVISIBLETIME (200053).
+        """Change for how long a message is invisible: CHANGE_MESSAGE_INVISIBLETIME (200053).
 
-        The response contains the fields of the new receipt handle, and is sent when the change is
-        on disk. A RequestError becomes an error response with a header of zeros, as in RocketMQ.
-        Raises StoreError if the change cannot be appended.
+        The message was popped. It is delivered again when the new time is over. The response has
+        the fields of its new receipt handle, and is sent when the change is on disk. If the request
+        is refused, an error response is returned, whose fields are all 0, as in RocketMQ. Raises
+        StoreError if the change cannot be appended.
         """
         code = ResponseCode.SUCCESS
         remark = UNSET_REMARK
@@ -144,10 +145,10 @@ class PopAckHandlers(BrokerComponent):
         return Durable.for_command(command, encode_response(command, code, fields, b"", remark))
 
     def _find_queue_bounds(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
-        """Check the queue of a request. Return its first offset, and its last offset plus 1.
+        """Check that the queue of a request exists, and return (first offset, end offset).
 
-        Raises RequestError if the topic or queue does not exist, or if the request names a lite
-        topic.
+        The end offset is the last offset plus 1. Raises RequestError if the topic or queue does not
+        exist, or if the request names a lite topic, which this broker does not support.
         """
         if header.lite_topic:
             raise RequestError(
@@ -165,10 +166,10 @@ class PopAckHandlers(BrokerComponent):
         return self.store.queue_offsets(header.topic, header.queue_id)
 
     def _apply_acknowledgement(self, ack: PopAck) -> None:
-        """Acknowledge messages of one pop, and count them for the group. Keep it cheap.
+        """Acknowledge messages of one pop, and count them for the group.
 
         `ack.topic` is the topic in which the messages are stored, which may be the retry topic.
-        Raises RequestError or StoreError.
+        Raises RequestError or StoreError. Called for each acknowledgement: keep it cheap.
         """
         group, topic, handle, offsets = ack
         if handle.is_ordered:
@@ -181,12 +182,13 @@ class PopAckHandlers(BrokerComponent):
     def _acknowledge_in_steps(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
         """Acknowledge the messages of a batch in steps, and return the answer as a `Durable`.
 
-        It yields None between two steps of ACKS_PER_STEP acknowledgements. Offsets that are outside
-        their queue are skipped. An acknowledgement that is refused does not stop the others.
+        This is a generator, which yields None after each ACKS_PER_STEP acknowledgements. Offsets
+        outside of their queue are skipped. A refused acknowledgement does not stop the others.
 
-        Raises the last RequestError afterwards if one was refused. Raises RequestError
-        (SYSTEM_ERROR) if the commit of an earlier step failed; the answer itself waits only for the
-        commit of the last step. Raises StoreError at once if one cannot be appended.
+        At the end, the last RequestError is raised if one was refused. RequestError (SYSTEM_ERROR)
+        is raised if the commit of an earlier step failed, because the answer waits only for the
+        commit of the last step. StoreError is raised at once if an acknowledgement cannot be
+        appended.
         """
         failed_commits_before = self.group_commit.failed_commit_count
         last_refusal = None
@@ -210,9 +212,10 @@ class PopAckHandlers(BrokerComponent):
         return Durable.for_command(command, encode_response(command))
 
     def _select_existing(self, ack: PopAck) -> PopAck | None:
-        """Return an acknowledgement with the offsets that are inside its queue; None without any.
+        """Return `ack` with only those offsets that exist in its queue.
 
-        The result has the topic of the queue, which is a retry topic for messages of that topic.
+        Its topic is replaced by the topic in which the messages are stored, which may be a retry
+        topic. Return None if the queue does not exist, or if no offset is left.
         """
         queue_id = ack.handle.queue_id
         topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
@@ -266,9 +269,11 @@ class InFlightHandlers:
     background: Background
 
     def count_unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
-        """Return which messages of a queue the group has not acknowledged, for its lag."""
-        # Messages of unordered pops are before the next offset, and count in addition to those
-        # behind it.
+        """Return how many messages of a queue the group has not finished, to compute its lag.
+
+        All messages from `start` of the result on are unfinished, and `extra` more before it.
+        """
+        # Messages in flight of unordered pops are before the next offset, so they are extra.
         next_offset = self.checkpoints.get_next_offset(group, topic, queue_id)
         in_flight_count = self.checkpoints.count_in_flight(group, topic, queue_id)
         extra_count = in_flight_count
@@ -282,19 +287,20 @@ class InFlightHandlers:
                     in_flight_count += 1
             for offset in ordered_pop.offsets:
                 is_acknowledged = offset not in visible_ms_by_offset
-                if is_acknowledged and offset >= next_offset:  # but behind the committed offset
+                if is_acknowledged and offset >= next_offset:
+                    # It is finished, although it is after the start of the unfinished messages.
                     extra_count -= 1
         return UnfinishedMessages(next_offset, in_flight_count, extra_count)
 
     def list_in_flight(
         self, header: InFlightRequest, command: Command, peer: Peer
     ) -> Command | None:
-        """Answer SLUICE_IN_FLIGHT (900134): list messages of a group that are in flight.
+        """Answer SLUICE_IN_FLIGHT (900134): list popped messages that are not acknowledged.
 
-        `header` may restrict the list to a topic, queue, offset, and a number of messages. At most
-        LISTED_MESSAGES_MAX are listed, in the order in which they were popped, messages of
-        unordered pops first. The work is done in steps; the result is None if the answer is sent
-        later. Raises RequestError if the group does not exist.
+        `header` names the group. It may restrict the list to a topic, queue, offset, and number of
+        messages. At most LISTED_MESSAGES_MAX are listed. Messages of unordered pops come first, in
+        the order in which they were popped. The work is done in steps: None is returned if the
+        answer is sent later. Raises RequestError if the group does not exist.
         """
         self.groups.check_exists(header.group)
 
@@ -325,7 +331,10 @@ class InFlightHandlers:
     def _iter_of_unordered_pops(
         self, header: InFlightRequest
     ) -> Iterator[bodies.InFlightMessage | None]:
-        """Yield the requested messages of open checkpoints, and None for each other checkpoint."""
+        """Yield the requested messages that unordered pops have in flight.
+
+        Also yield None for each pop that was not requested, so that the caller can end a step.
+        """
         # Of copies, because the table may change between two steps of the list.
         for open_checkpoint in [*self.checkpoints.open_checkpoints]:
             checkpoint = open_checkpoint.checkpoint
@@ -352,9 +361,10 @@ class InFlightHandlers:
     def _iter_of_ordered_pops(
         self, header: InFlightRequest, now_ms: int
     ) -> Iterator[bodies.InFlightMessage | None]:
-        """Yield the requested messages of ordered pops, and None after each topic and group.
+        """Yield the requested messages that ordered pops have in flight.
 
-        Messages that are visible again at `now_ms` are left out.
+        Messages that are visible again at `now_ms` are left out. Also yield None after each topic
+        and group, so that the caller can end a step.
         """
         for topic_at_group, last_pops in [*self.order.table.items()]:
             topic, _, group = topic_at_group.partition(SEPARATOR)
@@ -371,7 +381,11 @@ class InFlightHandlers:
 def _describe_last_pop(
     topic: str, queue_id: int, last_pop: OrderInfo, popped_by: str
 ) -> Iterator[bodies.InFlightMessage]:
-    """Yield the messages of an ordered pop that are not acknowledged, also if they are visible."""
+    """Yield the messages of an ordered pop that are not acknowledged.
+
+    A message is yielded even if it is visible again, that is, if the time after which it may be
+    delivered again is over. `popped_by` is the client id or address of the consumer.
+    """
     earlier_delivery_counts = last_pop.counts or {}
     for offset, visible_ms in find_invisible_until_ms(last_pop).items():
         yield bodies.InFlightMessage(

@@ -18,10 +18,10 @@ from sluicemq.wire.popping import (
 def encode_pop_answer(
     pop: PendingPop, pop_result: PopResult, code: ResponseCode = ResponseCode.SUCCESS
 ) -> bytes | Durable:
-    """Return the encoded response of a pop with `code`. Called for each pop: keep it cheap.
+    """Return the encoded response of `pop` with `code` and the messages in `pop_result`.
 
-    It is `Durable` if it contains messages of an unordered pop, because their checkpoints must
-    be on disk before it is sent.
+    If it contains messages of an unordered pop, it is returned as a `Durable`. It is then sent only
+    when the record of the pop is on disk. Called for each pop: keep it cheap.
     """
     is_ordered = pop.header.order
     answer_header = PopMessageResponse(

@@ -75,11 +75,11 @@ def allocate_queues(
 ) -> Queues | None:
     """Return the queues that the member `client_id` of a group reads.
 
-    `members` are the client ids of the group, `queues` all queues of the topic, and `mode` says
-    whether the group pulls or pops, and how members that pop share queues. `strategy` distributes
-    queues over members. The module's docstring has the rules. A queue with id ANY_QUEUE means all
-    queues of its broker. Return None if there are no queues to distribute, and [] if `client_id` is
-    not a member.
+    `queues` are all queues of the topic, and `members` are the client ids of the group. `mode` says
+    whether the group pulls or pops, and how many members that pop share a queue. `strategy`
+    distributes queues over members. If each member pops all queues, the result has one queue with
+    the id ANY_QUEUE for each broker. Otherwise return None if `queues` is empty, and [] if
+    `client_id` is not a member.
 
     >>> two = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
     >>> mode = RequestMode(topic="T", group="G", mode=POP, share_queues=1)
@@ -123,10 +123,11 @@ class Assignments:
         consumers: Consumers,
         look_up: LookUp,
     ) -> None:
-        """Create the object without any mode. `load` reads the file.
+        """Create the handlers, and an empty table of the modes (pull or pop) that tools have set.
 
-        `look_up(topic, on_response)` asks a name server for the route of a topic, and calls
-        `on_response` with its response, or with None if no name server answered.
+        `load` reads the table from its file. `look_up(topic, on_response)` asks a name server for
+        the route of a topic, and calls `on_response` with its response, or with None if no name
+        server answers.
         """
         settings = context.settings
         self._settings = settings
@@ -156,15 +157,18 @@ class Assignments:
     def admit_pop(
         self, group: str, topic: str, filter_kind: str | None, expression: str | None, peer: Peer
     ) -> None:
-        """Raise RequestError (NO_PERMISSION) if the group may not pop the topic by this filter.
+        """Raise RequestError (NO_PERMISSION) if the group may not pop the topic with this filter.
 
-        `filter_kind` and `expression` are those of the filter; None means TAG and all messages. The
-        pop is refused if a strict group refuses the client, if members of the group pull the topic
-        in lanes, or if another member subscribes to the topic by the filter of earlier pops and
-        this filter differs. A refusal is recorded for tools.
+        `filter_kind` and `expression` are the filter of the pop. None means the kind TAG and all
+        messages. The pop is refused in three cases:
 
-        If the pop is admitted, its filter becomes that of the topic, the lanes of the group end,
-        and the group counts as popping. Called for each pop: keep it cheap.
+        - The group is strict, and refuses the client.
+        - Members of the group pull the topic in lanes, because their subscriptions differ.
+        - The filter differs from that of earlier pops, and another member subscribes with that one.
+
+        A refusal is recorded for tools. If the pop is admitted, its filter is remembered for the
+        group and topic, the lanes of the group end, and the group counts as popping. Called for
+        each pop: keep it cheap.
         """
         contracts = self._consumers.contracts
         requested_filter = filter_kind or TAG, expression or ALL
@@ -191,9 +195,10 @@ class Assignments:
         peer: Peer,
         client_id: str,
     ) -> str:
-        """Return why a client may not pop a topic by a filter; "" if it may (see `admit_pop`).
+        """Return a sentence that says why a client may not pop a topic, or "" if it may.
 
-        `requested_filter` is the kind and the expression of the filter.
+        `requested_filter` is (kind, expression) of the pop's filter. The cases are those of
+        `admit_pop`.
         """
         # The members of the group pull the topic in lanes (see `lanes/group.py`).
         lanes = self._consumers.lanes.table.get(group)
@@ -215,9 +220,10 @@ class Assignments:
     def _find_filter_conflict(
         self, group: str, topic: str, requested_filter: tuple[str, str], client_id: str
     ) -> str:
-        """Return why a client may not pop a topic by another filter than the group did before.
+        """Return a sentence that says why a pop's filter conflicts with earlier pops of the group.
 
-        Return "" if no other member subscribes to the topic by the filter of earlier pops.
+        There is a conflict if the filter differs from that of earlier pops, and another member
+        still subscribes to the topic with that one. Return "" if there is none.
         """
         current_filter = self._consumers.contracts.pop_filters.get((group, topic))
         if current_filter is None:
@@ -271,7 +277,7 @@ class Assignments:
         return None
 
     def _find_cached_queues(self, topic: str) -> Queues:
-        """Return the queues of a topic if a name server has named them recently, otherwise ()."""
+        """Return the queues of a topic that a name server has named recently, or () if none has."""
         answered_s, queues = self._routes.get(topic, (0.0, ()))
         age_s = self._clock.monotonic_s() - answered_s
         is_recent = age_s < self._settings.broker.route_period_ms / 1000
@@ -290,9 +296,9 @@ class Assignments:
     def _handle_route(self, topic: str, response: Command | None) -> None:
         """Remember the route of a topic, and answer the queries that wait for it.
 
-        `response` is that of a name server, None if none answered. If it is None, an error or
-        malformed, the last known route is used. If it says that the topic does not exist, the route
-        is forgotten, and the queries are answered without a set of queues.
+        `response` is the response of a name server, or None if none answered. If it is None, an
+        error or malformed, the last known route is used. If it says that the topic does not exist,
+        the route is forgotten, and the queries are answered without queues.
         """
         if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
             self._routes.pop(topic, None)
@@ -310,12 +316,12 @@ class Assignments:
     def _encode_answer(
         self, query: bodies.AssignmentQuery, queues: Queues | None, command: Command, peer: Peer
     ) -> Command:
-        """Return the response to QUERY_ASSIGNMENT, with the share of the client in `queues`.
+        """Return the response to QUERY_ASSIGNMENT (400) with the queues that the client reads.
 
-        `queues` are all queues of the topic, None if it is unknown. A broadcasting client gets all
-        of them, as does every client if the broker is set not to balance. The response has no set
-        of queues, so that the client keeps its assignments, if the topic or the strategy is unknown
-        or if no member of the group is connected.
+        `queues` are all queues of the topic, or None if the topic is unknown. The client gets its
+        share of them. It gets all of them if it is broadcasting, or if the broker is set not to
+        balance. If the topic or the strategy is unknown, or no member of the group is connected,
+        the response has no field for queues, and the client keeps the queues that it has.
         """
         mode = self._find_mode(query.topic, query.group)
         is_broadcasting = query.message_model == bodies.BROADCASTING
@@ -333,9 +339,9 @@ class Assignments:
     # -------------------------------------------------------------------------------------- modes
 
     def _find_mode(self, topic: str, group: str) -> RequestMode:
-        """Return how the group reads the topic: the mode that was set, or the default.
+        """Return how the group reads the topic: the mode that a tool has set, or the default.
 
-        The default of a retry topic is PULL, that of other topics is set for the broker.
+        The default of a retry topic is PULL. The default of other topics is a broker setting.
         """
         mode_that_was_set = self._modes.get(topic, {}).get(group)
         if mode_that_was_set is not None:
@@ -352,9 +358,9 @@ class Assignments:
     def set_mode(self, command: Command, peer: Peer) -> Postponed:
         """Set whether a group pulls or pops a topic: answer SET_MESSAGE_REQUEST_MODE (401).
 
-        The mode counts at once. The response is sent when it is on disk, and on the slaves that
-        must have it. The group is created if that is allowed. Raises RequestError for a retry
-        topic, or for an unknown mode, topic or group.
+        The new mode is used at once. The response is sent when it is on disk, and when the slaves
+        that must have it have it. A missing group is created if that is allowed. Raises
+        RequestError for a retry topic, and for an unknown mode, topic or group.
         """
         mode = tables.decode_request_mode(command.body)
         if mode.topic.startswith(RETRY_PREFIX):
@@ -383,9 +389,9 @@ class Assignments:
 
 
 def _encode_assignments(queues: Queues | None, mode: RequestMode) -> Command:
-    """Return the response that assigns `queues` to a client, to be read in a mode.
+    """Return the response that assigns `queues` to a client, which reads them as `mode` says.
 
-    None means no set of queues, so that the client keeps its assignments.
+    If `queues` is None, the response has no field for queues, and the client keeps those it has.
     """
     assignments = None
     if queues is not None:

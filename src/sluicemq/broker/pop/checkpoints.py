@@ -109,9 +109,10 @@ class PopCheckpoints:
     ) -> None:
         """Create an empty table. `load` recovers the messages in flight.
 
-        The new object becomes the first source of `delayed`, decides which due records `delayed`
-        appends to the revive topic, and is called before the table of offsets is saved
-        (`Offsets.on_save`). `intake` appends its records.
+        `intake` appends the records of pops. The object registers itself in three places: as the
+        first source of `delayed`, to deliver messages again; as the gate of the revive topic, which
+        decides which due records are appended there; and as a function to call before the table of
+        offsets is saved.
         """
         settings = context.settings
         offsets = context.offsets
@@ -156,11 +157,11 @@ class PopCheckpoints:
     # ------------------------------------------------------------------------------- requests
 
     def resolve_next_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset at which the group's next pop from a queue begins, for this pop.
+        """Return the offset at which a pop of the group begins in a queue.
 
-        Return NO_OFFSET if the group has neither popped nor committed there. If a reset of the
-        offset is pending, it is removed, with the uncommitted offsets of earlier pops: the pop
-        itself follows the reset. Called for each queue of a pop.
+        Return NO_OFFSET if the group has neither popped nor committed there. If an operator has
+        reset the offset, the pending reset and the uncommitted offsets of earlier pops are removed,
+        because this pop follows the reset. Called for each queue of a pop.
         """
         queue = group, topic, queue_id
         if queue in self._offsets.resets.table:
@@ -180,9 +181,10 @@ class PopCheckpoints:
         return max(pending[-1].next_offset, committed) if pending else committed
 
     def get_uncommitted_offsets(self) -> dict[GroupQueue, int]:
-        """Return the offsets up to which groups have popped and that are not committed yet.
+        """Return the offset up to which each group has popped a queue, if it is not committed yet.
 
-        The returned dict is a copy, and another thread may call this method.
+        The keys are (group, topic, queue id). The returned dict is a copy, and another thread may
+        call this method.
         """
         copies = [
             (queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()
@@ -327,9 +329,9 @@ class PopCheckpoints:
         return sum(count for queue, count in counts.items() if queue[:2] == (group, topic))
 
     def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Forget the messages in flight of a deleted topic or group, so that they are not revived.
+        """Forget the messages in flight of a deleted topic or group.
 
-        The offsets of their pops that are not committed yet are forgotten, too.
+        They are not delivered again. Uncommitted offsets of pops are forgotten, too.
         """
         for opened in [*self.open_checkpoints]:
             if opened.checkpoint.topic == topic or opened.checkpoint.group == group:
@@ -360,12 +362,12 @@ class PopCheckpoints:
     def _append_checkpoint(
         self, checkpoint: Checkpoint, next_offset: int, popped_by: str
     ) -> AppendResult:
-        """Append the record of a checkpoint, and add the checkpoint to the open ones.
+        """Append the record of a pop, its checkpoint, and count its messages as in flight.
 
         `next_offset` is stored in the record: the offset from which the group continues, or 0 if
-        the group does not move. If the checkpoint has the earliest deadline, the delivery is
-        scheduled again. If the next group commit fails, the messages are removed again. Return
-        where the record is.
+        that does not change. If the next group commit fails, the messages are no longer in flight.
+        If the checkpoint has the earliest deadline of all, the next delivery is scheduled for it.
+        Return where the record was stored.
         """
         existing = self.open_checkpoints.by_key.get(checkpoint.key)
         existing_offsets: Collection[int] = ()
@@ -453,13 +455,12 @@ class PopCheckpoints:
         )
 
     def _admit_to_revive_topic(self, record: Record) -> Callable[[int], None] | None:
-        """Decide whether the timer appends a due record to the revive topic (a `DeliveryGate`).
+        """Decide whether the timer appends a due record to the revive topic.
 
-        Records of this broker whose checkpoint is closed are dropped: return None. All others are
-        admitted: records of open checkpoints, records of other brokers, and records that cannot be
-        decoded, which are logged. Then return a function that the timer calls with the offset in
-        the revive queue at which it has appended the record. For the checkpoint itself, that
-        function records the offset, otherwise it does nothing.
+        Return None to drop the record: it belongs to a pop of this broker whose messages are all
+        acknowledged. Otherwise return a function that the timer calls with the offset in the revive
+        queue at which it has appended the record. If the record is the checkpoint of a pop, the
+        function stores that offset. A record that cannot be decoded is logged and appended.
         """
         broker_name = self._settings.broker.broker_name
         try:
@@ -484,14 +485,14 @@ class PopCheckpoints:
         return self.open_checkpoints.next_deadline_ms
 
     def deliver(self, work: TimeSlice) -> None:
-        """Put messages whose deadline has passed into the retry topic until the slice is over.
+        """Append messages that were not acknowledged in time to the retry topic.
 
-        They were popped and not acknowledged in time, and are delivered again from there. They are
-        acknowledged in their checkpoints in the same commit. Each message is one step of `work`,
-        but a checkpoint is finished even if the slice is over meanwhile.
+        From there they are delivered again. In the same commit, they are acknowledged in the
+        checkpoint of their pop. Continue until the slice `work` is over; each message counts as one
+        step, and a pop is not left half done.
 
-        Raises StoreError if a message cannot be appended. Then the messages of the checkpoint
-        before it are acknowledged, and the checkpoint is scheduled again for the others.
+        Raises StoreError if a message cannot be appended. The messages of the pop before it are
+        then acknowledged, and the others are tried again later.
         """
         while not work.is_over:
             due_checkpoint = self.open_checkpoints.take_due(work.now_ms)
@@ -524,12 +525,10 @@ class PopCheckpoints:
         """Append a copy of the message at `offset` to the retry topic, to be delivered again.
 
         The retry topic is created if necessary, and the group gets offset 0 there if it has none. A
-        message that is already in a retry topic of the group is appended to that topic. The copy
-        has one more attempt in its count, unless the checkpoint `is_suspended`. The time of the
-        first pop is added as a property if the message does not have it. The message counts in
-        `revived_counts`.
-
-        If the message was deleted, only a warning is logged.
+        message that is in a retry topic already is appended to the same topic. The number of
+        attempts of the copy is one higher, unless the checkpoint `is_suspended`. The time of the
+        first pop is added as a property if the message does not have it. The message is counted in
+        `revived_counts`. If the message was deleted, only a warning is logged.
         """
         topic = checkpoint.topic
         group = checkpoint.group
@@ -562,9 +561,10 @@ class PopCheckpoints:
         self.revived_counts[topic, group] += 1
 
     def _find_or_create_retry_topic(self, group: str, topic: str) -> str:
-        """Return the retry topic for messages of `topic`, which may be a retry topic itself.
+        """Return the name of the group's retry topic for messages of `topic`. Create it if missing.
 
-        The retry topic is created if necessary, and the group gets offset 0 there if it has none.
+        If `topic` is a retry topic itself, it is returned. If the group has no committed offset in
+        the retry topic, it gets offset 0.
         """
         is_retry_topic = pop_kind(topic) != POP_NORMAL
         if is_retry_topic:
@@ -577,12 +577,12 @@ class PopCheckpoints:
         return retry_topic
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Commit the offsets of groups, and of RocketMQ's scan, whose records are on disk by now.
+        """Commit the offsets of pops whose records are on disk now.
 
-        `DelayedDelivery` calls this after each commit. Nothing is done if the log has not been
-        written or synced any further since the last call. `is_stored` is not used: if the commit of
-        the messages that `deliver` appended failed, the undo functions of the group commit have
-        reopened their checkpoints.
+        Called after each commit of delayed messages. Nothing is done if the log has not been
+        written or synced any further since the last call. `is_stored`, whether the messages of
+        `deliver` were stored, is not used: if they were not, the undo functions of the group commit
+        have made them in flight again.
         """
         log_ends = self._store.written_offset, self._store.synced_offset
         if log_ends != self._confirmed_log_ends:
@@ -613,13 +613,13 @@ class PopCheckpoints:
                 del self._pending_commits[queue]
 
     def _commit_revive_offsets(self) -> None:
-        """Commit the offsets of RocketMQ's scan of the revive queues (REVIVE_GROUP).
+        """Commit, for the group REVIVE_GROUP, up to where each revive queue needs no more reading.
 
-        In each revive queue, the scan may have reached the record before that of the first open
-        checkpoint. As in RocketMQ, the offset of that record is committed, not the one behind it.
-        It is committed only once the log is synced up to where it ended when the record was
-        reached: otherwise a power loss could lose the acknowledgements and keep the offset, and
-        RocketMQ would never revive the messages. The committed offset does not go back.
+        A RocketMQ broker that takes over the store reads the revive queues from these offsets, to
+        find pops with unacknowledged messages. In each queue, the offset of the record before the
+        first open checkpoint is committed. First, the log must be synced up to where it ended when
+        that record was reached. Otherwise a power loss could lose acknowledgements and keep the
+        offset, and RocketMQ would never deliver the messages again. The offset does not go back.
         """
         for queue_id, progress in self._revive_progress.items():
             _, end = self._store.queue_offsets(self.topic, queue_id)
@@ -668,9 +668,9 @@ class PopCheckpoints:
             log.info("%d pops are in flight", len(self.open_checkpoints))
 
     def _load_file(self, timer_end: int) -> SavedPops | None:
-        """Return the content of the file, None if it does not exist or cannot be used.
+        """Return the content of the file, or None if it does not exist or cannot be used.
 
-        It cannot be used if this broker did not write it last, or if it refers to offsets behind
+        It cannot be used if this broker did not write it last, or if it has an offset greater than
         `timer_end`, the end of the timer queue. Then a warning is logged.
         """
         saved = self.document.load(SavedPops.parse)
@@ -690,11 +690,11 @@ class PopCheckpoints:
     def _render(self) -> str:
         """Return the text of the file: the newest content whose records are on disk.
 
-        The content refers to offsets of the timer queue and of revive queues. Records that are not
-        on disk may be lost, and others take their offsets. So the present state becomes a snapshot,
-        which is written once the log is synced up to where it ended then. Until that, the previous
-        content is returned, and the document stays marked as changed, so that it is written again.
-        Commits the messages that were appended so far.
+        The content has offsets of queues. A power loss could remove records that are not on disk,
+        and other records would get their offsets. So a snapshot of the present state is made, and
+        is returned only when the log is synced up to its end at that time. Until then, the previous
+        content is returned, and the document stays marked as changed. Messages that were appended
+        so far are committed.
         """
         self._update_covered_end()
         self._adopt_synced_snapshot()  # that of an earlier call
@@ -754,10 +754,10 @@ class PopCheckpoints:
             self._snapshot = None
 
     def _prepare_offsets_save(self) -> None:
-        """Record which checkpoints are included in the table of offsets that is about to be saved.
+        """Record which pops are included in the table of offsets that is about to be saved.
 
-        Offsets of pops whose checkpoints are on disk are committed first. `Offsets.on_save` calls
-        this before the table is copied.
+        Called before the table is copied for the file. The offsets of pops whose checkpoints are on
+        disk are committed first.
         """
         self._commit_offsets()
         self._update_covered_end()

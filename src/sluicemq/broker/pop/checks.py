@@ -20,9 +20,12 @@ class PopChecks(BrokerComponent):
     """Decides whether a request of `pop.py` can be processed."""
 
     def check_pop(self, header: PopMessageRequest, peer: Peer, late_ms: int) -> None:
-        """Raise RequestError if the pop cannot be processed. Called for each pop: keep it cheap.
+        """Raise RequestError if the pop cannot be processed.
 
-        `late_ms` is the time since the end of the pop's waiting time, negative before it.
+        `late_ms` is the time in ms since the end of the pop's waiting time; it is negative before
+        that. A pop is refused if it is too late, if it asks for more than COUNT_MAX messages, if
+        the broker or the topic may not be read, or if timed messages are disabled. Called for each
+        pop: keep it cheap.
         """
         if late_ms > LATENESS_MAX_MS:
             remark = f"the broker[{self._address}] pop message is timeout too much"
@@ -51,9 +54,10 @@ class PopChecks(BrokerComponent):
             raise RequestError(ResponseCode.NO_PERMISSION, remark)
 
     def check_target(self, header: PollingInfoRequest, peer: Peer) -> None:
-        """Raise RequestError if the group may not read the topic or queue.
+        """Raise RequestError if the group may not read the topic or queue of `header`.
 
-        The group is created if that is allowed. Called for each pop: keep it cheap.
+        A missing group is created if that is allowed. `peer` is the connection of the consumer, for
+        the text of an error. Called for each pop: keep it cheap.
         """
         self._check_broker_readable("peeking")
         topic = self.topics.get(header.topic)

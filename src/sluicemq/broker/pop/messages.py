@@ -29,12 +29,12 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 def without_handles(
     records: Sequence[tuple[int, memoryview]], data: Sequence[bytes | memoryview]
 ) -> Sequence[bytes | memoryview]:
-    """Return messages as they are stored, but without the property POP_CK. Keep it cheap.
+    """Return the messages in `data` without the property POP_CK.
 
-    `data` is what was read, and `records` the offset and record of each message in it. If no record
-    has the property, `data` itself is returned, otherwise a list of copies. Clients take the
-    property for the receipt handle; a store of an earlier release may contain one that a producer
-    wrote.
+    Clients take this property for the receipt handle of the message. A producer may have written
+    one, in a store of an earlier release. `records` are (offset, record) of each message in `data`.
+    If no record has the property, `data` itself is returned, otherwise a list of copies. Called for
+    each pop: keep it cheap.
     """
     for _, record in records:
         if _HANDLE_START in bytes(record[properties_slice(record)]):

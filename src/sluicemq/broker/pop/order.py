@@ -65,9 +65,10 @@ class OrderedPops:
     ) -> None:
         """Create an empty table. `load` reads the file.
 
-        `wake(topic, queue_id)` is called as soon as a queue can be popped again: its last pop is
-        acknowledged, or the invisible time of its messages is over. If the context has no
-        `call_later`, the caller must call `wake_free_queues` regularly for the second case.
+        `wake(topic, queue_id)` is called as soon as a queue can be popped again. That is the case
+        when the messages of its last pop are acknowledged, or when the time is over for which they
+        are invisible. For the second case, the caller must call `wake_free_queues` regularly if the
+        context has no `call_later`.
         """
         settings = context.settings
         offsets = context.offsets
@@ -107,10 +108,11 @@ class OrderedPops:
         self._wakeups.sort()
 
     def _render(self) -> Callable[[], str]:
-        """Return a function that returns the text of the file, to be called on another thread.
+        """Remove old pops, and return a function that returns the text of the file.
 
-        Pops that are older than RETENTION_MS, and those of topics, groups and queues that do not
-        exist any more, are removed from the table first.
+        The function may be called on another thread, because it uses a copy of the table. Pops are
+        removed if they are older than RETENTION_MS, or if their topic, group or queue does not
+        exist any more.
         """
         since_ms = self._clock.now_ms() - RETENTION_MS
         for name in list(self.table):
@@ -147,10 +149,11 @@ class OrderedPops:
     def can_pop(
         self, group: str, topic: str, queue_id: int, attempt_id: str | None, now_ms: int
     ) -> bool:
-        """Return whether the group may take messages of the queue at `now_ms`.
+        """Return whether the group may take messages of the queue at the time `now_ms`.
 
-        It may if the queue is free. It also may if the last pop had the same `attempt_id`, because
-        an attempt that is repeated gets the same messages again. None and "" equal no other id.
+        It may if all messages of the last pop are acknowledged or visible again. It also may if the
+        last pop had the same `attempt_id`, because a repeated attempt gets the same messages again.
+        An `attempt_id` of None or "" equals no other one.
         """
         last_pop = self._get_last_pop(group, topic, queue_id)
         if last_pop is None or (attempt_id and attempt_id == last_pop.attempt_id):
@@ -171,12 +174,12 @@ class OrderedPops:
         """Record that a pop took the messages at `offsets` (ascending, at least one).
 
         The pop replaces the last one of the queue. `popped_by` is the client id or address of the
-        consumer. The queue is woken when the messages are visible again. A pending reset of the
+        consumer. `wake` will be called when the messages are visible again. A pending reset of the
         queue is removed, because the pop follows it.
 
-        Return how often the messages were delivered before, for the response's orderCountInfo. A
-        message that the last pop took, too, has its count in that pop plus 1. If both pops have the
-        same `attempt_id`, the counts of the last pop are returned.
+        Return how often the messages were delivered before. A message that the last pop took as
+        well has the count of that pop plus 1. If both pops have the same `attempt_id`, the counts
+        of the last pop are returned.
         """
         # Count earlier deliveries by means of the last pop.
         last_pop = self._get_last_pop(group, topic, queue_id)
@@ -199,13 +202,15 @@ class OrderedPops:
         return RedeliveryCounts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), minimum)
 
     def acknowledge(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> None:
-        """Acknowledge the message at `offset` of the pop at `pop_ms`.
+        """Acknowledge the message at `offset`, which the pop at the time `pop_ms` took.
 
         The committed offset of the group moves to the first message of the pop that is not
-        acknowledged, or behind its last message. If the queue is free then, it is woken. There is
-        no effect if `pop_ms` is not the time of the last pop, or if the message is before the
-        committed offset. If no pop of the queue is known, the committed offset only moves if the
-        message is the next one.
+        acknowledged. If all are, it moves to the offset after the last one. If the queue can be
+        popped again then, `wake` is called.
+
+        Nothing happens if `pop_ms` is not the time of the last pop, or if the message is before the
+        committed offset. If no pop of the queue is known, the committed offset moves only if
+        `offset` is the next one.
 
         Raises RequestError (MESSAGE_ILLEGAL) if the last pop did not take the message.
         """
@@ -239,10 +244,11 @@ class OrderedPops:
     def set_visible_time(
         self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int, visible_ms: int
     ) -> None:
-        """Make the message at `offset` of the pop at `pop_ms` visible at `visible_ms`.
+        """Set the time from which a popped message can be delivered again to `visible_ms`.
 
-        Both times are in ms since 1970. There is no effect if `pop_ms` is not the time of the last
-        pop, or if that pop did not take the message.
+        `offset` is the offset of the message, and `pop_ms` the time of its pop. Both times are in
+        ms since 1970. Nothing happens if `pop_ms` is not the time of the last pop, or if that pop
+        did not take the message.
         """
         last_pop = self._get_last_pop(group, topic, queue_id)
         if last_pop is None or last_pop.pop_ms != pop_ms or offset not in last_pop.offsets:
@@ -280,11 +286,11 @@ class OrderedPops:
     # --------------------------------------------------------------------------------- wake-ups
 
     def _schedule_wakeup(self, key: Key, time_ms: int) -> None:
-        """Schedule a wake-up of a queue at `time_ms`, in ms since 1970.
+        """Schedule a wake-up of the queue `key` at `time_ms`, in ms since 1970.
 
-        Do nothing if one is scheduled for the same time or earlier: it is scheduled again if the
-        queue is not free then. Do nothing if `time_ms` is 0: the queue is free now, and
-        `acknowledge` wakes it.
+        Do nothing if a wake-up is scheduled for the same time or earlier, because it schedules the
+        next one if the queue cannot be popped then. Do nothing if `time_ms` is 0, because the queue
+        can be popped now, and `acknowledge` wakes it.
         """
         scheduled_ms = self._wakeup_of.get(key)
         if not time_ms or (scheduled_ms is not None and scheduled_ms <= time_ms):
@@ -315,10 +321,11 @@ class OrderedPops:
         self._timer = time_ms, self._call_later(delay_s, handle_timeout)
 
     def wake_free_queues(self) -> None:
-        """Wake each queue whose wake-up is due and that is free by now.
+        """Call `wake` for each queue whose messages have become visible again.
 
-        A queue that is not free yet is scheduled again. A queue without a known pop, or whose
-        messages are all acknowledged, is not woken. Sets the timer for the next wake-up.
+        Only queues whose wake-up is due are examined. If a queue cannot be popped yet, its wake-up
+        is scheduled again. A queue without a known pop, or whose messages are all acknowledged, is
+        not woken. At the end, the timer is set for the next wake-up.
         """
         now_ms = self._clock.now_ms()
         while self._wakeups and self._wakeups[0][0] <= now_ms:
@@ -352,8 +359,8 @@ def _count_deliveries(
 ) -> Mapping[int, int]:
     """Return how often the messages at `offsets` were delivered before, by offset.
 
-    Only messages that `last_pop` took, too, are in the result. If it had the same `attempt_id`,
-    return its own counts.
+    The result has only messages that `last_pop` took as well. If `last_pop` had the same
+    `attempt_id`, its own counts are returned.
     """
     last_counts = last_pop.counts or {}
     if attempt_id and attempt_id == last_pop.attempt_id:
@@ -363,9 +370,9 @@ def _count_deliveries(
 
 
 def find_invisible_until_ms(last_pop: OrderInfo) -> dict[int, int]:
-    """Return, by offset, when each message of a pop that is not acknowledged becomes visible.
+    """Return when each unacknowledged message of a pop can be delivered again, by offset.
 
-    The offsets are ascending. The times are in ms since 1970, and may be over.
+    The offsets are ascending. The times are in ms since 1970, and may have passed already.
     """
     default_until_ms = last_pop.pop_ms + last_pop.invisible_ms
     return {

@@ -38,11 +38,11 @@ class PendingPop:
 
     @property
     def competition_key(self) -> str:
-        """The key of the parked requests with which it competes for messages.
+        """The key that this request shares with the waiting requests that want the same messages.
 
-        Pops of the group compete with each other, ordered and other pops separately. Pops that ask
-        for no messages, and notifications with the same filter, have keys of their own: messages
-        must not be offered to them instead of to a pop.
+        A new message is offered to one of them at a time. Ordered pops of a group share one key,
+        and its other pops another. Pops that ask for no messages, and notifications with the same
+        filter, have other keys, because a message must not be offered to them instead of to a pop.
         """
         header = self.header
         if header.count_max < 1:

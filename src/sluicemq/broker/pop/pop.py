@@ -111,14 +111,14 @@ class PopHandlers(BrokerComponent):
     ) -> None:
         """Create the handlers.
 
-        `checkpoints` and `order` hold the messages in flight of unordered and of ordered pops. Pops
-        that find nothing are parked in `polls`. `delivered` receives the statistics of each topic
-        and group. `filters` compiles and caches filter expressions. `consumers` names the client
-        that a message in flight belongs to.
+        `checkpoints` has the messages in flight of unordered pops, and `order` those of ordered
+        pops. Pops that find nothing wait in `polls`. `delivered` gets the statistics of each topic
+        and group. `filters` compiles and caches filter expressions. `consumers` knows the client
+        ids of consumers.
 
         `random` decides whether a pop reads retry topics first, and from which queue of a topic it
         starts. `admit` is called before each step of a pop, and raises RequestError if the group
-        may not pop by its filter.
+        may not pop with its filter.
         """
         super().__init__(context)
         self.steady_clock = context.steady_clock
@@ -141,22 +141,22 @@ class PopHandlers(BrokerComponent):
     def pop(
         self, header: PopMessageRequest, command: Command, peer: Peer
     ) -> bytes | Durable | Parked | Postponed | Command:
-        """Take messages for a group: answer POP_MESSAGE (200050). Keep it cheap.
+        """Take messages for a group: answer POP_MESSAGE (200050).
 
-        The type of the result says what the connection does with it:
+        The type of the result says what happens to it:
 
-        - `Durable`: an encoded response with messages. It is sent when their checkpoints are on
-          disk.
+        - `Durable`: an encoded response with messages. It is sent when the record of the pop, its
+          checkpoint, is on disk.
         - bytes: an encoded response that is sent at once, because it has no messages, or those of
           an ordered pop.
         - `Parked`: no messages were found, and the pop may wait. It is answered when some arrive.
-        - `Postponed`: the pop continues in steps, because a filter must be compiled or evaluated in
+        - `Postponed`: the pop continues in steps, because a filter must be compiled or evaluated on
           another thread, or has rejected many messages.
-        - `Command`: an error response, because a check before the first read has failed.
+        - `Command`: an error response with the fields of a pop, as in RocketMQ, because a check
+          before the first read has failed.
 
-        A RequestError of these checks is therefore returned, not raised: RocketMQ's response to it
-        has the fields of a pop. RequestError or StoreError is raised only if a checkpoint cannot be
-        stored after messages were read.
+        Raises RequestError or StoreError if a checkpoint cannot be stored after messages were read.
+        Called for each pop: keep it cheap.
         """
         now_ms = self.steady_clock.now_ms()
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
@@ -180,7 +180,9 @@ class PopHandlers(BrokerComponent):
     def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
 
-        Nothing is taken, and no offset of the group changes. A peek has no filter and never waits.
+        The messages stay in the queue, and no offset of the group changes. A peek has no filter and
+        never waits. Without messages, the code is PULL_NOT_FOUND. A refusal is returned, not
+        raised.
         """
         try:
             self._check_target(header, peer)
@@ -203,11 +205,12 @@ class PopHandlers(BrokerComponent):
     def notify(
         self, header: NotificationRequest, command: Command, peer: Peer
     ) -> bytes | Parked | Postponed | Command:
-        """Answer NOTIFICATION (200054): whether a pop would find messages.
+        """Answer NOTIFICATION (200054), which asks whether a pop would find messages.
 
         Return the encoded response if it would, or if the request may not wait. Otherwise return
         `Parked`: the response is sent when messages arrive, or at the end of the waiting time.
-        Return `Postponed` if the filter must be compiled in another thread first.
+        Return `Postponed` if the filter must be compiled on another thread first, and a `Command`
+        if the request is refused.
         """
         now_ms = self.steady_clock.now_ms()
         try:
@@ -270,12 +273,11 @@ class PopHandlers(BrokerComponent):
         self.admit(header.group, header.topic, header.expression_kind, header.expression, peer)
 
     def _take_messages(self, pop: PendingPop) -> PopResult:
-        """Do one step of a pop: read its queues, and take the messages that match.
+        """Do one step of a pop: read its queues, and take the messages that match its filter.
 
-        A read-only pop takes none, but the result contains them. The result `is_unfinished` only if
-        it has no messages. Called for each step of a pop: keep it cheap.
-
-        Raises StoreError or RequestError if no checkpoint can be stored.
+        Return the messages. If none was found and queues must still be read, `is_unfinished` of the
+        result is true. A read-only pop returns messages without taking them. Raises StoreError or
+        RequestError if no checkpoint can be stored. Called for each step of a pop: keep it cheap.
         """
         pop_result = PopResult(
             self.steady_clock.now_ms(), self.steady_clock.monotonic_s() + READ_TIME_MAX_S
@@ -388,11 +390,13 @@ class PopHandlers(BrokerComponent):
     def _find_start_offset(self, pop: PendingPop, topic: str, queue_id: int) -> int:
         """Return the offset at which the pop begins in a queue.
 
-        That is the offset at which the last pop of the group ended, or its committed offset. A
-        group without an offset begins at the first message if `init_mode` is INIT_MODE_MIN, if the
-        queue is one of a retry topic, or if the pop is read-only. Otherwise it begins at the last
-        message. With initPopOffsetByCheckMsgInMem, it begins at the first one if that has offset 0
-        and is in memory. Unless the pop is read-only, the result becomes the offset of the group.
+        It is the offset at which the last pop of the group ended, or its committed offset. A group
+        without an offset begins at the first message in these cases, otherwise at the last one:
+
+        - `init_mode` is INIT_MODE_MIN, the topic is a retry topic, or the pop is read-only.
+        - initPopOffsetByCheckMsgInMem is set, and the first message has offset 0 and is in memory.
+
+        Then the result becomes the offset of the group, unless the pop is read-only.
         """
         group = pop.header.group
         offset = self.checkpoints.resolve_next_offset(group, topic, queue_id)
@@ -425,9 +429,9 @@ class PopHandlers(BrokerComponent):
     ) -> ReadResult:
         """Read messages of a queue from `offset` on, at most as many as the pop still needs.
 
-        Only messages that match the filter of the pop are returned. Those that it rejects are
-        counted in the statistics of the group. If the filter must be evaluated in another thread
-        first, the result has `postponed`. Called for each queue: keep it cheap.
+        Only messages that match the filter of the pop are returned. Rejected messages are counted
+        in the statistics of the group. If the filter must be evaluated on another thread first,
+        `postponed` of the result is that work. Called for each queue: keep it cheap.
         """
         missing_count = pop.header.count_max - pop_result.count
         message_filter = pop.filter
@@ -452,14 +456,14 @@ class PopHandlers(BrokerComponent):
     ) -> None:
         """Take the messages that were read from one queue, and add them to `pop_result`.
 
-        They are recorded as in flight: by `OrderedPops` for an ordered pop, otherwise by a
-        checkpoint. A read-only pop records nothing. Messages of a retry topic are added under the
-        name of the requested topic and with their receipt handle, unless the pop is read-only or
-        the broker is set to return them as stored. Called for each queue: keep it cheap.
+        First they are recorded as in flight: in the table of ordered pops, or by a checkpoint
+        record. A read-only pop records nothing. Messages of a retry topic are added as copies with
+        the name of the requested topic and their receipt handle, unless the pop is read-only or the
+        broker is set to return them as stored. Called for each queue: keep it cheap.
 
-        If the checkpoint cannot be stored, StoreError is raised if `pop_result` has no messages
-        yet. Otherwise a warning is logged, the messages stay in the queue, and
-        `pop_result.is_stopped`.
+        If the checkpoint cannot be stored, and `pop_result` has no messages yet, StoreError is
+        raised. If it has some, a warning is logged, `pop_result.is_stopped` is set, and the
+        messages of this queue stay there.
         """
         header = pop.header
         group = header.group
@@ -516,7 +520,8 @@ class PopHandlers(BrokerComponent):
     ) -> None:
         """Record that an ordered pop takes the messages at `offsets` of a queue.
 
-        The numbers of their earlier deliveries are added to `pop_result.order_counts`.
+        How often they were delivered before is added to `pop_result.order_counts`: an entry for
+        each message that was delivered before, and one with the minimum of the queue.
         """
         header = pop.header
         topic, queue_id, topic_kind = source
@@ -541,9 +546,10 @@ class PopHandlers(BrokerComponent):
         source: Source,
         records: list[tuple[int, memoryview]],
     ) -> list[bytes | memoryview]:
-        """Return copies of records of a retry topic with the requested topic and their handles.
+        """Return copies of messages of a retry topic, as the client expects them.
 
-        `records` has the offset and the record of each message.
+        Each copy has the name of the requested topic, and the receipt handle of the message as a
+        property. `records` are (offset, record) of each message.
         """
         _, queue_id, topic_kind = source
         first_offset, _ = records[0]
@@ -564,9 +570,9 @@ class PopHandlers(BrokerComponent):
     def _has_messages(self, pop: PendingPop) -> bool:
         """Return whether a pop may find messages, for a notification.
 
-        The queues are those of the pop, without those that an ordered pop blocks. If more than
-        NOTIFICATION_SCAN_MAX messages of a queue are unread, or if evaluating the filter for all of
-        them takes too long, True is returned although the filter may reject them.
+        Queues that an ordered pop may not read now are skipped. The result may be True although the
+        filter rejects all messages: if more than NOTIFICATION_SCAN_MAX messages of a queue are
+        unread, or if evaluating the filter for all of them takes too long.
         """
         header = pop.header
         message_filter = pop.filter
@@ -590,11 +596,11 @@ class PopHandlers(BrokerComponent):
     # -------------------------------------------------------------------------------- waiting
 
     def _find_deadline_ms(self, born_time_ms: int | None, poll_ms: int, now_ms: int) -> int:
-        """Return the end of a request's waiting time in ms since 1970.
+        """Return the end of a request's waiting time, in ms since 1970 of the steady clock.
 
-        That is `poll_ms` after `born_time_ms`, at which the client sent the request. This time is
-        of the client's clock, which is compared with this machine's wall clock; 0 or None means
-        now. The result is never more than `poll_ms` from `now_ms`.
+        It is `poll_ms` after `born_time_ms`, the time of the client's clock when it sent the
+        request. 0 or None means now. The result is at most `poll_ms` after `now_ms`, the present
+        time of the steady clock.
         """
         if not born_time_ms:
             return now_ms + poll_ms
@@ -607,12 +613,12 @@ class PopHandlers(BrokerComponent):
     ) -> WorkItem[bytes | Durable | Parked]:
         """Take messages in further steps until some are found or the deadline has passed.
 
-        `pop_result` is that of the first step, which was unfinished. Before each further step, it
-        yields the evaluation of a filter, to be run on another thread, if the last step waits for
-        one, otherwise None. Return the encoded response, or `Parked` if nothing was found and the
-        pop may still wait (`_answer_or_park`).
+        `pop_result` is the result of the first step, which was unfinished. This is a generator. It
+        yields before each further step: a function that evaluates a filter, to be run on another
+        thread, if the step needs that, otherwise None. It returns the encoded response, or `Parked`
+        if nothing was found and the pop may still wait.
 
-        Raises RequestError if the group may not pop by this filter any more, or StoreError.
+        Raises RequestError if the group may not pop with this filter any more, or StoreError.
         """
         while pop_result.is_unfinished:
             filter_work = pop_result.postponed
@@ -665,11 +671,12 @@ class PopHandlers(BrokerComponent):
         pop: PendingPop,
         try_answer: Callable[[PendingPop, Parked, bool], bytes | Durable | None],
     ) -> Parked:
-        """Return the `Parked` of a request. It waits for its queue, and for the retry topics.
+        """Return a `Parked`, by which the request waits for messages.
 
-        `try_answer(pop, parked, is_last)` is called when messages arrive there, and with
-        `is_last` True ANSWER_EARLY_MS before the deadline. It returns the encoded response, or None
-        if the request remains parked.
+        It waits for its queue, and for the retry topics if the pop is not ordered. `try_answer(pop,
+        parked, is_last)` is called when messages arrive there, and with `is_last` True shortly
+        (ANSWER_EARLY_MS) before the deadline. It returns the encoded response, or None if the
+        request remains parked.
         """
         header = pop.header
         answer_ms = pop.deadline_ms - ANSWER_EARLY_MS
@@ -694,10 +701,10 @@ class PopHandlers(BrokerComponent):
     def _retry_pop(self, pop: PendingPop, parked: Parked, is_last: bool) -> bytes | Durable | None:
         """Try to answer a parked pop. Return the encoded response, or None if it remains parked.
 
-        Called when messages are offered to the pop, and a last time at its deadline (`is_last`),
-        because a message can become available without an offer. The last call always returns a
-        response. If the pop needs more steps, another attempt is started in the background. Sets
-        `parked.has_left_messages` if messages are left for other pops. Keep it cheap.
+        Called when messages have arrived, and a last time at the deadline (`is_last`), because a
+        message can become available without notice. The last call always returns a response.
+        `parked.has_left_messages` is set if messages are left for other pops. If the pop needs more
+        steps, another attempt is started in the background. Called often: keep it cheap.
         """
         try:
             if is_last:
@@ -722,12 +729,11 @@ class PopHandlers(BrokerComponent):
         return None
 
     def _retry_notification(self, pop: PendingPop, parked: Parked, is_last: bool) -> bytes | None:
-        """Try to answer a parked notification.
+        """Try to answer a parked notification request.
 
-        Called when messages are offered, and a last time at its deadline (`is_last`): the message
-        may have been offered to another notification with the same competition key. Return the
-        encoded response, or None if the notification remains parked. The last call always returns
-        a response.
+        Return the encoded response, or None if the request remains parked. Called when messages
+        have arrived, and a last time at the deadline (`is_last`), because a message may have been
+        offered to another notification. The last call always returns a response.
         """
         if is_last:
             try:

@@ -120,6 +120,7 @@ class OpenCheckpoints:
         self._deadlines: list[tuple[int, int, OpenCheckpoint]] = []
         """A heap of deadline in ms, number of the entry, and checkpoint."""
         self._entry_number = 0
+        """The number of the newest entry of the heap. It orders entries with equal deadlines."""
 
     def __iter__(self) -> Iterator[OpenCheckpoint]:
         return iter(self.by_key.values())
@@ -128,12 +129,14 @@ class OpenCheckpoints:
         return len(self.by_key)
 
     def add(self, checkpoint: Checkpoint, timer_offset: int, popped_by: str = "") -> OpenCheckpoint:
-        """Add a checkpoint whose record is at `timer_offset` of the timer queue, and return it.
+        """Add a checkpoint, the record of a pop, and return its entry in the table.
 
-        All its messages are in flight, and it is put into the heap of deadlines. `popped_by` is
-        the client id or address of the consumer, "" if it is not known. If the table contains the
-        key already (the group was reset and popped twice within a millisecond), the new entry
-        replaces the old one and contains the messages of both.
+        All its messages are in flight. `timer_offset` is the offset of the record in the timer
+        queue. `popped_by` is the client id or address of the consumer, or "" if it is not known.
+        The entry is also put into the heap of deadlines.
+
+        If the table has an entry with the same key, the new entry replaces it and has the messages
+        of both. That happens if the group was reset and popped twice within a millisecond.
         """
         existing = self.by_key.get(checkpoint.key)
         revive_offset = NO_OFFSET
@@ -154,10 +157,10 @@ class OpenCheckpoints:
         return added
 
     def remove_messages(self, open_checkpoint: OpenCheckpoint, offsets: Iterable[int]) -> None:
-        """Remove the messages at `offsets` from a checkpoint: they are no longer in flight.
+        """Remove the messages at `offsets` from a checkpoint, because they are not in flight now.
 
-        Offsets that are not in flight are ignored. If no message is left, the checkpoint is closed:
-        it is removed from the table. It stays in the heap of deadlines.
+        Offsets that are not in flight are ignored. If no message is left, the checkpoint is removed
+        from the table. It stays in the heap of deadlines until it comes first there.
         """
         remaining = tuple(
             [offset for offset in open_checkpoint.pending_offsets if offset not in offsets]
@@ -174,10 +177,11 @@ class OpenCheckpoints:
             self._in_revive_queue.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
 
     def restore_messages(self, open_checkpoint: OpenCheckpoint, offsets: Iterable[int]) -> None:
-        """Undo `remove_messages`, because the acknowledgement could not be stored.
+        """Add the messages at `offsets` to a checkpoint again, to undo `remove_messages`.
 
-        A checkpoint that was closed is added to the table again, in its place of the timer queue's
-        order. It is no longer listed among those that are in a revive queue.
+        This is necessary if their acknowledgement could not be stored. A checkpoint that was
+        removed is added to the table again, at the position that its timer offset demands. It is no
+        longer listed among those that are in a revive queue.
         """
         count_before = len(open_checkpoint.pending_offsets)
         pending = {*open_checkpoint.pending_offsets, *offsets}
@@ -203,11 +207,12 @@ class OpenCheckpoints:
             delivered[checkpoint.key] = open_checkpoint
 
     def first_open_revive_offset(self, queue_id: int, end: int) -> int:
-        """Return the offset of the first open checkpoint in a revive queue, `end` if there is none.
+        """Return the lowest offset of an open checkpoint in the revive queue `queue_id`.
 
-        `end` is the end offset of the queue.
+        Return `end`, the end offset of the queue, if there is no open checkpoint in it.
         """
         delivered = self._in_revive_queue.get(queue_id, {})
+        # Entries were added in the order of the revive queue, so the first has the lowest offset.
         first_entry = next(iter(delivered.values()), None)
         if first_entry is None:
             return end
@@ -216,9 +221,9 @@ class OpenCheckpoints:
     # --- deadlines
 
     def schedule(self, open_checkpoint: OpenCheckpoint) -> None:
-        """Put the checkpoint into the heap of deadlines, unless the heap contains it.
+        """Put the checkpoint into the heap of deadlines, unless it is there already.
 
-        If the heap has become more than SWEEP_MIN larger than twice the table, closed checkpoints
+        If the heap is longer than twice the table plus SWEEP_MIN, the entries of closed checkpoints
         are removed from it first.
         """
         if open_checkpoint.is_scheduled:
@@ -252,15 +257,16 @@ class OpenCheckpoints:
         Closed checkpoints at the top of the heap are removed from it.
         """
         deadlines = self._deadlines
+        # An entry is (deadline, number, checkpoint). A closed checkpoint has no pending offsets.
         while deadlines and not deadlines[0][2].pending_offsets:
             heapq.heappop(deadlines)[2].is_scheduled = False
         return deadlines[0][0] if deadlines else None
 
     def take_due(self, now_ms: int) -> OpenCheckpoint | None:
-        """Remove the checkpoint with the earliest deadline from the heap and return it.
+        """Remove the checkpoint with the earliest deadline from the heap, and return it.
 
-        Return None if no deadline is at or before `now_ms`. The checkpoint stays in the table;
-        `schedule` puts it into the heap again.
+        Return None if no deadline is at or before `now_ms`. The checkpoint stays in the table. The
+        caller puts it into the heap again with `schedule`.
         """
         next_ms = self.next_deadline_ms
         if next_ms is None or next_ms > now_ms:
@@ -286,10 +292,11 @@ class SavedPops(NamedTuple):
     """The listed checkpoints, each with the offsets of the messages that were in flight."""
 
     def encode(self) -> str:
-        """Return the text of the file: a JSON object whose keys the module's docstring lists.
+        """Return the text of the file, a JSON object.
 
-        `open` is a list of checkpoints as RocketMQ writes them (`Checkpoint.to_json`), each with
-        its revive queue as "rq". `revive` is an object: offset by queue id, as text.
+        "timer" and "covered" are offsets of the timer queue (`timer_start` and `covered_end`).
+        "open" is a list of checkpoints as RocketMQ writes them, each with its revive queue as "rq".
+        "revive" is an object with an offset for each queue id, which is a string.
         """
         open_values = [
             checkpoint.to_json() | {"rq": checkpoint.revive_queue}
@@ -362,10 +369,10 @@ class PopRecovery:
     def __init__(
         self, table: OpenCheckpoints, store: Store, offsets: Offsets, topic: str, broker: str
     ) -> None:
-        """Create a recovery that has read nothing yet.
+        """Create a recovery, which fills the empty `table` with the pops that are in flight.
 
-        `recover_from_file` or `recover_from_log` fills `table`, which must be empty, from `store`,
-        and moves committed offsets in `offsets`. `topic` is the revive topic, and `broker` the name
+        Call either `recover_from_file` or `recover_from_log`. They read the queues of `store`, and
+        advance committed offsets in `offsets`. `topic` is the revive topic, and `broker` the name
         of this broker.
         """
         self._table = table
@@ -385,11 +392,11 @@ class PopRecovery:
     def recover_from_file(self, saved: SavedPops) -> None:
         """Fill the table from the content of the file, and from what was stored since then.
 
-        The table has the open checkpoints: records of pops whose messages are in flight. This
-        broker must have written the file last. Another broker may have run on the store since.
-        Added are the checkpoints that the file lists, those of the timer queue from
-        `saved.timer_start` on, and those that another broker has put into revive queues. From
-        `saved.covered_end` on, the checkpoints also move the committed offsets of groups.
+        The table gets the open checkpoints: records of pops whose messages are in flight. These are
+        the checkpoints in the file, those in the timer queue from `saved.timer_start` on, and those
+        that another broker has put into revive queues since. The checkpoints in the timer queue
+        from `saved.covered_end` on also advance the committed offsets of groups. This broker must
+        have written the file last.
         """
         for checkpoint in saved.open_checkpoints:
             self._table.add(checkpoint, NO_OFFSET)
@@ -409,16 +416,16 @@ class PopRecovery:
         self._apply_revive_queues()
 
     def recover_from_log(self, passed_ms: int) -> None:
-        """Fill the table with the checkpoints that another broker has left in flight.
+        """Fill the table from the log alone, because another broker has used the store last.
 
-        A checkpoint is the record of a pop whose messages are not acknowledged yet. Only the log is
-        read. Committed offsets do not change, because that broker has saved them itself. Everything
-        that was due before `passed_ms` (ms since 1970) is already in the revive queues, so of the
-        timer queue, only records with a later time count as in flight. Of the revive queues, the
-        records that RocketMQ has not scanned are read.
+        The table gets the open checkpoints: records of pops whose messages are not acknowledged.
+        Committed offsets do not change, because that broker has saved them itself.
 
-        If `passed_ms` is 0, it is unknown what is in the revive queues. Then all records of both
-        are read, and a checkpoint that RocketMQ has scanned counts as closed.
+        Records that were due before `passed_ms` (ms since 1970) are in the revive queues. So from
+        the timer queue, only records with a later time are added. In the revive queues, only
+        records that RocketMQ has not scanned are read. If `passed_ms` is 0, it is unknown what is
+        in the revive queues. Then all records of both are read, and a checkpoint that RocketMQ has
+        scanned counts as closed.
         """
         for queue_id in self._revive_queue_ids:
             scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
@@ -437,15 +444,15 @@ class PopRecovery:
         return [queue_id for topic, queue_id in self._store.queues() if topic == self._topic]
 
     def _read_revive_queue(self, queue_id: int, start: int, *, is_from_this_broker: bool) -> None:
-        """Collect what a revive queue contains from offset `start` on, for `_apply_revive_queues`.
+        """Collect the records of a revive queue from offset `start` on.
 
-        Acknowledgements, the keys of checkpoints that RocketMQ has scanned, and the offsets of the
-        other checkpoints are collected. Of the latter, those that another broker has written are
-        also added to the table.
+        Three collections are filled, which `_apply_revive_queues` uses: acknowledgements, keys of
+        checkpoints that RocketMQ has scanned, and offsets of the other checkpoints. The other
+        checkpoints are also added to the table.
 
-        `is_from_this_broker` says that this broker was the last on the store. Then the checkpoints
-        that its timer has delivered (they have the property TIMER_OUT) are not added, because they
-        are listed in the file or found in the timer queue.
+        `is_from_this_broker` says that this broker has written the file. Then the checkpoints that
+        its own timer has delivered (they have the property TIMER_OUT) are not added to the table,
+        because the file or the timer queue has them.
         """
         scanned_offset = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
         for stored in self._iter_pop_records(self._topic, queue_id, start):
@@ -460,11 +467,11 @@ class PopRecovery:
                     self._table.add(stored.content, NO_OFFSET)
 
     def _apply_revive_queues(self) -> None:
-        """Apply to the table what `_read_revive_queue` has collected.
+        """Apply the collected records of the revive queues to the table.
 
-        Acknowledged messages are removed, checkpoints that RocketMQ has scanned are closed, and the
-        others get their offset in the revive queue. The committed offsets of groups move forward to
-        those in the checkpoints of the timer queue. All queues must have been read, because an
+        Acknowledged messages are removed. Checkpoints that RocketMQ has scanned are closed. The
+        other checkpoints get their offset in the revive queue. The committed offsets of groups are
+        advanced to the collected next offsets. All queues must have been read before, because an
         acknowledgement may be found before its checkpoint.
         """
         table = self._table
@@ -491,11 +498,11 @@ class PopRecovery:
             self._table.remove_messages(open_checkpoint, acknowledgement.offsets)
 
     def _note_next_offset(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
-        """Record the offset from which the group of a checkpoint continues.
+        """Record the offset from which the group continues after the pop of `checkpoint`.
 
-        `next_offset` is the one in the record of the checkpoint. It is None for a checkpoint of
-        another broker. That broker has saved the offset of the group itself, so the offsets in
-        earlier checkpoints no longer count.
+        `next_offset` was read from the record of the checkpoint. It is None if another broker has
+        written the record. That broker has saved the offset of the group itself, so the offsets in
+        earlier checkpoints are dropped.
         """
         queue = checkpoint.group, checkpoint.topic, checkpoint.queue_id
         if next_offset is None:
@@ -506,9 +513,10 @@ class PopRecovery:
     def _iter_pop_records(self, topic: str, queue_id: int, offset: int) -> Iterator[PopRecord]:
         """Yield the checkpoints and acknowledgements in a queue from `offset` on.
 
-        Records that the timer has stored again on their way are skipped, and records that cannot be
-        decoded are logged and skipped. Records that a new master hides until its slaves have them
-        are included, because the previous master has answered the requests that wrote them.
+        Records that cannot be decoded are logged and skipped. Records that the timer has stored a
+        second time, because they were due too late for it, are skipped. Records that a new master
+        hides until its slaves have them are included, because the previous master has answered the
+        requests that wrote them.
         """
         first_offset, _ = self._store.queue_offsets(topic, queue_id)
         offset = max(offset, first_offset)

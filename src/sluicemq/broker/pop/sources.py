@@ -28,9 +28,10 @@ class PopSources:
     def iter_queues(self, header: PopMessageRequest) -> Iterator[Source]:
         """Yield the queues that a pop reads, in the order in which it reads them.
 
-        These are the requested queue, or all queues of the topic if no queue is requested, and the
-        queues of the retry topics. With a probability of popFromRetryProbability percent the retry
-        topics are first, otherwise last. Called for each pop: keep it cheap.
+        Each is a tuple (topic, queue id, kind of the topic). They are the requested queue, or all
+        queues of the topic if no queue is requested, and the queues of the retry topics. The retry
+        topics come first with a probability of popFromRetryProbability percent, otherwise last.
+        Called for each pop: keep it cheap.
         """
         retry_sources = self._iter_retry_queues(header)
         is_retry_first = self._random.randrange(100) < self._settings.broker.pop_retry_percent
@@ -44,10 +45,9 @@ class PopSources:
             yield from retry_sources
 
     def _iter_retry_queues(self, header: PopMessageRequest) -> Iterator[Source]:
-        """Yield the queues of the retry topics of a pop's group and topic.
+        """Yield the queues of the retry topics for the group and topic of a pop.
 
-        If there are two kinds of retry topics, a random one is first. There are none for an ordered
-        pop.
+        If there are two kinds of retry topics, a random one comes first. An ordered pop reads none.
         """
         retry_kinds = () if header.order else self.retry_kinds
         if len(retry_kinds) > 1 and self._random.randrange(2):
@@ -64,9 +64,10 @@ class PopSources:
         return (POP_RETRY, POP_RETRY_V2) if config.pop_retry_v1_read else (POP_RETRY_V2,)
 
     def _iter_topic_queues(self, name: str) -> Iterator[Source]:
-        """Yield all queues of a topic, beginning with a random one, and none if it does not exist.
+        """Yield all queues of the topic `name`, beginning with a random one.
 
-        The queue with the highest id is followed by queue 0.
+        The queue with the highest id is followed by queue 0. Yield nothing if the topic does not
+        exist.
         """
         topic = self._topics.get(name)
         if topic is None:

@@ -160,7 +160,7 @@ class BatchFields(NamedTuple):
 
     @property
     def can_use_columns(self) -> bool:
-        """Whether the columns of a batch can represent these values."""
+        """Whether a batch with these values can be stored as columns, which is faster."""
         return (
             0 <= self.sys_flag <= PLAIN_SYS_FLAG_MAX
             and 0 <= self.born_time_ms < BORN_TIME_LIMIT_MS
@@ -180,9 +180,10 @@ class DeliveredElsewhere:
         """How often a message must still be skipped, by topic and message id."""
 
     def take(self, topic: str, unique_id: str) -> bool:
-        """Return whether a due message must be skipped, and decrement its number in `remaining`.
+        """Return whether a due message must be skipped, because another master has delivered it.
 
-        So a message that is in `remaining` once is skipped once. `topic` is its real topic.
+        Its number in `remaining` is decreased then, so it is skipped as often as it was delivered.
+        `topic` is the topic to which it would be delivered.
         """
         if not self.remaining[topic, unique_id]:
             return False
@@ -194,7 +195,7 @@ class MessageIntake:
     """The general path into the store, for every message that is not a plain send."""
 
     def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
-        """Create an intake without rewrites. Components add theirs to `rewrites`."""
+        """Create an intake. Components add functions to `rewrites`, which change each message."""
         self._settings = settings
         self._writer = store.writer
         self._group_commit = group_commit
@@ -239,12 +240,12 @@ class MessageIntake:
         return stored
 
     def append(self, message: MessageToStore) -> AppendResult:
-        """Append a message without rewriting it, and without committing it.
+        """Append a message to its queue, without rewriting it and without committing it.
 
-        The tag code of its unit is computed from the property TAGS. If `delay_ms` is set, the unit
-        contains the due time in place of the tag code.
+        The unit (the entry of the consume queue) has the tag code, the hash of the property TAGS.
+        If `delay_ms` is set, it has the due time instead. Return where the message was stored.
 
-        Raises RequestError if its properties are too large, MessageIllegalError, StoreError.
+        Raises RequestError if its properties are too large, MessageIllegalError, or StoreError.
         """
         properties = text.format_property_text(message.properties).encode("utf-8", "replace")
         self.check_properties_size(len(properties))
@@ -287,12 +288,12 @@ class MessageIntake:
     def prepare_batch(
         self, body: Buffer, fields: BatchFields, suffix: str
     ) -> "Generator[None, None, batch_columns.BatchColumns | list[BatchPart]]":
-        """Decode the body of a batch and complete the properties of each message.
+        """Decode the body of a batch, and complete the properties of each message.
 
-        `suffix` holds the properties that the broker adds to every message, encoded as text. The
-        generator returns the batch as `append_batch` takes it: columns, or a list of messages. It
-        yields None between the steps in which a large batch of messages of different shapes is
-        decoded. Nothing is appended.
+        `suffix` are the encoded properties that the broker adds to each message. This is a
+        generator. Its return value is the batch as `append_batch` takes it: columns, or a list of
+        messages. It yields None between the steps in which a large batch of messages that are not
+        alike is decoded. Nothing is appended.
 
         Raises RequestError if the batch is malformed, empty or too large, or if a message has too
         large properties or must not be in a batch, and MessageIllegalError.
@@ -326,12 +327,12 @@ class MessageIntake:
     def _decode_columns(
         self, body: bytes, suffix: bytes
     ) -> "Generator[None, None, batch_columns.BatchColumns | None]":
-        """Return the columns of a batch, and yield None between steps of a large batch.
+        """Decode a batch to columns. This is a generator, which yields None between steps.
 
-        Return None for a batch of up to `MESSAGES_PER_STEP_MAX` messages that are not alike
-        (`batch_columns.split` returns None) or have too large properties. The caller then decodes
-        it message by message. A larger batch of that kind is decoded in steps. `suffix` holds the
-        encoded properties that the broker adds. Called for each large batch: keep it cheap.
+        If the messages are not alike, or a message has too large properties, a batch of up to
+        `MESSAGES_PER_STEP_MAX` messages gives None: the caller then decodes it message by message.
+        A larger one is decoded in steps. `suffix` are the encoded properties that the broker adds.
+        Called for each large batch: keep it cheap.
 
         Raises RequestError, MessageIllegalError, ProtocolError.
         """
@@ -373,8 +374,8 @@ class MessageIntake:
 
         `batch` is the result of `prepare_batch`. `id_prefix` is the encoded store host in
         hexadecimal, with which message ids begin. Return (ids, offset): the offset message ids,
-        separated by commas, and the queue offset of the first message. If `is_brief`, `ids` is the
-        id of the first message only.
+        separated by commas, and the queue offset of the first message. With `is_brief`, `ids` has
+        only the id of the first message.
 
         The messages are counted for the topic, and `on_staged` is called for a batch in the staging
         topic. The caller commits the batch. Called for each batch: keep it cheap.
@@ -425,10 +426,10 @@ class MessageIntake:
 
 
 def _complete_messages(sent_messages: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]:
-    """Return the messages of a batch with the properties that are stored.
+    """Return the messages of a batch with the properties to store.
 
-    The properties of each message are treated as if it had been sent alone (`model.properties`),
-    then the properties of the broker (`suffix`, encoded) are added.
+    As for a message that is sent alone, properties that only the broker may write are removed. Then
+    the properties of the broker, which `suffix` has in encoded form, are added.
 
     Raises RequestError if a message cannot be part of a batch.
     """
@@ -461,10 +462,11 @@ def _complete_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -
 
 
 def _clean_special_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
-    """Return the same as `_complete_properties`, for properties that probably have special names.
+    """Return the properties to store for a message that was sent with the properties `sent`.
 
-    Properties that only the broker may write are removed. `added` does not replace properties of
-    the same name. Raises RequestError if the message cannot be part of a batch.
+    Properties that only the broker may write are removed. The properties `added` are added, but do
+    not replace others of the same name. `suffix` is their encoding. Raises RequestError if the
+    message cannot be part of a batch.
     """
     properties = text.parse_property_text(sent.decode("utf-8", "replace"))
     if ACTED_ON_SEND.isdisjoint(properties):
@@ -652,9 +654,9 @@ def iter_queue(
     offset: int,
     units: Callable[[str, int, int, int], Buffer] | None = None,
 ) -> Iterator[QueueEntry]:
-    """Yield the entries of a queue from `offset` to the last one that is visible.
+    """Yield the entries of a queue from `offset` to the last visible one, each with its record.
 
-    `units(topic, queue_id, offset, count)` reads the units; None means `store.reader.units`.
+    `units(topic, queue_id, offset, count)` reads the entries; None means `store.reader.units`.
     """
     read_units = units or store.reader.units
     while len(chunk := read_units(topic, queue_id, offset, _CHUNK_UNITS)):
@@ -712,12 +714,11 @@ class DueMessageDelivery:
     def deliver(self, record: Record, added: bytes = b"") -> str | None:
         """Append a due message to its real topic and return the name of that topic.
 
-        `added` are encoded properties that are appended to those of the message. The topic is also
-        returned if nothing is appended because the gate drops the message, or because another
-        master has delivered it. Otherwise the callback of the gate gets the queue offset.
-
-        Return None, and log the reason, if the message can never be stored there. Called for each
-        due message: keep it cheap.
+        The properties REAL_TOPIC and REAL_QID name the topic and queue. `added` are further encoded
+        properties. If the topic has a gate, it may drop the message; otherwise its callback gets
+        the queue offset. The topic is also returned if the gate drops the message or another master
+        has delivered it. Return None, and log the reason, if the message can never be stored there.
+        Called for each due message: keep it cheap.
 
         Raises StoreError if the store accepts no messages at the moment.
         """

@@ -28,7 +28,10 @@ class Producers:
     """The producer groups that have connected members."""
 
     def __init__(self, clock: Clock, memory: ClientMemory) -> None:
-        """Create the table without groups. `memory` limits what heartbeats use."""
+        """Create an empty table of connected producers by group.
+
+        `memory` limits the memory that heartbeats may use.
+        """
         self._clock = clock
         self._memory = memory
         self.groups: dict[str, dict[Peer, Member]] = {}
@@ -42,11 +45,11 @@ class Producers:
         return peer if peer is not None and not peer.closed else None
 
     def record_heartbeat(self, group: str, member: Member) -> None:
-        """Add or update a member of a producer group, and reserve its memory.
+        """Add or update a member of a producer group by its heartbeat, and count its memory.
 
-        The connection becomes the one that `find_connection` returns for the client. A new member
-        is ignored if there are PRODUCER_GROUPS_MAX groups or the name is too long. Raises
-        RequestError if the connection, or all connections together, would use too much memory.
+        From now on, `find_connection` returns this connection for the client. A new member is
+        ignored if there are PRODUCER_GROUPS_MAX groups, or if the name of the group is too long.
+        Raises RequestError if the connection, or all together, would use too much memory.
         """
         members = self.groups.get(group, {})
         stored_member = members.get(member.peer)

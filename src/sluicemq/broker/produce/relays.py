@@ -82,6 +82,7 @@ class ClientRequests:
         self._deadlines: list[tuple[float, int, Peer, int]] = []
         """A heap of (deadline, tie-breaker, connection, number of the request)."""
         self._order = count()
+        """The tie-breakers, so that connections in the heap are never compared."""
 
     def __len__(self) -> int:
         """Return the number of unanswered requests."""
@@ -90,11 +91,11 @@ class ClientRequests:
     def send(
         self, peer: Peer, command: Command, on_end: OnEnd, timeout_s: float = CLIENT_TIMEOUT_S
     ) -> None:
-        """Send a request to a client and call `on_end` exactly once, with the answer or None.
+        """Send a request to a client, and call `on_end` exactly once, with the answer or None.
 
-        `on_end` receives None if the client does not answer within `timeout_s` seconds or
-        disconnects. If the connection is closed, or if there are `PENDING_MAX` requests already,
-        nothing is sent, and `on_end` is called with None before this method returns.
+        Return at once. None means that the client has not answered within `timeout_s` seconds, or
+        has disconnected. If the connection is closed already, or if `PENDING_MAX` requests are
+        waiting, nothing is sent, and `on_end(None)` is called before this method returns.
         """
         if peer.closed or len(self._deadlines) >= PENDING_MAX:
             on_end(None)
@@ -107,10 +108,10 @@ class ClientRequests:
         heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, request_number))
 
     def expire(self, now_s: float) -> None:
-        """End the requests whose deadline has passed at the monotonic time `now_s`.
+        """End the requests whose deadline has passed, by calling their callbacks with None.
 
-        Their callbacks receive None. Deadlines of answered requests are removed if they are before
-        the first unanswered one; until then they count towards PENDING_MAX.
+        `now_s` is the monotonic time. The deadlines of answered requests are removed when they are
+        the earliest; until then they count towards PENDING_MAX.
         """
         while self._deadlines:
             deadline_s, _, peer, request_number = self._deadlines[0]
@@ -126,9 +127,10 @@ class ClientRequests:
             self._end(peer, request_number, None)
 
     def _end(self, peer: Peer, request_number: int, answer: Command | None) -> None:
-        """Remove a request and call its callback with `answer`, which is None without an answer.
+        """Remove a waiting request, and call its callback with `answer`.
 
-        A later answer of the client is ignored. Do nothing if the request has ended already.
+        `answer` is None if the client has not answered. A later answer is ignored. Do nothing if
+        the request has ended already.
         """
         callbacks = self._pending.get(peer, {})
         on_end = callbacks.pop(request_number, None)
@@ -157,10 +159,11 @@ class RelayHandlers(BrokerComponent):
     def get_running_info(
         self, header: GetConsumerRunningInfoRequest, command: Command, peer: Peer
     ) -> None:
-        """Answer GET_CONSUMER_RUNNING_INFO (307): ask a consumer for its state and pass it on.
+        """Answer GET_CONSUMER_RUNNING_INFO (307): ask a consumer for its state, and pass it on.
 
-        The request is forwarded with its fields and without a body. The answer is sent when the
-        consumer has answered, or is CONSUME_MSG_TIMEOUT.
+        The request is forwarded to the consumer with its fields, but without a body. The consumer's
+        answer is sent to the tool when it arrives. If it does not arrive in time, the code of the
+        answer is CONSUME_MSG_TIMEOUT.
 
         Raises RequestError if the consumer is offline, or too old to answer.
         """
@@ -179,9 +182,9 @@ class RelayHandlers(BrokerComponent):
     ) -> None:
         """Answer CONSUME_MESSAGE_DIRECTLY (309): let a consumer process one message at once.
 
-        The stored message with the offset message id of the request is sent to the consumer as
-        body. Without a message id, the body of the request is sent. Without a client id, any online
-        member of the group processes the message.
+        The request may have a message id, which names a stored message. Its record is sent to the
+        consumer as the body. Without a message id, the body of the request is sent. The request
+        names the client; without a client id, any online member of the group gets the message.
 
         Raises RequestError if the consumer is offline or the message does not exist.
         """
@@ -202,7 +205,7 @@ class RelayHandlers(BrokerComponent):
         self._relay(member, Command(command.code, fields, body), command, peer, header.group)
 
     def _read_message(self, message_id: str) -> bytes:
-        """Return the record of the message with an offset message id.
+        """Return the record of the message with an offset message id, which contains its position.
 
         Raises RequestError if the id is invalid or there is no such message.
         """
@@ -222,10 +225,10 @@ class RelayHandlers(BrokerComponent):
     ) -> None:
         """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): ask the members for their offsets.
 
-        The answer contains the offsets of the topic that each member knows, by client id. It is
-        sent when the last member has answered or its time is over. Members that do not answer in
-        time, or answer with an error, are missing in it. With a client address in the request, only
-        the member with that client id is asked.
+        The answer has, by client id, the offsets that each member knows for the queues of the
+        topic. It is sent when all members have answered, or when their time is over. Members that
+        answer too late or with an error are left out. If the request has a client address, only the
+        member with that client id is asked.
 
         Raises RequestError if no such member is online.
         """
@@ -284,11 +287,11 @@ class RelayHandlers(BrokerComponent):
     def _relay(
         self, member: Member, request: Command, command: Command, peer: Peer, group: str
     ) -> None:
-        """Send `request` to a member, and pass its answer on to `peer`.
+        """Send `request` to a member, and pass its answer on to the tool at `peer`.
 
-        `command` is the request of the tool at `peer`, which the answer belongs to. If the member
-        does not answer in time or leaves, the answer is CONSUME_MSG_TIMEOUT. `group` is the
-        member's group, for that remark.
+        `command` is the tool's own request, to which the answer belongs. If the member does not
+        answer in time, or disconnects, the tool gets CONSUME_MSG_TIMEOUT. `group` is the member's
+        group, for the text of that answer.
         """
 
         def on_answer(answer: Command | None) -> None:
@@ -358,10 +361,11 @@ class ReplyHandlers:
     ) -> Command | None:
         """Answer SEND_REPLY_MESSAGE (324, 325): store a reply and push it to the requester.
 
-        The reply is stored only if storeReplyMessageEnable is true. Then the answer contains its
-        message id and queue offset. Return None if the reply was pushed: the answer is sent once
-        the requester has answered. Otherwise return a Command with the error. A request without a
-        body, as the Go client sends it, is an empty reply.
+        The requester is the client that waits for the reply. The reply is stored only if
+        storeReplyMessageEnable is true. Then the answer has its message id and queue offset. Return
+        None if the reply was sent to the requester: the answer follows when the requester has
+        answered. Otherwise return a Command with the error. A request without a body, as the Go
+        client sends it, is an empty reply.
         """
         config = self.settings.broker
         fields = {"TRACE_ON": "true" if config.trace_on else "false", "MSG_REGION": config.region}
@@ -397,9 +401,10 @@ class ReplyHandlers:
         peer: Peer,
         properties: dict[str, str],
     ) -> dict[str, str]:
-        """Store a reply, and return the fields of the answer that say where.
+        """Store a reply, and return the fields of the answer that say where it was stored.
 
-        `properties` are not changed. Raises RequestError, StoreError or OSError.
+        These are "msgId", "queueId" and "queueOffset". `properties` are not changed. Raises
+        RequestError, StoreError or OSError.
         """
         host = self.settings.store_host
         message = MessageToStore(
@@ -430,9 +435,9 @@ class ReplyHandlers:
     ) -> Command | None:
         """Send PUSH_REPLY_MESSAGE_TO_CLIENT (326) to the requester of a reply.
 
-        `properties` are those of the reply, `fields` those of the answer to the replier. Return
-        None if the answer will be sent later, or a Command with the error if the requester is not
-        connected.
+        `properties` are the properties of the reply, which name the requester. `fields` are the
+        fields of the answer to the client that has sent the reply. Return None if that answer will
+        be sent later. Return a Command with the error if the requester is not connected.
         """
         client_id = properties.get(REPLY_TO_CLIENT, "")
         requester = self.producers.find_connection(client_id)

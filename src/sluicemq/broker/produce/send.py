@@ -102,8 +102,9 @@ class SendHandlers:
     ) -> None:
         """Create the handlers, and the compiled fast path if it is available.
 
-        Plain messages are appended directly to the store, all others by `intake`. `retries` has the
-        rules for messages to retry topics. `unique_ids` makes ids for messages without one.
+        Plain messages are appended directly to the store. `intake` appends all others, such as
+        delayed messages. `retries` has the rules for messages to retry topics. `unique_ids` makes
+        ids for messages without one.
         """
         settings = context.settings
         topics = context.topics
@@ -139,9 +140,9 @@ class SendHandlers:
         self.apply_settings()
 
     def apply_settings(self) -> None:
-        """Prepare the properties and answer templates that depend on settings.
+        """Prepare the properties that are added to each message, and the templates of answers.
 
-        Called at the start and after each change of a setting.
+        They depend on settings, so this is called at the start and after each change of a setting.
         """
         config = self._settings.broker
         self.store_host = self._settings.store_host
@@ -172,9 +173,10 @@ class SendHandlers:
             )
 
     def _prepare_answer_templates(self) -> None:
-        """Set the templates of successful answers: that of the fast path, and the general one.
+        """Set the two templates of the header of a successful answer.
 
-        They are bytes: formatting them takes 60 % of the time of formatting text.
+        One is for the fast path, and one for all other sends. They are bytes, because formatting
+        bytes takes 60 % of the time of formatting text.
         """
         escaped_region = orjson.dumps(self._region).decode().replace("%", "%%")
         template_start = '{"code":0,"extFields":{"queueId":"%d",'
@@ -354,9 +356,9 @@ class SendHandlers:
     def _is_dead_letter(self, group: str, header: SendMessageRequest, version: int) -> bool:
         """Return whether a message that a consumer sends to a retry topic becomes a dead letter.
 
-        It does if no retry is left, and if the group consumes in order, because its consumers retry
-        locally (spec/remoting.md §17). `version` is that of the client. Raises RequestError if the
-        group does not exist.
+        It does if no retry is left. It also does if the group consumes in order, because such
+        consumers retry by themselves first (spec/remoting.md §17). `version` is the version of the
+        client. Raises RequestError if the group does not exist.
         """
         config = self._retries.require_group(group)
         retries_max = max_retries(config, header.reconsume_times_max, version)
@@ -379,9 +381,10 @@ class SendHandlers:
     def _send_batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
     ) -> WorkItem[Durable | Command]:
-        """Store a batch and return its answer, as `send_batch` describes it.
+        """Store the messages of a batch, and return a Durable answer, or a Command with an error.
 
-        Yield None between the steps of its decoding, so that other requests can be handled.
+        This is a generator, which yields None between the steps of decoding, so that other requests
+        can be handled.
         """
         try:
             if header.topic.startswith(RETRY_PREFIX):
@@ -428,9 +431,10 @@ class SendHandlers:
             return self._make_refusal(error)
 
     def _make_refusal(self, error: Exception) -> Command:
-        """Count a failed send and return its answer, with the code and remark of `error`.
+        """Count a failed send, and return its answer with a code and remark that report `error`.
 
-        Like RocketMQ's, the answer contains the region and the trace switch (spec/traffic item 11).
+        Like RocketMQ's, the answer has the region of the broker, and whether messages are traced
+        (spec/traffic item 11).
         """
         if isinstance(error, RequestError):
             remark = error.remark
@@ -520,18 +524,20 @@ class SendHandlers:
     ) -> Durable:
         """Return the answer to a send that was stored.
 
-        `message_ids` are the offset message ids, `unique_id` is the id that the producer chose, or
-        "". `is_known_topic` says whether the topic existed before the send. `added_fields` are
-        further fields of the answer.
+        `message_ids` are the offset message ids, separated by commas. `unique_id` is the id that
+        the producer has chosen, or "". `waits_for_sync` says whether the answer waits for the
+        fsync. `is_known_topic` says whether the topic existed before the send: if not, the answer
+        waits until the topic is registered. `added_fields` are further fields of the answer.
         """
         if command.is_oneway:
             return Durable(b"", waits_for_sync)
         encoded_fields = b""  # fields of the answer as JSON, each with a comma
         if unique_id:
+            # A lone surrogate, which orjson refuses, becomes "?".
             valid_id = unique_id.encode("utf-8", "replace").decode()
             encoded_fields = b'"transactionId":%b,' % orjson.dumps(valid_id)
         if added_fields:
-            encoded_fields += orjson.dumps(added_fields)[1:-1] + b","
+            encoded_fields += orjson.dumps(added_fields)[1:-1] + b","  # without the braces
         header = self._answer_template % (
             queue_id,
             encoded_fields,
@@ -539,6 +545,7 @@ class SendHandlers:
             queue_offset,
             command.opaque,
         )
+        # The length of the frame includes the 4 bytes of the header's length.
         answer = _pack_frame_prefix(len(header) + 4, len(header)) + header
         creates_topic = not is_known_topic and topic.name in self._topics
         return Durable(answer, waits_for_sync, creates_topic=creates_topic)
@@ -556,8 +563,8 @@ def _waits_for_sync(properties: dict[str, str]) -> bool:
 def _check_transaction_flags(properties: dict[str, str], sys_flag: int) -> None:
     """Raise RequestError if `sys_flag` and the property TRAN_MSG contradict each other.
 
-    Such a message would be stored as prepared without a transaction, and stay invisible forever, or
-    be visible at once although its transaction is open.
+    Otherwise the message might stay invisible forever, because it is stored as prepared without a
+    transaction, or be visible at once although its transaction is open.
     """
     transaction_type = sys_flag & TRANSACTION_MASK
     is_prepared = properties.get(TRAN_MSG, "").lower() == "true"

@@ -100,11 +100,11 @@ class SendBackHandlers(BrokerComponent):
         delivered: DeliveryStates,
         access: Access,
     ) -> None:
-        """Create the handler without changing anything.
+        """Create the handler of messages that consumers send back, to get them again later.
 
-        `intake` stores the copies. `consumers` knows the lane of a client, `locks` the groups that
-        consume in order. `delivered` counts the messages that were sent back. `access` says which
-        messages the client of a request may read.
+        `intake` stores copies of them. `consumers` knows the lane of a client, and `locks` the
+        groups that consume in order. `delivered` counts messages that were sent back. `access` says
+        which messages the client of a request may read.
         """
         super().__init__(context)
         self.intake = intake
@@ -124,11 +124,9 @@ class SendBackHandlers(BrokerComponent):
     def send_back(self, header: SendBackRequest, command: Command, peer: Peer) -> Durable:
         """Answer CONSUMER_SEND_MSG_BACK (36): store a copy of a message for a retry.
 
-        The copy becomes a dead letter instead if the request asks for it or no retry is left.
-        Nothing is stored for a group whose number of retry queues is 0 or less; the answer is
-        SUCCESS then, too. The answer is sent when the copy is durable.
-
-        Raises RequestError, also for errors of the store.
+        The copy becomes a dead letter instead if the request asks for it, or if no retry is left.
+        If the group has no retry queues, nothing is stored, and the answer is SUCCESS as well. The
+        answer is sent when the copy is durable. Raises RequestError, also if the store fails.
         """
         topic_count_before = len(self.topics)
         lane = self.consumers.lane_of(header.group, peer, command.fields)
@@ -200,10 +198,10 @@ class SendBackHandlers(BrokerComponent):
     def _copy_message(self, position: int, group: str) -> MessageToStore:
         """Return a copy of the message at `position` of the commit log.
 
-        The caller must set the topic, queue and number of retries of the copy. The topic of the
-        original message is taken from the properties only if the record is in a topic to which
-        only members of the group write, because any producer can write the same properties to
-        other topics.
+        The caller must set the topic, queue and number of retries of the copy. The property
+        RETRY_TOPIC of the copy names the topic of the original message. If the record has this
+        property already, it is kept only in topics that only members of the group can write to,
+        because any producer could write it to other topics.
 
         Raises RequestError if there is no such message or the client may not read it.
         """
@@ -224,10 +222,10 @@ class SendBackHandlers(BrokerComponent):
         return message
 
     def _read_permitted_record(self, position: int) -> Record:
-        """Return the record at `position` of the commit log.
+        """Return the record at `position` of the commit log, if the client may read it.
 
-        Raises RequestError if no record begins there or the client may not read it. Without that
-        check, a client that may read one group could read every message by its position.
+        Raises RequestError if no record begins there, or if the client may not read it. Without
+        this check, a client could read every message of the broker by its position.
         """
         record_bytes = self.store.reader.record_at(position)
         if record_bytes is not None:

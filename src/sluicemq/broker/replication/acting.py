@@ -128,11 +128,12 @@ class EscapeBridge:
         look_up: LookUpRoute,
         clock: Clock,
     ) -> None:
-        """Create a bridge for the acting broker with the name `broker` in cluster `cluster`.
+        """Create a bridge that sends messages to masters with other broker names.
 
-        Messages cross it from this acting broker to the masters of other broker names of the
-        cluster. `send_request` sends a message to a master, and `look_up` finds the masters that
-        have a topic.
+        A slave that acts for its master uses it, because it must not store messages itself.
+        `broker` is the broker name of the slave, and `cluster` the name of its cluster.
+        `send_request(address, command, timeout_s)` returns the answer of a master. `look_up(topic)`
+        returns a name server's answer about the route of a topic, or None.
         """
         self._broker = broker
         self._cluster = cluster
@@ -164,9 +165,10 @@ class EscapeBridge:
         return not self._waiting
 
     async def _flush_topic(self, topic: str) -> None:
-        """Send the queued messages of `topic` until one fails, and record those that were stored.
+        """Send the queued messages of `topic` to other masters until one of them fails.
 
-        After a failure forget the route of the topic, so that the next attempt looks it up.
+        Each message that was stored is removed from the queue and added to `delivered`. After a
+        failure the known route of the topic is forgotten, so that the next attempt looks it up.
         """
         waiting = self._waiting[topic]
         while waiting:
@@ -180,8 +182,9 @@ class EscapeBridge:
     async def send_message(self, topic: str, record: Record) -> bool:
         """Send one message to another master, and return whether it was stored.
 
-        The queues that `find_targets` returns take turns. A failure is logged. Return False if
-        there are no queues.
+        Successive calls use the queues of all other masters in turn. Return False if no other
+        master has a queue for the topic, if the master cannot be reached, or if it refuses the
+        message. A failure is logged.
         """
         targets = await self.find_targets(topic)
         if not targets:
@@ -205,11 +208,11 @@ class EscapeBridge:
         return answer.code in STORED_CODES
 
     async def find_targets(self, topic: str) -> list[EscapeTarget]:
-        """Return the writable queues of a topic on other masters; [] if there are none.
+        """Return the writable queues of a topic on other masters, or [] if there are none.
 
-        The result may be up to ROUTE_S seconds old. For a retry topic without a route, queue 0 of
-        every other master in the cluster is returned, because brokers create retry topics when the
-        first message arrives.
+        If a retry topic has no queues, queue 0 of every other master in the cluster is returned,
+        because brokers create a retry topic when its first message arrives. The result is kept for
+        ROUTE_S seconds. If it is empty, a warning is logged.
         """
         now_s = self._clock.monotonic_s()
         looked_up_s, targets = self._routes.get(topic, (-ROUTE_S, []))
@@ -250,10 +253,10 @@ class EscapeBridge:
 
 
 def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Command:
-    """Return SEND_MESSAGE_V2 (310) that stores the message of `record` at `target`.
+    """Return a SEND_MESSAGE_V2 request (310) that stores the message of `record` at `target`.
 
-    The message is sent as it would be stored in `topic`: without the properties and flags of a
-    delayed message or a transaction.
+    Properties and flags that belong to a delayed message or a transaction are left out, so that the
+    message is delivered at once in `topic`.
     """
     properties = record.decode_properties()
     sent_properties = properties.copy()
@@ -310,14 +313,14 @@ class ActingMaster:
         clock: Clock,
         period_s: Callable[[], float],
     ) -> None:
-        """Create the component for the slave with the id `replica_id`.
+        """Create the component of the slave with the id `replica_id` that acts for its master.
 
-        - `open_broker()` opens the acting broker on the overlay, and `close_broker(broker)` closes
-          it.
-        - `make_escape_bridge()` returns a new bridge. It is called each time the slave starts to
-          act.
-        - `fetch_members` returns the live brokers of the same name as addresses by id; None if no
-          name server answers.
+        - `open_broker()` opens the acting broker: a master that reads the slave's files and keeps
+          all changes in memory. `close_broker(broker)` closes it.
+        - `make_escape_bridge()` returns a new bridge to other masters. It is called each time the
+          slave starts to act.
+        - `fetch_members()` returns the addresses of the live brokers with this broker name by id.
+          It returns None if no name server answers.
         - `period_s` returns the time between two calls of `start_or_stop`, in seconds.
         """
         self._id = replica_id
@@ -340,10 +343,10 @@ class ActingMaster:
         self._wake_up.set()
 
     async def run(self) -> None:
-        """Start and stop acting as necessary until cancelled. Then stop acting.
+        """Start and stop acting for the master as necessary, until cancelled. Then stop acting.
 
-        Call `start_or_stop` every `period_s` seconds, and after `check_soon`. While the slave acts,
-        deliver due messages.
+        Whether to act is checked every `period_s` seconds, and at once after `check_soon`. While
+        the slave acts, due messages are delivered.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -358,12 +361,11 @@ class ActingMaster:
             await self.stop_acting()
 
     async def start_or_stop(self) -> None:
-        """Start to act if this slave has the lowest id of the live replicas, else stop acting.
+        """Start to act if this slave has the lowest id of the live brokers, else stop acting.
 
-        The master has the lowest id, 0, so a slave can have it only while the master is not alive.
-        Do nothing if no name server says which replicas are alive, or if the slave already does
-        what it should. Do not start within QUIET_S seconds after a master has asked what has
-        escaped.
+        The master has the id 0, so a slave has the lowest id only while the master is not alive.
+        Do nothing if no name server says which brokers are alive. Do not start within QUIET_S
+        seconds after a master has come back and has asked which messages were sent for it.
         """
         members = await self._fetch_members()
         if not members:
@@ -376,9 +378,9 @@ class ActingMaster:
             await self.stop_acting()
 
     async def start_acting(self) -> None:
-        """Open the acting broker, with a new escape bridge, and log a warning.
+        """Open the acting broker, with a new bridge to other masters, and log a warning.
 
-        From now on messages that become due are sent to other masters.
+        From now on, delayed messages that become due are sent to other masters.
         """
         async with self._changing:
             self._escape_bridge = self._make_escape_bridge()
@@ -393,8 +395,9 @@ class ActingMaster:
     async def stop_acting(self) -> None:
         """Stop the acting broker, send what it has stored to other masters, and close it.
 
-        The bridge remains, so that `hand_back` can list what has escaped. Messages that cannot be
-        sent with TRIES attempts are left to the master. Do nothing if the slave does not act.
+        Up to TRIES attempts are made. Messages that cannot be sent are left to the master. The
+        bridge remains, so that `hand_back` can list the messages that were sent. Do nothing if the
+        slave does not act.
         """
         async with self._changing:
             broker = self.broker
@@ -421,9 +424,10 @@ class ActingMaster:
             await self._close(broker)
 
     async def hand_back(self) -> Command:
-        """Stop acting for at least QUIET_S, and return the answer to SLUICE_HAND_BACK (900305).
+        """Stop acting for at least QUIET_S seconds, and return the answer to SLUICE_HAND_BACK.
 
-        It lists the messages that were sent to other masters since the slave last started to act.
+        The answer lists the messages that were sent to other masters since the slave last started
+        to act. A master that has come back asks for it (900305), to not deliver them again.
         """
         self._quiet_until_s = self._clock.monotonic_s() + QUIET_S
         await self.stop_acting()
@@ -443,9 +447,9 @@ class ActingMaster:
     # --- delivery
 
     async def deliver_due(self) -> bool:
-        """Let the acting broker deliver what is due, and send the delivered messages elsewhere.
+        """Let the acting broker deliver due messages, and send these to other masters.
 
-        Return False if a message could not be sent, and waits for another master. Return True
+        Return False if a message could not be sent, so that it waits for the next call. Return True
         otherwise, also if the slave does not act.
         """
         async with self._changing:
@@ -465,9 +469,9 @@ class ActingMaster:
             await asyncio.sleep(SWEEP_S if is_all_sent else PAUSE_S)
 
     def _add_stored_messages(self, broker: ActingBroker) -> None:
-        """Add the messages that the acting broker has stored since the last call to the bridge.
+        """Queue the messages that the acting broker has stored since the last call at the bridge.
 
-        Only messages of topics that consumers read are added: the others are the broker's own.
+        Only messages in topics of consumers are queued. The others are internal to the broker.
         """
         assert self._escape_bridge is not None
         reader = broker.store.reader
@@ -484,8 +488,8 @@ class ActingMaster:
 def encode_escaped(delivered: Iterable[tuple[str, str]]) -> bytes:
     """Encode the body of the answer to SLUICE_HAND_BACK (900305).
 
-    `delivered` contains topic and message id of each message. The body is JSON in which they
-    alternate: {"escaped": [topic, id, topic, id, …]}.
+    `delivered` has a tuple (topic, message id) for each message. [("t", "1"), ("t", "2")] becomes
+    the JSON text {"escaped": ["t", "1", "t", "2"]}.
     """
     topics_and_ids: list[str] = []
     for topic, message_id in delivered:
@@ -494,9 +498,10 @@ def encode_escaped(delivered: Iterable[tuple[str, str]]) -> bytes:
 
 
 def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
-    """Return topic and message id of each message in a body of `encode_escaped`.
+    """Decode the body of an answer to SLUICE_HAND_BACK (900305).
 
-    A topic without an id at the end is ignored. Raises ProtocolError if the body is invalid.
+    Return a tuple (topic, message id) for each message. A topic without an id at the end is
+    ignored. Raises ProtocolError if the body is invalid.
     """
     values = fastjson.loads(bytes(body))
     if not isinstance(values, dict):
@@ -513,9 +518,9 @@ async def fetch_escaped(
 ) -> list[tuple[str, str]]:
     """Ask slaves which messages they have sent to other masters, and make them stop acting.
 
-    A master that comes back calls this with the addresses of its slaves. Return topic and message
-    id of each message. A slave that is not reachable adds nothing, which is logged, and so does a
-    slave that answers with an error.
+    A master that has come back calls this with the addresses of its slaves. Return a tuple (topic,
+    message id) for each message. A slave that cannot be reached, which is logged, or that answers
+    with an error adds none.
     """
     escaped: list[tuple[str, str]] = []
     for address in addresses:

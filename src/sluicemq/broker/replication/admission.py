@@ -43,7 +43,11 @@ class AddressCheck:
         self._settings = settings
 
     def check(self, host: Host) -> None:
-        """Raise ConfigurationError if a slave at `host` may not connect."""
+        """Raise ConfigurationError if a slave at `host` may not connect.
+
+        It may connect if its address matches a pattern of the setting sluiceReplicaPeers, or if
+        that setting is empty.
+        """
         patterns = self._settings.broker.ha_peers
         address = address_numbers(host.address)
         is_listed = any(parse_pattern(pattern).matches(address) for pattern in patterns)
@@ -63,12 +67,12 @@ class TicketCheck:
     def __init__(
         self, stream: ByteStream, accept: Callable[[ByteStream], StreamProtocol], ticket: bytes
     ) -> None:
-        """Create the check of the connection `stream`.
+        """Create the check of the connection `stream` of a slave.
 
-        `accept(stream)` returns the protocol that receives the slave's frames. It may raise
-        ConfigurationError to refuse the slave. `ticket` is the required ticket. If it is b"", no
-        ticket is required, and `accept` is called immediately; then its ConfigurationError is
-        raised.
+        `ticket` is the secret that the slave must send first. If it is b"", none is required.
+        `accept(stream)` returns the protocol that receives the bytes after the ticket. It may raise
+        ConfigurationError to refuse the slave. It is called when the ticket has been checked, or
+        here if none is required.
         """
         self._stream = stream
         self._accept = accept
@@ -80,8 +84,9 @@ class TicketCheck:
     def data_received(self, data: bytes) -> None:
         """Check the ticket at the start of the connection, and pass all other bytes on.
 
-        Bytes are kept until there are enough to decide. A ticket is removed from them, also if
-        none is required. `accept` is called when the check has passed.
+        Bytes are kept until there are enough to decide whether they begin with a ticket. A ticket
+        is removed from them, even if none is required. After the check, `accept` is called and gets
+        the other bytes.
 
         Raises ConfigurationError if a ticket is required and is missing or wrong, and what `accept`
         and its protocol raise.

@@ -187,10 +187,11 @@ class InSyncReplicas:
         self.slaves[link] = ConnectedSlave(link, run_id, self.clock.monotonic_s())
 
     def remove_slave(self, link: SlaveLink) -> None:
-        """Stop counting a slave whose connection has ended, and stop its joining.
+        """Forget the slave whose connection `link` has ended.
 
-        Compute the confirmed position without it, and propose changes of the in-sync set. Do
-        nothing if the connection is unknown.
+        The confirmed position (up to which enough replicas have the log) is computed without it. If
+        the slave was about to join the in-sync set, that is cancelled. A new in-sync set may be
+        proposed. Do nothing if the connection is unknown.
         """
         if self.slaves.pop(link, None) is not None:
             if link.replica_id is not None:
@@ -199,8 +200,9 @@ class InSyncReplicas:
             self._propose_changes()
 
     def record_ack(self, link: SlaveLink, position: int) -> None:
-        """Record that a slave has the log up to `position`, and confirm what follows from that.
+        """Record that the slave with the connection `link` has the log up to `position`.
 
+        If enough replicas have more of the log now, the functions that wait for that are called.
         Do nothing if the connection is unknown. Called for every report: keep it cheap.
         """
         slave = self.slaves.get(link)
@@ -212,11 +214,14 @@ class InSyncReplicas:
     def record_state_report(
         self, replica_id: int, incarnation: str, run_id: str, log_end: int, state_number: int
     ) -> None:
-        """Record what a slave said with SLUICE_FOLLOW_STATE (900301). See `StateReport`.
+        """Record the report that a slave sends with each SLUICE_FOLLOW_STATE request (900301).
 
-        If its run id has changed, or this is its first report, close the connections that the
-        replica already has, stop counting them, and stop its joining. `log_end` is not used,
-        because HA connections report it.
+        The report says: the id of the replica, the incarnation (the id of its disk content), the
+        run id of its process, and the number of the last state operation that it has. `log_end` is
+        not used, because the connections for the log report it.
+
+        If this is the first report of a process, the connections that an earlier process of the
+        replica has are closed and no longer counted.
         """
         before = self.state_reports.get(replica_id)
         self.state_reports[replica_id] = StateReport(incarnation, run_id, state_number)
@@ -231,12 +236,12 @@ class InSyncReplicas:
     # ------------------------------------------------------------------------ the replication gate
 
     def wait(self, end: int, callback: OnConfirmed) -> None:
-        """Call `callback` when the log is confirmed up to `end`, with the confirmed position.
+        """Call `callback(position)` when enough replicas have the log up to `end`.
 
-        It is called immediately if the log is already confirmed. It is called with a
-        StoreUncertainError if this broker is not the master any more, now or later. Calls that have
-        to wait must come with ascending values of `end`. Called for every group commit: keep it
-        cheap.
+        `position` is the end of the part that enough replicas have. The function is called
+        immediately if they have it already. If this broker is not the master any more, now or
+        later, `callback` is called with a StoreUncertainError. Successive calls must have ascending
+        values of `end`. Called for every group commit: keep it cheap.
         """
         if self._failure is not None:
             callback(self._failure)
@@ -249,14 +254,15 @@ class InSyncReplicas:
 
     @property
     def refusal(self) -> RequestError | None:
-        """The error for requests that store messages; None if they are accepted.
+        """The error for requests that store messages, or None if they are accepted.
 
         They are refused in three cases:
 
         - This broker is not the master any more.
-        - In failover, the in-sync set has fewer than `minInSyncReplicas` members.
-        - In the plain case, `enableSlaveActingMaster` is set and fewer slaves are in sync than must
-          have a message.
+        - A consensus service decides the roles, and the in-sync set has fewer than
+          `minInSyncReplicas` members.
+        - The configuration decides the roles, `enableSlaveActingMaster` is set, and fewer slaves
+          are in sync than must have a message.
         """
         broker = self.settings.broker
         if self._failure is not None:
@@ -281,9 +287,10 @@ class InSyncReplicas:
 
     @property
     def is_slave_missing(self) -> bool:
-        """Whether answers need not wait because no slave could confirm (SLAVE_NOT_AVAILABLE).
+        """Whether answers need not wait for slaves, because no slave is in sync.
 
-        This is the rule of RocketMQ 4.9, for the plain case without a configured `inSyncReplicas`.
+        Sends are then answered with SLAVE_NOT_AVAILABLE, as by RocketMQ 4.9. It is false if a
+        consensus service decides the roles, and if `inSyncReplicas` is configured.
         """
         return (
             self.term is None
@@ -293,10 +300,11 @@ class InSyncReplicas:
         )
 
     def _required_copies(self) -> int:
-        """Return how many replicas, with this one, must have a message in the plain case.
+        """Return how many replicas, including this one, must have a message (without failover).
 
-        That is `inSyncReplicas`. With automatic adaptation for an acting master it is lowered to
-        the number of replicas that are in sync, but not below `minInSyncReplicas`.
+        It is the setting `inSyncReplicas`. If slaves may act for the master, and the number may be
+        adapted automatically, it is lowered to the number of replicas that are in sync, but not
+        below `minInSyncReplicas`.
         """
         broker = self.settings.broker
         required = broker.in_sync_replicas
@@ -305,10 +313,11 @@ class InSyncReplicas:
         return required
 
     def is_in_sync(self, link: SlaveLink) -> bool:
-        """Return whether the slave with this connection counts as in sync.
+        """Return whether the slave with the connection `link` is in sync.
 
-        In failover it must be a member of the in-sync set. In the plain case it must not be further
-        behind than `haMaxGapNotInSync` bytes. An unknown connection does not count.
+        If a consensus service decides the roles, the slave must be a member of the in-sync set.
+        Otherwise it must not lack more than `haMaxGapNotInSync` bytes of the log. The result is
+        False for an unknown connection.
         """
         slave = self.slaves.get(link)
         if self.term is not None:
@@ -322,11 +331,15 @@ class InSyncReplicas:
         return sum(map(self.is_in_sync, self.slaves.copy()))
 
     def _update_confirmed(self) -> None:
-        """Compute `confirmed`, call the functions that wait for it, and then `on_confirmed`.
+        """Compute `confirmed`, the position up to which enough replicas have the log.
 
-        In the plain case the log is confirmed up to the position that enough slaves have; in
-        failover up to the least position of all awaited members. `confirmed` never decreases, and
-        does not increase after `depose`. Called for every report and commit: keep it cheap.
+        Without failover, enough means the required number of replicas. With failover, it means all
+        members of the in-sync set and those about to join it. `confirmed` never decreases, and does
+        not increase after `depose`.
+
+        Then the functions that wait for a position up to `confirmed` are called. If `confirmed` has
+        increased, the functions in `on_confirmed` are called last. Called for every report and
+        commit: keep it cheap.
         """
         local_end = self.local_end()
         if self.term is None:
@@ -363,11 +376,12 @@ class InSyncReplicas:
         return frozenset().union(self.term.in_sync, self._joining, self._proposed or ())
 
     def log_end_of(self, member: int) -> int:
-        """Return the position up to which replica `member` has the log; -1 if nothing counts.
+        """Return the position up to which replica `member` has the log, or -1 if it is unknown.
 
-        Its acknowledgements count if they came over a connection of its present run. If it is in
-        the in-sync set, its incarnation must also be the one in the set. For this broker itself it
-        is `local_end`. Only for failover.
+        For this broker itself it is the end of its log. For another replica it is the position that
+        it has acknowledged over a connection of its present process. It is -1 if the replica is in
+        the in-sync set with another incarnation, that is another disk content, than it has
+        reported. Only for failover.
         """
         if member == self.local_id:
             return self.local_end()
@@ -395,10 +409,10 @@ class InSyncReplicas:
         self._update_confirmed()
 
     def depose(self, reason: str) -> None:
-        """Stop confirming, because this broker is not the master any more.
+        """Stop confirming messages, because this broker is not the master any more.
 
-        Functions that wait are called with a StoreUncertainError that contains `reason`, and so are
-        those of later calls to `wait`.
+        The functions that wait are called with a StoreUncertainError that contains `reason`. The
+        functions of later calls to `wait` get the same error at once.
         """
         self._failure = StoreUncertainError(
             f"This broker is not the master any more ({reason}). The message was written here, but "
@@ -420,10 +434,11 @@ class InSyncReplicas:
         self._propose_changes()
 
     def _propose_changes(self) -> None:
-        """Propose a new in-sync set if other replicas than its present members should be in it.
+        """Propose a new in-sync set to the consensus service, if the present one is out of date.
 
-        The new set contains this broker and every known replica for which `_should_be_member` is
-        true. Do nothing in the plain case, while a proposal is open, or after `depose`.
+        The new set contains this broker and each known replica for which `_should_be_member`
+        returns True. If it equals the present set, nothing is proposed. Do nothing without
+        failover, while a proposal has no outcome yet, or after `depose`.
         """
         term = self.term
         propose = self.propose
@@ -444,11 +459,12 @@ class InSyncReplicas:
     def _should_be_member(self, member: int, incarnation: str | None) -> bool:
         """Return whether replica `member` should be in the in-sync set.
 
-        `incarnation` is the one with which it is in the set now; None if it is not in the set.
+        `incarnation` is the id of the replica's disk content in the present set. None means that
+        the replica is not in the set.
 
-        A member stays unless its store is another one, its connection has ended, or it has lacked
-        bytes for `haMaxTimeSlaveNotCatchup`. A replica outside the set must join; this method lets
-        it start to join (`_advance_joining`).
+        A member stays unless it has reported another incarnation, its connection has ended, or it
+        has lacked bytes of the log for `haMaxTimeSlaveNotCatchup`. A replica outside the set first
+        has to catch up; this call may start that (see `_advance_joining`).
         """
         slaves = [slave for link, slave in self.slaves.items() if link.replica_id == member]
         report = self.state_reports.get(member)
@@ -466,13 +482,18 @@ class InSyncReplicas:
         return lag_ms < self.settings.broker.catch_up_ms
 
     def _advance_joining(self, member: int, report: StateReport | None, end: int) -> bool:
-        """Return whether a replica, which has the log up to `end`, may become a member now.
+        """Return whether replica `member` has caught up, so that it may join the in-sync set now.
 
-        It must have joined. A replica that has a snapshot of this master, and has what the log
-        contained NEAR_S ago, starts to join: it is awaited from now on. It has joined when it has
-        everything that this master, or one before it, has confirmed, and the operations of the
-        state log that existed when it started. If that takes longer than JOIN_S, it is not awaited
-        any more, and may start again after REST_S.
+        `report` is the last state report of the replica, and `end` the position up to which it has
+        the log. Joining has two steps:
+
+        1. When the replica has a snapshot of the tables, and the log that existed NEAR_S seconds
+           ago, it starts to join. From now on messages are confirmed only when it has them, too.
+        2. When it also has everything that was confirmed, and the changes of tables that existed at
+           the first step, the result is True.
+
+        If the second step takes longer than JOIN_S seconds, the replica is not waited for any more,
+        and may start again after REST_S seconds.
         """
         if report is None or report.state_number < 0:
             return False
@@ -506,10 +527,10 @@ class InSyncReplicas:
     # -------------------------------------------------------------------------------- monitoring
 
     def lag_ms(self, slave: ConnectedSlave) -> int:
-        """Return for how long the log has had bytes that the connected slave lacks, in ms.
+        """Return for how long, in ms, the log has had bytes that the connected slave lacks.
 
-        The time does not begin before the slave connected. 0 means that the slave lacks nothing, as
-        far as the samples of the log's end show. Also called on the thread of the metrics.
+        The time is counted from the connection of the slave at the earliest. 0 means that the slave
+        has everything up to the last sample of the log's end. May be called on another thread.
         """
         samples = self._samples.copy()
         if not samples or slave.acked_end >= samples[-1][1]:

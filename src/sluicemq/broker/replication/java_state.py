@@ -52,9 +52,12 @@ class TableRequest(NamedTuple):
 
 
 def _replace_other_version(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> MergeText:
-    """Return a MergeText for a table with a version.
+    """Return a function that chooses the new text of a file by the version of its table.
 
-    It returns the encoded table of the answer, or None if the file has a table of the same version.
+    The function gets the text of the master's answer and the present text of the file (None if
+    there is no file). It returns the table of the answer, encoded for the file. It returns None if
+    the file has a table of the same version, so need not be written. `decode` and `encode` convert
+    a text to a table and back.
     """
 
     def merge(answer_text: str, file_text: str | None) -> str | None:
@@ -76,11 +79,12 @@ def _unchanged_text(answer_text: str, file_text: str | None) -> str | None:
 
 
 def _merge_offsets(answer_text: str, file_text: str | None) -> str | None:
-    """Return the text of `consumerOffset.json` with the offsets of a master's answer.
+    """Return the new text of the file `consumerOffset.json`, with the offsets of a master's answer.
 
-    Both texts are in the format of the file; None as `file_text` means that there is no file. An
-    offset in the answer replaces the one in the file; offsets that are only in the file are kept.
-    Return None if that changes no offset. Raises ValueError if a text is invalid.
+    `answer_text` is the answer and `file_text` the present text of the file, or None if there is
+    no file. All texts have the format of the file. For each topic and group in the answer, the
+    offsets of the answer replace those of the file. Other offsets of the file are kept. Return None
+    if no offset changes. Raises ValueError if a text is invalid.
     """
     received = tables.decode_consumer_offsets_file(answer_text)
     present = ConsumerOffsets()
@@ -157,9 +161,10 @@ class JavaStateReceiver:
         self._unsupported: set[int] = set()
 
     async def follow(self, channel: Channel) -> None:
-        """Request the tables over `channel` until an error. Raises SluiceError and OSError.
+        """Copy the tables of the master at the other end of `channel` repeatedly, until an error.
 
-        A table that the master does not support is not requested again over this channel.
+        Each table is requested with its own period. A table that the master does not support is not
+        requested again over this channel. Raises SluiceError or OSError.
         """
         self._unsupported.clear()
         tick = 0
@@ -176,10 +181,11 @@ class JavaStateReceiver:
                 yield table
 
     async def _copy_table(self, table: TableRequest, channel: Channel) -> None:
-        """Request one table, write its file if it has changed, and call `on_changed` then.
+        """Request one table from the master, and write its file if it has changed.
 
-        If the master does not support the table, add it to `_unsupported`, so that it is not
-        requested again over this channel. An empty answer changes nothing.
+        Then `on_changed` is called with the name of the file. If the master does not support the
+        table, it is added to `_unsupported`, so that it is not requested again over this channel.
+        An empty answer changes nothing.
 
         Raises RequestError if the master answers with another error, ProtocolError if the answer is
         invalid, SluiceError if there is no answer, and OSError.
@@ -200,10 +206,10 @@ class JavaStateReceiver:
             self._on_changed({f"config/{table.name}"})
 
     def _write(self, table: TableRequest, body: bytes) -> bool:
-        """Write the answer `body` to the file of the table. Return whether the file has changed.
+        """Write the table in `body`, a master's answer, to its file, and return whether it changed.
 
-        When the file changes, its identity file is removed: it described the file that this broker
-        wrote when it was master. Blocks. Raises OSError, and ProtocolError if the answer is
+        If the file changes, its identity file is removed, which described the text that this broker
+        wrote when it was master itself. Blocks. Raises OSError, and ProtocolError if the answer is
         invalid.
         """
         path = f"{self._directory}/{table.name}"
@@ -221,10 +227,10 @@ class JavaStateReceiver:
         return True
 
     def _write_checkpoint(self, path: str, body: bytes) -> bool:
-        """Write the timer checkpoint in place and sync it. Return whether the file has changed.
+        """Overwrite the beginning of the timer checkpoint file, and return whether it has changed.
 
-        A missing file is created with its full size. Raises ProtocolError if `body` has the wrong
-        size, and OSError.
+        `body` has the new fields. A missing file is created with its full size. The change is
+        synced to disk. Raises ProtocolError if `body` has the wrong size, and OSError.
         """
         if len(body) != CHECKPOINT_FIELDS_BYTES:
             raise ProtocolError(

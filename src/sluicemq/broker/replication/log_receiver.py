@@ -178,9 +178,11 @@ class LogReceiver:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """Create a receiver that writes to `received_log`, the log of `store`.
+        """Create a receiver of a slave, which writes the master's bytes to `received_log`.
 
-        `terms` selects the protocol: failover if given, plain if None.
+        `received_log` is the commit log of `store`. `terms` says which term wrote which part of the
+        log. If it is given, the failover protocol is used. None selects the plain protocol, which
+        is RocketMQ's.
         """
         self._store = store
         self._log = received_log
@@ -219,7 +221,10 @@ class LogReceiver:
         return self._master_confirmed is not None and self._log.end >= self._master_confirmed
 
     def status(self) -> ReceiverStatus:
-        """Return the state of the connection and of the log, with the rate of the last second."""
+        """Return the state of the connection and the positions of the log.
+
+        Its `bytes_per_s` is the number of bytes that were received in the last full second.
+        """
         self._rate.add(0, self._clock.monotonic_s())
         end = self._log.end
         return ReceiverStatus(
@@ -236,10 +241,12 @@ class LogReceiver:
     # --------------------------------------------------------------------- what the slave sends
 
     def start(self, stream: ByteStream) -> None:
-        """Start to receive over `stream`, which is connected to the master.
+        """Start to receive over `stream`, a connection to the master, and send the first frames.
 
-        Send the ticket if there is one, and then the handshake (failover) or a report (plain).
-        Under SYNC_FLUSH sync the log first, because a report names only synced bytes.
+        The ticket (the secret of the master's port) is sent if there is one. Then the handshake is
+        sent in the failover protocol, or in the plain protocol a report, which says up to where
+        this slave has the log. Under SYNC_FLUSH the log is synced first, because a report counts
+        only synced bytes. Blocks meanwhile.
         """
         self._stream = stream
         self._reader = MasterFrameReader(failover=self._terms is not None)
@@ -266,10 +273,11 @@ class LogReceiver:
             self._report()
 
     def _report(self) -> None:
-        """Send a report, and remember its position.
+        """Report to the master up to which position this slave has the log.
 
-        An empty log is reported as FROM_START to a plain SluiceMQ master, which then sends its
-        whole log, and as 0 to every other master.
+        For an empty log, the report is FROM_START if the master is a SluiceMQ broker and the
+        protocol is the plain one. It asks the master for its whole log. Otherwise the report is 0.
+        The position is kept in `_reported`.
         """
         end = self._reported = self._reportable_end
         if self._is_empty:
@@ -297,11 +305,11 @@ class LogReceiver:
     # -------------------------------------------------------------------- what the master sends
 
     def data_received(self, data: bytes) -> None:
-        """Append received bytes to the log, dispatch records to queues, and report to the master.
+        """Append received bytes to the log, add their records to queues, and report to the master.
 
         `data` may begin and end within a frame. A SluiceError or OSError, for example because the
-        disk is full, closes the connection and is kept in `last_error`. Runs for every read of the
-        connection: keep it cheap.
+        disk is full, is not raised: it closes the connection and is kept in `last_error`. Runs for
+        every read of the connection: keep it cheap.
         """
         self._read_s = self._clock.monotonic_s()
         self._read_ms = self._clock.now_ms()
@@ -319,15 +327,15 @@ class LogReceiver:
             self._fail(str(error))
 
     def _handle_handshake(self, handshake: MasterHandshake) -> None:
-        """Cut off what the master does not have, and then ask for the rest of its log.
+        """Cut off the part of the log that the master does not have, and ask for the rest.
 
-        The log is cut off where it begins to differ from the master's. If it ends before the
-        master's log begins, it is emptied instead. The terms behind that position are removed. The
-        report that follows asks for the rest.
+        The logs are compared by their terms. The log is cut off where it begins to differ from the
+        master's. If it ends before the master's log begins, it is emptied. Later terms are removed.
+        Then a report is sent, after which the master sends its log from the end of this one.
 
         Raises ProtocolError if this is not the first frame of the connection, or if the master's
-        term is older than the last term of this log; StoreError if confirmed bytes would be cut
-        off; and OSError.
+        term is older than the last term of this log. Raises StoreError if confirmed bytes, which
+        enough replicas had, would be cut off. Raises OSError.
         """
         terms = self._terms
         end = self._log.end
@@ -342,7 +350,7 @@ class LogReceiver:
         shared_end = 0
         if not self._is_empty:
             shared_end = common_end(terms.entries, end, handshake.terms, handshake.end)
-            shares_nothing = shared_end < 0
+            shares_nothing = shared_end < 0  # the two logs have no term in common
             master_start = handshake.terms[0].start if handshake.terms else None
             if shares_nothing and master_start is not None and end <= master_start:
                 self._start_again(master_start)
@@ -353,13 +361,13 @@ class LogReceiver:
         self._report()
 
     def _truncate(self, end: int) -> None:
-        """Cut the log off at `end`, with its terms, and lower `confirmed` to `end`.
+        """Cut off the log and its terms at the position `end`, and lower `confirmed` to `end`.
 
-        Call `on_truncation` before that. If `end` is not behind the first byte of the log, the log
+        `on_truncation` is called first. If `end` is at or before the first byte of the log, the log
         is empty afterwards.
 
-        Raises StoreError if confirmed bytes would be cut off and `is_unclean` is False, and
-        OSError.
+        Raises StoreError if `end` is before `confirmed`, except if an operator has forced the
+        election of the master (`is_unclean`). Raises OSError.
         """
         if end < self.confirmed and not self.is_unclean:
             raise StoreError(
@@ -385,7 +393,7 @@ class LogReceiver:
     def _start_again(self, master_start: int) -> None:
         """Empty the log, because it ends before the master's log begins, at `master_start`.
 
-        Its confirmed bytes are discarded too: the master has had and deleted them.
+        Confirmed bytes are discarded too, because the master had them and has deleted them.
         """
         log.warning(
             "The log is emptied, because it ends at %d and the master's log begins at %d or later.",
@@ -396,14 +404,14 @@ class LogReceiver:
         self._truncate(0)
 
     def _handle_chunk(self, chunk: LogChunk) -> None:
-        """Append bytes of the log, or handle a heartbeat, which has none.
+        """Append the bytes of `chunk` to the log. A chunk without bytes is a heartbeat.
 
-        If the master continues behind the end of this log, which it does only if it has deleted the
-        bytes in between, empty the log and go on from there. That is accepted only for the first
-        bytes of a connection to a SluiceMQ master.
+        If the chunk begins after the end of this log, the master has deleted the bytes in between,
+        and the log is emptied first. That is accepted only for the first bytes of a connection, and
+        only from a SluiceMQ master. The position that the master has confirmed is stored.
 
-        Raises ProtocolError if bytes come before the handshake, StoreError if the master continues
-        at a position where this log does not end, and OSError.
+        Raises ProtocolError if bytes come before the handshake, StoreError if the chunk begins at
+        any other position than the end of this log, and OSError.
         """
         if self.state != ConnectionState.TRANSFER:
             raise ProtocolError("The master sent bytes of the log before its handshake.")
@@ -419,9 +427,10 @@ class LogReceiver:
             self._log.append(chunk.position, chunk.data)
 
     def _skip_to(self, position: int) -> None:
-        """Empty the log, because the master continues at another position than the log's end.
+        """Empty the log, because the master continues at `position`, where the log does not end.
 
-        Raises StoreError unless `_handle_chunk` accepts that, and OSError.
+        Raises StoreError if `position` is before the end of the log, if bytes were received over
+        this connection already, or if the master is a Java broker. Raises OSError.
         """
         end = self._log.end
         is_sluicemq = self.is_sluicemq_master or self._terms is not None
@@ -436,10 +445,10 @@ class LogReceiver:
         self._start_again(position)
 
     def _handle_term(self, chunk: LogChunk) -> None:
-        """Store the term of `chunk`, before its bytes are written, and its confirmed position.
+        """Store the term and the confirmed position of `chunk`, before its bytes are written.
 
-        Raises ProtocolError if the term is older than the last one of this log, or has the same
-        number and another start; and OSError.
+        Raises ProtocolError if the number of the term is lower than that of the last term of this
+        log, or if it is the same and the terms begin at different positions. Raises OSError.
         """
         terms = self._terms
         term = chunk.term
@@ -457,11 +466,11 @@ class LogReceiver:
             self._master_confirmed = max(chunk.confirmed, self._master_confirmed or 0)
 
     def _count_read(self, size: int) -> None:
-        """Count a read of `size` bytes, to detect whether the slave is behind its master.
+        """Count a read of `size` bytes, to detect whether this slave is far behind its master.
 
-        0 means that nothing was read for a while, or that the connection has ended: forget all
-        reads. Call `on_catch_up` with True if this makes the slave far behind, and with False if it
-        stops being far behind.
+        A size of 0 means that nothing was read for a while, or that the connection has ended. Then
+        the slave does not count as behind. If the slave becomes far behind, `on_catch_up(True)` is
+        called. If it stops being far behind, `on_catch_up(False)` is called.
         """
         was_far_behind = self._catch_up.is_far_behind
         if size:
@@ -473,14 +482,14 @@ class LogReceiver:
             self.on_catch_up(is_far_behind)
 
     def _dispatch(self) -> None:
-        """Add to their queues the records that may become visible.
+        """Add the records that may become visible to their consume queues.
 
-        In the plain protocol these are all complete records in the log. In failover they are the
-        records up to the position that the master has confirmed: if that has increased, set
-        `confirmed` and call `on_confirmed`.
+        In the plain protocol these are all complete records in the log. In the failover protocol
+        they are the records up to the position that the master has confirmed. If that has
+        increased, `confirmed` is set, and `on_confirmed` is called.
 
-        `on_appended` is called in any case. While the slave is behind, nothing else is done until
-        there are BULK_BYTES to dispatch: many records at once take a third of the time.
+        `on_appended` is called first, in any case. While the slave is behind, the records are
+        collected until there are BULK_BYTES, because that takes a third of the time.
         """
         end = self._log.end
         self.on_appended()
@@ -502,12 +511,12 @@ class LogReceiver:
         """Do nothing: reports are small, and are never held back."""
 
     def tick(self) -> None:
-        """Close the connection of a silent master, or else dispatch and report what is due.
+        """Do the periodic work of a connection: check for silence, dispatch records, and report.
 
-        Called every TICK_S seconds while the slave is connected. A master is silent if it has sent
-        nothing for `haHousekeepingInterval`. If nothing came for TICK_S, the slave has caught up,
-        and the records that `_dispatch` held back are dispatched. A report is sent if more of the
-        log may be reported, and as a heartbeat every `haSendHeartbeatInterval`.
+        Called every TICK_S seconds. If the master has sent nothing for `haHousekeepingInterval`,
+        the connection is closed. If nothing came for TICK_S seconds, the slave has caught up, and
+        the records that were held back are added to their queues. A report is sent if more of the
+        log may be reported, and in any case every `haSendHeartbeatInterval`.
         """
         stream = self._stream
         now_s = self._clock.monotonic_s()
@@ -521,8 +530,10 @@ class LogReceiver:
                 self._count_read(0)
             if self._dispatched < self._log.end:
                 self._dispatch()
-            is_due = (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms
-            self._report() if is_due else self.report_synced()
+            if (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms:
+                self._report()
+            else:
+                self.report_synced()
 
     def stop(self) -> None:
         """Close the connection and send no more reports."""
@@ -531,9 +542,9 @@ class LogReceiver:
         self._stream = None
 
     def _fail(self, error: str) -> None:
-        """Close the connection because of `error`, and keep that in `last_error`.
+        """Close the connection because of `error`, a text that is kept in `last_error`.
 
-        Log it, unless the last error had the same text.
+        It is logged, unless the last error had the same text.
         """
         if error != self.last_error:
             log.warning("The connection to the master is closed: %s", error)
@@ -591,9 +602,10 @@ async def keep_connected(
 ) -> None:
     """Keep `receiver` connected to the master until cancelled.
 
-    `address` returns the HA address of the master as "host:port"; "" means that it is not known. If
-    it changes, the connection is closed and a new one is made. While connected, call
-    `receiver.tick` every TICK_S seconds. After a connection has ended or failed, wait RETRY_S.
+    `address()` returns the address of the master's port for slaves as "host:port", or "" if it is
+    not known. If it changes, the connection is closed and a new one is opened. While connected,
+    `receiver.tick` is called every TICK_S seconds. After a connection has ended or failed, the next
+    attempt is made after RETRY_S seconds.
     """
     while True:
         target = address()

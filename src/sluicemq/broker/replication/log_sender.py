@@ -108,12 +108,17 @@ class ByteRate:
     __slots__ = ("_bytes", "_second", "per_s")
 
     def __init__(self) -> None:
-        self._bytes = self._second = self.per_s = 0
+        self.per_s = 0
+        self._second = 0
+        """The current second of the monotonic clock."""
+        self._bytes = 0
+        """The bytes that were counted in `_second` so far."""
 
     def add(self, size: int, now_s: float) -> int:
-        """Count `size` bytes at time `now_s`. Return the bytes of the current second so far.
+        """Count `size` bytes, and return how many were counted in the current second so far.
 
-        When a new second has begun, `per_s` becomes the bytes of the second before it.
+        `now_s` is the monotonic time. When a new second has begun, `per_s` is set to the number of
+        bytes in the second before it.
         """
         if int(now_s) != self._second:
             self.per_s = self._bytes if int(now_s) == self._second + 1 else 0
@@ -144,11 +149,12 @@ class LogSender:
         offload: Offload,
         on_lost: Callable[["LogSender"], None] = lambda sender: None,
     ) -> None:
-        """Create the protocol of `stream`, the connection of a slave.
+        """Create the sender for `stream`, the connection of a slave.
 
         - `store` contains the log that is sent.
-        - `in_sync` records what the slave has.
-        - `terms` selects the protocol: failover if they are given, plain if None.
+        - `in_sync` records up to which position the slave has the log.
+        - `terms` says which term wrote which part of the log. If it is given, the failover protocol
+          is used. None selects the plain protocol, which is RocketMQ's.
         - `call_soon(function)` calls a function in the next iteration of the event loop.
         - `offload(function, done)` calls `function` on another thread, then `done` in the event
           loop with its result or error.
@@ -191,7 +197,7 @@ class LogSender:
     # ------------------------------------------------------------------- what the slave sends
 
     def data_received(self, data: bytes) -> None:
-        """Process handshakes and reports of the slave, then send the log that it does not have yet.
+        """Handle the handshakes and reports in `data`, then send more of the log to the slave.
 
         `data` may begin and end within a frame. Raises ProtocolError if the slave breaks the
         protocol, or has bytes that the master lacks.
@@ -205,9 +211,11 @@ class LogSender:
         self.send_pending()
 
     def _answer_handshake(self, handshake: SlaveHandshake) -> None:
-        """Answer with the terms and the end of this log. Count the slave, unless it is a learner.
+        """Answer the handshake of a slave with the terms and the end of this log.
 
-        Raises ProtocolError if the slave has sent a handshake before, or in the plain protocol.
+        From now on the slave counts as a replica that confirms messages, unless it is a learner,
+        which only copies the log. Raises ProtocolError if the slave has sent a handshake before, or
+        if this is the plain protocol.
         """
         if self.replica_id is not None or self._terms is None:
             raise ProtocolError(f"Replica {handshake.replica_id} sent a second handshake.")
@@ -220,11 +228,11 @@ class LogSender:
             self._in_sync.add_slave(self)
 
     def _handle_report(self, end: int) -> None:
-        """Process the slave's report that it has the log up to position `end`.
+        """Handle the slave's report that it has the log up to position `end`.
 
-        Record the acknowledgement, unless the slave is a learner. The first report also says from
-        where on the slave needs the log, so sending begins. `end` is FROM_START if the slave needs
-        it from the first byte.
+        The position is recorded as acknowledged, unless the slave is a learner, which only copies
+        the log. The first report also says from where on the slave needs the log, so that sending
+        can begin. `end` is FROM_START if the slave needs the log from its first byte.
 
         Raises ProtocolError if a report comes before the handshake, or if `end` is behind the end
         of this log or behind what was sent.
@@ -246,16 +254,21 @@ class LogSender:
                 f"{self.sent_end}."
             )
         self.acked_end = end
-        if end >= 0 and not self.is_learner:
+        if end >= 0 and not self.is_learner:  # FROM_START is -1
             self._in_sync.record_ack(self, end)
 
     def _start_sending(self, end: int) -> None:
-        """Set the position from which on the slave, which has the log up to `end`, is sent the log.
+        """Set `sent_end`, the position from which on the log is sent to the slave.
 
-        That is the first byte of the log if `end` is FROM_START, the first byte of the last file if
-        the log of the slave is empty and it asks for that, and otherwise `end`; but never a
-        position before the first byte. The rules are those of a RocketMQ master (spec/ha.md §1,
-        §7). A plain slave is counted from now on.
+        `end` is the position in the slave's first report. Sending begins there, with these
+        exceptions, which are those of a RocketMQ master (spec/ha.md §1, §7):
+
+        - If `end` is FROM_START, it begins at the first byte of the log.
+        - If `end` is 0, it begins at the last file of the log. In the failover protocol the slave
+          must have asked for that in its handshake.
+        - It never begins before the first byte of the log.
+
+        In the plain protocol, the slave counts from now on as a replica that confirms messages.
         """
         log_start = self._store.log_start
         is_plain = self._terms is None
@@ -282,13 +295,14 @@ class LogSender:
         self.send_pending()
 
     def send_pending(self) -> None:
-        """Send the log bytes that the slave does not have yet, in one write, within the limits.
+        """Send the log bytes that the slave has not been sent yet, in one write.
 
-        Called when the log has grown, or when more of it is confirmed. If the limit of one
-        iteration of the event loop is reached, continue in the next one. If there are no log bytes
-        to send, but the confirmed position has increased, send a heartbeat with it (failover only).
-        If the next bytes were deleted from the log, close the connection. Do nothing before the
-        slave's first report. Runs after every group commit: keep it cheap.
+        Called when the log has grown, or when more of it is confirmed. Only a limited number of
+        bytes is sent at once; the rest follows in the next iterations of the event loop. In the
+        failover protocol, a heartbeat with the confirmed position is sent if only that has
+        increased. If the next bytes were deleted from the log, the connection is closed.
+
+        Do nothing before the slave's first report. Runs after every group commit: keep it cheap.
         """
         self._is_scheduled = False
         stream = self._stream
@@ -335,10 +349,11 @@ class LogSender:
             self._call_soon(self.send_pending)
 
     def _allowed_bytes(self) -> int:
-        """Return how many log bytes may be sent now; 0 or a negative number means none.
+        """Return how many log bytes may be sent now. 0 or a negative number means none.
 
-        The limits are TURN_BYTES, WINDOW_BYTES, and the rate of flow control. Nothing may be sent
-        while the socket has more than TURN_BYTES to send.
+        At most TURN_BYTES are sent at once, and at most WINDOW_BYTES may be unacknowledged. Flow
+        control, if it is enabled, limits the bytes of a second. Nothing may be sent while the
+        socket has more than TURN_BYTES to send.
         """
         if self._stream.unsent_bytes > TURN_BYTES:
             return 0
@@ -353,8 +368,9 @@ class LogSender:
     def _next_bytes(self, size_max: int) -> memoryview | None:
         """Return the log bytes to send next, at most `size_max`, of one file and one term.
 
-        None or an empty view means that there are none, or that another thread reads them first and
-        then calls `send_pending`. Set `_term` to the term of the bytes (failover only).
+        None or an empty view means that there is nothing to send now. Either the slave has been
+        sent everything, or another thread reads the bytes, and `send_pending` is called when it is
+        done. In the failover protocol, `_term` is set to the term of the bytes.
         """
         if self._terms is not None:
             if self.sent_end >= self._term_end:
@@ -376,10 +392,10 @@ class LogSender:
         return self._store.view_log(self.sent_end, min(size_max, unsent_bytes))
 
     def _read_ahead(self) -> None:
-        """Read the next READ_BYTES of the log on another thread, and then continue to send.
+        """Start to read the next READ_BYTES of the log on another thread, and then send them.
 
-        Do nothing if a read is in progress. If the read fails, log the error and close the
-        connection, except if the bytes were deleted meanwhile: `send_pending` handles that.
+        Do nothing if a read is in progress. If the read fails, the error is logged and the
+        connection is closed. If the bytes were deleted meanwhile, `send_pending` closes it.
         """
         if self._is_reading:
             return
@@ -420,11 +436,11 @@ class LogSender:
     # ------------------------------------------------------------------------------------ timers
 
     def tick(self) -> None:
-        """Close the connection of a silent slave, or else send what is due.
+        """Do the periodic work of a connection: check for silence, send delayed bytes, heartbeat.
 
-        The broker calls this a few times a second. A slave is silent if it has sent nothing for
-        `haHousekeepingInterval`. Due are log bytes that flow control has delayed, and a heartbeat
-        if nothing was written for `haSendHeartbeatInterval`.
+        If the slave has sent nothing for `haHousekeepingInterval`, the connection is closed.
+        Otherwise log bytes that flow control has delayed are sent, and a heartbeat if nothing was
+        written for `haSendHeartbeatInterval`. The broker calls this a few times a second.
         """
         now_s = self._clock.monotonic_s()
         broker = self._settings.broker
@@ -466,10 +482,10 @@ class LogSenders:
         offload: Offload,
         address_check: AddressCheck,
     ) -> None:
-        """Create the table of a master without senders.
+        """Create an empty table of the connections of a master's slaves.
 
         `address_check` decides which addresses may connect. All other arguments are passed on to
-        each `LogSender`, which describes them.
+        the `LogSender` of each connection, where they are described.
         """
         self._store = store
         self._in_sync = in_sync

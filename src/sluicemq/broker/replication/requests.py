@@ -77,10 +77,11 @@ class ReplicaRequests:
         in_sync: InSyncReplicas | None,
         side: MasterSide | SlaveSide | None,
     ) -> None:
-        """Create the handlers of one role of a broker.
+        """Create the handlers of a broker in its present role.
 
-        `in_sync` is None on a slave. `side` is what runs in this broker for its replicas; None on a
-        read-only broker.
+        `in_sync` tracks the slaves of a master; it is None on a slave. `side` is the side of the
+        replication that runs in this broker: a MasterSide, a SlaveSide, or None on a read-only
+        broker.
         """
         self._settings = settings
         self._store = store
@@ -88,9 +89,10 @@ class ReplicaRequests:
         self._side = side
 
     def follow_state(self, header: FollowStateRequest, command: Command, peer: Peer) -> Outcome:
-        """Answer SLUICE_FOLLOW_STATE (900301) of a slave. See `StateSender.follow_state`.
+        """Answer SLUICE_FOLLOW_STATE (900301), by which a slave copies the master's tables.
 
-        Raises RequestError (SERVICE_NOT_AVAILABLE) if this broker is not a master.
+        The answer has the changes of tables after those that the slave has. If there are none, it
+        is sent later. Raises RequestError (SERVICE_NOT_AVAILABLE) if this broker is not a master.
         """
         if not isinstance(self._side, MasterSide):
             remark = "this replica is not master, try again."
@@ -102,9 +104,9 @@ class ReplicaRequests:
     ) -> Command:
         """Answer NOTIFY_MIN_BROKER_ID_CHANGE (905) of a name server.
 
-        The lowest id of the live replicas has changed. If it is 0, the master is alive, and a slave
-        stores its addresses. A slave that may become acting master checks at once whether it has to
-        start or stop acting. A master does nothing.
+        The lowest id of the live brokers with this broker name has changed. If it is 0, the master
+        is alive, and a slave uses the addresses in `header` from now on. A slave that may act for
+        its master checks soon whether it has to start or stop that. A master does nothing.
         """
         if isinstance(self._side, SlaveSide):
             if header.broker_id == 0:
@@ -116,9 +118,9 @@ class ReplicaRequests:
     def hand_back(self, command: Command, peer: Peer) -> Command | None:
         """Answer SLUICE_HAND_BACK (900305) of a master that has come back.
 
-        The answer lists the messages that this slave has sent to other masters meanwhile. A broker
-        that cannot act for a master answers with an empty list. Otherwise return None: the answer
-        is written to `peer` after the slave has stopped acting.
+        The answer lists the messages that this slave has sent to other masters in the meantime. If
+        this broker cannot act for a master, an answer with an empty list is returned. Otherwise
+        None is returned, and the answer is written to `peer` when the slave has stopped acting.
         """
         acting = self._side.acting_master if isinstance(self._side, SlaveSide) else None
         if acting is None:
@@ -131,9 +133,9 @@ class ReplicaRequests:
     ) -> Command:
         """Answer SLUICE_SPEAK_FOR (900306) of a replica that forwards requests of a client.
 
-        From now on the connection counts as that of the client: its address appears in lists of
-        connections, and in messages as the address where they were born. Raises RequestError if
-        this broker has no failover, or if the address is invalid.
+        From now on, the connection `peer` has the address of the client in `header`. It appears in
+        lists of connections, and in messages as their birth host. Raises RequestError if this
+        broker has no failover, or if the address is invalid.
         """
         if not self._settings.is_failover:
             raise RequestError(
@@ -149,11 +151,13 @@ class ReplicaRequests:
     def exchange_ha_info(
         self, header: ExchangeHaInfoRequest, command: Command, peer: Peer
     ) -> Command:
-        """Answer EXCHANGE_BROKER_HA_INFO (906).
+        """Answer EXCHANGE_BROKER_HA_INFO (906), by which master and slave exchange addresses.
 
-        A master sends it with its addresses; a slave stores them. A slave sends it without an HA
-        address; a master answers with its addresses and the end of the synced log. In every other
-        case the answer is empty.
+        - A master sends it with its addresses. A slave uses them from now on, and answers without
+          fields.
+        - A slave sends it without an HA address (the address for slaves). A master answers with its
+          two addresses and the end of the synced log.
+        - In every other case the answer has no fields.
         """
         fields: dict[str, str] = {}
         if header.ha_address is not None:
@@ -197,7 +201,10 @@ class ReplicaRequests:
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(ha_status))
 
     def _describe_master_connection(self) -> dict[str, object]:
-        """Return the field `haClientRuntimeInfo`: a slave's connection to its master."""
+        """Return the JSON object `haClientRuntimeInfo`, which describes a slave's connection.
+
+        On a master, all its values are 0, False or None.
+        """
         connection: dict[str, object] = {
             "isActivated": False,
             "lastReadTimestamp": 0,
@@ -242,11 +249,12 @@ def refuse_unsafe_sends(
     handlers: Mapping[int, Handler],
     fast_handlers: Mapping[int, FastHandler],
 ) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
-    """Return `handlers` and `fast_handlers`, where those of SEND_CODES check `in_sync.refusal`.
+    """Return copies of both dicts, in which sends are refused while too few replicas are in sync.
 
-    While that is an error, the handlers raise it instead of storing messages. A fast handler
-    returns False then, so that the general handler answers with the error. The handlers of other
-    requests are the same objects.
+    `handlers` and `fast_handlers` are handlers by request code. The handlers of SEND_CODES are
+    replaced. While `in_sync.refusal` is an error, the new handlers raise it instead of storing
+    messages, and the new fast handlers return False, so that the handler is called. The handlers of
+    all other codes are unchanged.
     """
     checked_handlers = dict(handlers)
     checked_fast_handlers = dict(fast_handlers)
@@ -275,17 +283,17 @@ def _check_refusal_fast(in_sync: InSyncReplicas, handle: FastHandler) -> FastHan
 
 
 def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """Return the handlers by code that a slave has in place of those in `handlers`.
+    """Return the handlers by request code that a slave must use in place of those in `handlers`.
 
     - Requests that store messages are refused with SYSTEM_BUSY, or with SERVICE_NOT_AVAILABLE if
       `enableSlaveActingMaster` is true.
-    - Requests that change something, except LOCAL_CODES, are refused with SYSTEM_ERROR.
-    - Pulls are refused with SYSTEM_BUSY while `slaveReadEnable` is false, and otherwise handled as
-      in `handlers`.
+    - Requests that change something else, except LOCAL_CODES, are refused with SYSTEM_ERROR.
+    - Pulls are refused with SYSTEM_BUSY while `slaveReadEnable` is false. Otherwise the handler in
+      `handlers` is called.
     - END_TRANSACTION is refused with SLAVE_NOT_AVAILABLE, and INVOKE_BROKER_TO_RESET_OFFSET with
       SYSTEM_ERROR.
 
-    All other requests are missing in the result: their handlers stay.
+    All other codes are missing in the result, because a slave handles them like a master.
     """
     send_code = ResponseCode.SYSTEM_BUSY
     send_remark = BUSY
@@ -319,7 +327,10 @@ def _refuse_with(code: int, remark: str | None) -> Handler:
 
 
 def _check_readable(settings: Settings, handle: Handler) -> Handler:
-    """Return a handler that calls `handle` only while slaves serve readers."""
+    """Return a handler that calls `handle` while `slaveReadEnable` is true.
+
+    Otherwise it answers with SYSTEM_BUSY.
+    """
 
     def read(command: Command, peer: Peer) -> Outcome:
         if not settings.broker.slave_read:

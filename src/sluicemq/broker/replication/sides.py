@@ -105,10 +105,10 @@ class ConfirmedEnd:
         )
 
     def delete(self) -> None:
-        """Forget the position and delete the file. Raises OSError.
+        """Set the position to None, and delete its file and the backup. Raises OSError.
 
-        Called for a slave without failover, which makes everything visible that it receives. If it
-        became master again, an old position would hide messages that it has made visible since.
+        Call this for a slave without failover, which makes all messages visible that it receives.
+        If it became master later, an old position would hide messages that consumers have seen.
         """
         self.end = None
         # The backup is removed first: after a crash in between, it must not be loaded.
@@ -145,14 +145,18 @@ class MasterSide:
         call_soon: Callable[[Callable[[], None]], object],
         offload: Offload,
     ) -> None:
-        """Create the master's side. It has no port until `open`, which listens on `network`.
+        """Create the side of a master. It listens for slaves on `network` after `open`.
 
-        `core` are the components of the broker. `files` are the files on disk, and `state_log` the
-        operations on them that slaves copy. `log_terms` selects the HA protocol: failover if they
-        are given, plain if None. `call_soon` and `offload` are those of `LogSender`.
+        - `core` has the components of the broker.
+        - `state_log` has the operations on the tables' files that slaves copy. `files` are these
+          files.
+        - `log_terms` says which term wrote which part of the log. If it is given, slaves use the
+          failover protocol. None selects the plain one.
+        - `call_soon(function)` calls a function in the next iteration of the event loop.
+        - `offload(function, done)` calls `function` on another thread, and then `done(result)`.
 
-        Remove the mark of an incomplete log: an operator may have elected this replica after it had
-        truncated its log, and its log counts from now on. Raises OSError.
+        The file that marks the log as incomplete is removed. An operator may have elected this
+        replica after it had cut off its log; from now on its log counts. Raises OSError.
         """
         assert core.in_sync is not None, "a master counts its slaves"
         settings = core.settings
@@ -217,10 +221,10 @@ class MasterSide:
         return listener.ports[0]
 
     def _accept(self, stream: ByteStream) -> StreamProtocol:
-        """Create the protocol of a slave's connection.
+        """Return the protocol that handles the new connection of a slave.
 
-        Install the commit hook, by which each group commit sends its bytes to the slaves. A ticket
-        is required if the broker has access control and does not check addresses.
+        From now on, each group commit sends its bytes to the slaves. The slave must send a ticket,
+        a secret, if the broker has access control and does not check the addresses of slaves.
         """
         self._core.group_commit.on_commit = self.log_senders.send_pending
         are_addresses_checked = bool(self._settings.broker.ha_peers)
@@ -228,10 +232,10 @@ class MasterSide:
         return TicketCheck(stream, self.log_senders.accept, ticket)
 
     def tick(self) -> None:
-        """Call `tick` of the log senders and the state sender, for timeouts and heartbeats.
+        """Do the periodic work for the slaves: timeouts, heartbeats and delayed answers.
 
-        The broker calls this a few times a second. Without slaves, remove the commit hook, so that
-        commits do not pay for HA. `_accept` installs it again.
+        The broker calls this a few times a second. If there are no slaves, group commits stop
+        calling the log senders, which saves time. The next connection starts that again.
         """
         if not self.log_senders.senders:
             self._core.group_commit.on_commit = None
@@ -239,11 +243,11 @@ class MasterSide:
         self.state_sender.tick(self._clock.monotonic_s())
 
     async def wait_until_replicated(self) -> None:
-        """Wait until the slaves that count have all changes of the state so far.
+        """Wait until the slaves have all changes of tables so far.
 
-        In failover the other members of the in-sync set count, else the SluiceMQ slaves that have
-        sent a request in the last SILENT_S seconds. Return immediately if the broker is not a
-        SYNC_MASTER with a replication gate.
+        With failover, all other members of the in-sync set must have them. Without it, the SluiceMQ
+        slaves that have sent a request in the last SILENT_S seconds must have them. Return at once
+        if sends of this broker do not wait for slaves either.
 
         Raises StoreUncertainError if the slaves do not have the changes after `slaveTimeout`, or if
         this broker is not the master any more.
@@ -310,14 +314,13 @@ class SlaveSide:
         sign: Callable[[Any], Any],
         begin_queue: Callable[[str, int, int, bytes], object],
     ) -> None:
-        """Create the slave's side. It connects when its `background_jobs` run.
+        """Create the side of a slave. It connects to the master when its `background_jobs` run.
 
-        - `core` are the components of the broker. Its store and its group commits are connected to
-          the log receiver.
+        - `core` has the components of the broker.
         - `log_follower` appends the master's bytes to the commit log of the store.
-        - `files` are the files on disk, without a wrapper that discards changes.
-        - `log_terms` are the terms of the commit log; None selects the plain HA protocol.
-        - `confirmed_end` keeps the confirmed position on disk.
+        - `files` are the files on disk, which the slave may change.
+        - `log_terms` says which term wrote which part of the log. None selects the plain protocol.
+        - `confirmed_end` keeps on disk the position up to which enough replicas have the log.
         - `term` names the master to follow; None without failover.
         - `identity` identifies this replica to the master.
         - `run_sync(done)` syncs the commit log on another thread, then calls `done` with the synced
@@ -364,9 +367,9 @@ class SlaveSide:
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         sign: Callable[[Any], Any],
     ) -> StateReceiver:
-        """Return the receiver of the master's state, which reloads the tables that have changed.
+        """Return the component that copies the master's tables and reloads those that have changed.
 
-        The parameters are those of the constructor.
+        It also supports a Java master. The parameters are those of the constructor.
         """
         core = self._core
 
@@ -392,12 +395,12 @@ class SlaveSide:
         )
 
     def check_complete(self) -> bool:
-        """Return whether the log and the state of this replica allow it to become master.
+        """Return whether this replica may become master, because its log and tables are complete.
 
-        They do unless the log was truncated and this replica has not caught up since. It has caught
-        up when it has everything that the master has confirmed, and a whole snapshot of this
-        master's state (design/0022). A file on disk, the mark, remembers the truncation across
-        restarts. This method removes the mark when the replica has caught up. Raises OSError.
+        They are incomplete if the end of the log was cut off and the replica has not caught up
+        since. It has caught up when it has the whole confirmed log, and a whole snapshot of the
+        master's tables (design/0022). A file on disk marks the log as incomplete across restarts.
+        This method removes the file when the replica has caught up. Raises OSError.
         """
         applier = self.applier
         is_state_complete = applier.has_snapshot and applier.next_log_end is None
@@ -407,7 +410,10 @@ class SlaveSide:
         return not self._is_marked
 
     def mark_incomplete(self) -> None:
-        """Mark this replica, because its log is about to be truncated. Raises OSError."""
+        """Write the file that marks the log as incomplete, before its end is cut off.
+
+        Raises OSError.
+        """
         self._is_marked = True
         explanation = (
             "The log was truncated. This replica cannot become master until it has caught up.\n"
@@ -435,13 +441,13 @@ class SlaveSide:
 
     @property
     def ha_master(self) -> str:
-        """The master's HA address, as "host:port".
+        """The address at which the master sends its log to slaves, as "host:port".
 
-        It is "" if it is unknown, or if it is not known yet whether the master is a SluiceMQ or a
-        Java broker: an empty slave begins at a different position for each.
+        It is "" if the address is unknown, or if it is not known yet whether the master is a
+        SluiceMQ or a Java broker, because an empty slave begins at a different position for each.
 
-        Reading it also gives `log_receiver` the ticket, and whether the master is a SluiceMQ
-        broker, which it needs before it connects.
+        Reading this property also changes `log_receiver`: it gets the ticket (the secret of the
+        port), and whether the master is a SluiceMQ broker. It needs both before it connects.
         """
         configured_addresses = self._core.settings.broker.ha_master
         is_sluicemq = self.state_receiver.master_log_start >= 0
@@ -451,15 +457,16 @@ class SlaveSide:
             return self._term.ha_address if is_sluicemq else ""
         if self.master is not None and not (is_sluicemq or self.state_receiver.is_java):
             return ""
-        return configured_addresses[0] if configured_addresses else self._master_addresses[1]
+        _, registered_address = self._master_addresses
+        return configured_addresses[0] if configured_addresses else registered_address
 
     def background_jobs(
         self, network: Network, pool: ChannelPool
     ) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the background jobs of a slave by name; each runs until it is cancelled.
+        """Return the background jobs of a slave, functions by name. Each runs until cancelled.
 
-        They copy the log over `network` and the state over `pool`. A third one acts for an
-        unreachable master, if that is configured.
+        One copies the log over `network`, and one copies the tables over connections of `pool`. If
+        it is configured, a third one acts for the master while it is unreachable.
         """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "following the log": lambda: keep_connected(
@@ -483,9 +490,10 @@ class SlaveSide:
         return (0, 0) if self.log_receiver.is_caught_up else (None, None)
 
     def sync_if_due(self) -> None:
-        """Under SYNC_FLUSH, start to sync the log if it has grown since the last sync.
+        """Start to sync the log to disk if SYNC_FLUSH is set and the log has grown since.
 
-        The master waits for the report that follows (`on_synced`). Do nothing while a sync runs.
+        When the sync has ended, the synced position is reported to the master, which waits for it.
+        Do nothing while a sync runs.
         """
         core = self._core
         if (
@@ -497,10 +505,10 @@ class SlaveSide:
             self._run_sync(self.on_synced)
 
     def on_synced(self, synced_end: int | BaseException) -> None:
-        """Report to the master what was synced, and sync again if the log has grown meanwhile.
+        """Handle the end of a sync: report it to the master, and sync again if the log has grown.
 
-        `synced_end` is that position, or the error if the sync failed. An error is logged, and
-        nothing is reported.
+        `synced_end` is the position up to which the log is synced. If the sync failed, it is the
+        error, which is logged. Then nothing is reported.
         """
         self._is_syncing = False
         if isinstance(synced_end, BaseException):

@@ -37,10 +37,11 @@ class DiscardingFiles(RecordingFiles):
         super().__init__(below, StateLog(paths, run_id=""))
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open a file, like `Files.open`; changes of a replicated file are discarded.
+        """Open a file. If it is a replicated file, changes to the returned file are discarded.
 
-        A replicated file is not created if it is missing: with `create` the returned file looks
-        empty, and without it the error of `Files.open` is raised.
+        A missing replicated file is not created. With `create`, the returned file looks empty.
+        Without it, the error of `Files.open` is raised. All other files are opened as by
+        `Files.open`.
         """
         if self._state_log.paths.name_of(path) is None:
             return self._below.open(path, create=create, access=access)
@@ -77,9 +78,11 @@ class _DiscardingFile:
         """Do nothing."""
 
     def pread(self, size: int, offset: int) -> bytes:
+        """Return up to `size` bytes from `offset`; b"" if the file does not exist."""
         return b"" if self._below is None else self._below.pread(size, offset)
 
     def size(self) -> int:
+        """Return the size in bytes; 0 if the file does not exist."""
         return 0 if self._below is None else self._below.size()
 
     def data_start(self, offset: int) -> int | None:
@@ -95,6 +98,7 @@ class _DiscardingFile:
         return self._below.fileno()
 
     def close(self) -> None:
+        """Close the file. Do nothing if it does not exist."""
         if self._below is not None:
             self._below.close()
 
@@ -112,9 +116,10 @@ class StateApplier:
         paths: ReplicatedPaths,
         put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
     ) -> None:
-        """Create an applier that changes `files`, where `paths` says.
+        """Create an applier that repeats a master's operations on the tables' files in `files`.
 
-        `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
+        `paths` converts the names in the operations to paths. `put_unit(topic, queue_id, offset,
+        unit)` is called for each UNIT operation, which sets the end of an expired consume queue.
         """
         self._files = files
         self._paths = paths
@@ -146,9 +151,10 @@ class StateApplier:
         self._waiting.clear()
 
     def enqueue(self, run_id: str, operations: Iterable[Operation]) -> None:
-        """Add operations that a master sent in its run `run_id`.
+        """Add operations from a master, to be applied later by `apply`.
 
-        If that is not the run of the earlier operations, these are forgotten.
+        `run_id` identifies the run of the master's process. If it is another run than that of the
+        earlier operations, these are forgotten.
         """
         if run_id != self.run_id:
             self.reset()
@@ -156,12 +162,13 @@ class StateApplier:
         self._waiting.extend(operations)
 
     def apply(self, log_end: int) -> set[str]:
-        """Apply the waiting operations whose `log_end` is not greater than `log_end`.
+        """Apply the waiting operations that need the commit log only up to `log_end`.
 
-        Operations between BEGIN and END are collected, and applied as a whole at the END. On
-        return, the changes are durable. Return the names of the files that have changed.
+        Return the names of the files that have changed. The changes are synced to disk. The
+        operations of a snapshot, from BEGIN to END, are collected first, and applied as a whole at
+        the END.
 
-        Raises OSError and ProtocolError. Then all operations are forgotten, so that a snapshot is
+        Raises OSError or ProtocolError. Then all operations are forgotten, so that a snapshot is
         requested next.
         """
         changed: set[str] = set()
@@ -190,9 +197,9 @@ class StateApplier:
     def finish_snapshot(self) -> None:
         """Finish a snapshot that was being applied when the process was killed.
 
-        Call this when a broker starts. If the snapshot file is complete (its first 4 bytes are the
-        CRC-32 of the rest), make the files those of the snapshot. In any case remove the snapshot
-        file. Do nothing if there is none. Raises OSError.
+        Call this when a broker starts. The snapshot file has the operations of the snapshot. If the
+        file is complete (its first 4 bytes are the CRC-32 of the rest), they are applied again. The
+        file is removed in any case. Do nothing if there is none. Raises OSError.
         """
         path = self._paths.path_of(SNAPSHOT_NAME)
         if not self._files.exists(path):
@@ -209,10 +216,10 @@ class StateApplier:
     def _execute(self, operation: Operation) -> None:
         """Apply an operation that is not part of a snapshot: RENAME, REMOVE, TRUNCATE or WRITE.
 
-        The changes are durable after `_sync`. A file is synced before it is renamed, so that its
-        new name never has an older content. Removing a missing file does nothing; TRUNCATE and
-        WRITE create one. Raises OSError, and ProtocolError if a name is not that of a replicated
-        file.
+        The changes are durable after `_sync`. A file is synced before it is renamed, so that the
+        new name never has an older content after a crash. Removing a missing file does nothing.
+        TRUNCATE and WRITE create a missing file. Raises OSError, and ProtocolError if a name is not
+        the name of a replicated file.
         """
         path = self._paths.path_of(operation.name)
         directory = path.rpartition("/")[0]
@@ -244,9 +251,10 @@ class StateApplier:
         self._dirty.add(path)
 
     def _choose_access(self, path: str) -> Access:
-        """Return the access of the file at `path`, or the access with which to create it.
+        """Return the file permissions of the file at `path`, or those with which to create it.
 
-        A new file with access rules is readable by its owner only.
+        A new table gets the default permissions. Any other new file has access rules, so only its
+        owner may read it.
         """
         if self._files.exists(path):
             return self._files.access(path)
@@ -273,9 +281,9 @@ class StateApplier:
     def _apply_snapshot(self, operations: list[Operation]) -> set[str]:
         """Apply a snapshot as a whole, and return the names of the files that have changed.
 
-        The snapshot is first written to one file, which is removed at the end. If the process is
-        killed in between, `finish_snapshot` applies it again from that file. The file contains the
-        CRC-32 of the encoded operations (4 bytes), and the operations.
+        The operations are first written to a snapshot file, which is removed at the end. If the
+        process is killed in between, `finish_snapshot` applies them again. The file has the CRC-32
+        of the encoded operations in 4 bytes, and then the operations.
         """
         encoded = encode_operations(operations)
         path = self._paths.path_of(SNAPSHOT_NAME)
@@ -287,10 +295,11 @@ class StateApplier:
         return changed
 
     def _write_snapshot(self, operations: list[Operation]) -> set[str]:
-        """Make the replicated files those of the snapshot, and remove all others.
+        """Replace all replicated files by those of a snapshot, and sync the changes to disk.
 
-        Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
-        files that were written or removed; files that are the same already are not written.
+        Replicated files that are not in the snapshot are removed. Files that have the right content
+        already are not written. `put_unit` is called for each UNIT operation. Return the names of
+        the files that were written or removed.
         """
         contents = self._put_units(operations)
         changed = set()
@@ -314,7 +323,10 @@ class StateApplier:
         return changed
 
     def _put_units(self, operations: list[Operation]) -> dict[str, bytearray]:
-        """Call `put_unit` for each UNIT of a snapshot. Return the contents of its files by name."""
+        """Call `put_unit` for each UNIT operation, and return the files of a snapshot.
+
+        The result is a dict of the content of each file by its name.
+        """
         contents: dict[str, bytearray] = {}
         for operation in operations:
             if operation.kind is OperationKind.UNIT:
@@ -325,9 +337,10 @@ class StateApplier:
         return contents
 
     def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
-        """Replace or create the file at `path` atomically, with `content`, synced.
+        """Replace or create the file at `path` with `content`, atomically.
 
-        The new name is durable when `_sync` has synced the directory.
+        The content is synced to disk here. The name is durable when `_sync` has synced the
+        directory. A new file gets the permissions `access`.
         """
         directory = path.rpartition("/")[0]
         new_path = path + ".new"

@@ -95,10 +95,10 @@ class Operation(NamedTuple):
 
 
 def encode_operations(operations: Iterable[Operation]) -> bytes:
-    """Encode operations, one after the other.
+    """Encode operations, one after the other, for a request or a snapshot file.
 
-    The encoding of each is big-endian: number 8, log end 8, kind 1, size of the name 2, offset 8,
-    size of the data 4, name, data.
+    An operation has these fields, big-endian, with their sizes in bytes: number (8), log end (8),
+    kind (1), size of the name (2), offset (8), size of the data (4), then the name and the data.
     """
     encoded_parts: list[bytes] = []
     for operation in operations:
@@ -138,10 +138,11 @@ def decode_operations(encoded: bytes) -> list[Operation]:
 
 
 def _decode_operation(encoded: bytes, position: int) -> tuple[Operation, int]:
-    """Return the operation at a position of the encoded bytes, and where the next one begins.
+    """Decode the operation at `position` of `encoded`.
 
-    Raises struct.error or ValueError if the operation is invalid. If the bytes end within its name
-    or data, the returned position is behind their end.
+    Return (operation, position of the next one). If the bytes end within the name or the data, the
+    returned position is greater than their length. Raises struct.error or ValueError if the
+    operation is invalid.
     """
     number, log_end, kind, name_size, offset, data_size = _HEAD.unpack_from(encoded, position)
     name_start = position + _HEAD.size
@@ -165,10 +166,12 @@ class ReplicatedPaths:
 
     @classmethod
     def for_broker(cls, files: Files, root: str, rules: Iterable[str] = ()) -> "ReplicatedPaths":
-        """Return the paths of a broker that has its store below `root`.
+        """Return the paths of the replicated files of a broker whose store is in `root`.
 
-        `rules` are the paths where the file with the access rules may be. The first one that exists
-        is used, or the first one if none exists. Its directory may have further rules in `acl`.
+        They are the tables in `root`/config, and the access rules. `rules` are the paths where the
+        file with the access rules may be. The first existing one is used, or the first one if none
+        exists. Further rules may be in the directory `acl` beside it. No `rules` means that the
+        broker has no access control.
         """
         roots = {"config": f"{root}/config"}
         paths = tuple(rules)
@@ -183,6 +186,7 @@ class ReplicatedPaths:
         Return None if the file is not replicated.
         """
         for name, root in self.roots.items():
+            # The root itself, a file below it, or a file with a further suffix, such as .bak.
             if path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "."):
                 file_name = name + path[len(root) :]
                 return None if file_name.startswith(UNREPLICATED_NAMES) else file_name
@@ -215,9 +219,9 @@ class ReplicatedPaths:
 
 
 def _iter_files_of_root(files: Files, root: str) -> Iterator[str]:
-    """Yield the paths of the file `root`, or of the files below it, and of its siblings.
+    """Yield the path of the file `root`, or the paths of all files below the directory `root`.
 
-    Siblings are files such as backups, which continue the path of the root with a dot.
+    Files whose paths begin with `root` and a dot, such as the backup `root`.bak, are included.
     """
     parent, _, base_name = root.rpartition("/")
     siblings = [name for name in files.names(parent) if name.startswith(base_name + ".")]
@@ -315,11 +319,14 @@ class StateLog:
     # --- recording
 
     def record(self, kind: OperationKind, name: str, offset: int = 0, data: bytes = b"") -> None:
-        """Record an operation that has been done. See `Operation` for the arguments.
+        """Record an operation on a replicated file that has been done, under the next number.
 
-        It gets the next number. It is retained only if there are slaves; the oldest operations are
-        dropped if all have more than RETAINED_BYTES_MAX. Functions that wait for its number are
-        called soon. The caller must hold `lock`, and must have held it when it changed the file.
+        `name` is the replicated name of the file. `offset` and `data` depend on the kind: for
+        WRITE, the bytes and where they were written. The operation is kept for the slaves, if there
+        are any. If all kept operations have more than RETAINED_BYTES_MAX, the oldest are dropped.
+        Functions that wait for its number are called soon.
+
+        The caller must hold `lock`, and must have held it when it changed the file.
         """
         self.last_number += 1
         if self._slaves:
@@ -337,11 +344,11 @@ class StateLog:
         self._bytes -= _HEAD.size + len(self._operations.popleft().data)
 
     def record_edits(self, files: Files) -> None:
-        """Record changes of access rules that were made outside of this process.
+        """Record changes of the files with access rules that were made outside of this process.
 
-        Compare the files with the contents at the last call. Record REMOVE for a file that is gone,
-        and TRUNCATE and WRITE for one that is new or has changed; the first call records all files.
-        Called periodically. Blocks. Raises OSError.
+        The files are compared with their contents at the last call. A removed file is recorded as
+        REMOVE. A new or changed file is recorded as TRUNCATE and WRITE. The first call records all
+        files. Called periodically. Blocks. Raises OSError.
         """
         paths_by_name = dict(self.paths.find_files(files, EDITED))
         for name in self._edited_contents.keys() - paths_by_name:
@@ -361,12 +368,14 @@ class StateLog:
     # --- serving slaves
 
     def record_progress(self, replica_id: int, run_id: str, number: int, now_s: float) -> None:
-        """Record that a slave has all operations of the run `run_id` up to `number`.
+        """Record that the slave `replica_id` has all operations of the run `run_id` up to `number`.
 
-        If that is another run, or a number within a snapshot, the slave has no operations of this
-        run. Then call functions of `call_when_replicated` whose condition is met, forget slaves
-        that have not sent a request for FORGOTTEN_S, and drop operations that all slaves have.
-        `now_s` is the monotonic time of the request.
+        If `run_id` is another run of the master, or `number` is within a snapshot, the slave has no
+        operations of this run. `now_s` is the monotonic time of the slave's request.
+
+        Then the functions that wait until slaves have an operation are called, if they do now.
+        Slaves that have sent no request for FORGOTTEN_S seconds are forgotten. Operations that all
+        slaves have are dropped.
         """
         slave = self._slaves.setdefault(replica_id, _SlaveProgress())
         is_this_run = run_id == self.run_id and number < _SNAPSHOT_NUMBERS
@@ -386,11 +395,12 @@ class StateLog:
                 del self._slaves[replica_id]
 
     def operations_after(self, run_id: str, number: int) -> list[Operation] | None:
-        """Return the operations after `number` of the run `run_id` that fit into one response.
+        """Return the next operations for a slave that has those of the run `run_id` up to `number`.
 
-        `number` may be one within a snapshot; then the rest of that snapshot is returned. Return []
-        if there are none yet. Return None if the slave needs a new snapshot: `run_id` is another
-        run, or the operations or the snapshot are not retained any more.
+        Only as many are returned as fit into one response. If `number` is within a snapshot, they
+        are from the rest of that snapshot. Return [] if there are none yet. Return None if the
+        slave needs a new snapshot, because `run_id` is another run of the master, or the operations
+        or the snapshot are not kept any more.
         """
         if run_id != self.run_id:
             return None
@@ -398,6 +408,7 @@ class StateLog:
             return self._rest_of_snapshot(number)
 
         with self.lock:
+            # Without kept operations, a slave that has the last one has everything.
             oldest_number = self.last_number + 1
             if self._operations:
                 oldest_number = self._operations[0].number
@@ -418,11 +429,10 @@ class StateLog:
         return None
 
     def make_snapshot(self, files: Files) -> list[Operation]:
-        """Make a snapshot of all replicated files, and return as much as fits into one response.
+        """Make a snapshot of all replicated files, and return its first operations.
 
-        The result is the list of its first operations; `operations_after` returns the rest. The
-        last two snapshots are kept. Blocks, and blocks changes of the files meanwhile. Raises
-        OSError.
+        As many are returned as fit into one response; `operations_after` returns the rest. The last
+        two snapshots are kept. Blocks, and changes of the files wait meanwhile. Raises OSError.
         """
         with self.lock:
             self._snapshots_made += 1
@@ -439,9 +449,11 @@ class StateLog:
         return _take_response(operations)
 
     def _collect_changes(self, files: Files) -> list[_Change]:
-        """Return the changes that make a slave's files those of this master. Raises OSError.
+        """Return the operations of a snapshot, as tuples (kind, name, offset, data).
 
-        The caller holds `lock`.
+        They are BEGIN, the whole content of each replicated file, a UNIT for each expired queue,
+        and END, whose offset is the number of the last operation. The caller holds `lock`. Raises
+        OSError.
         """
         changes: list[_Change] = [(OperationKind.BEGIN, "", 0, b"")]
         for name, path in self.paths.find_files(files):
@@ -505,7 +517,10 @@ class StateLog:
 
 
 def _split_write(name: str, content: bytes) -> list[_Change]:
-    """Return the arguments of `StateLog.record` for writing `content` from offset 0 on."""
+    """Return the WRITE operations that write `content` to the file `name` from offset 0 on.
+
+    Each is a tuple (kind, name, offset, data) with at most CHUNK_BYTES of data.
+    """
     return [
         (OperationKind.WRITE, name, offset, content[offset : offset + CHUNK_BYTES])
         for offset in range(0, len(content), CHUNK_BYTES)
@@ -513,7 +528,10 @@ def _split_write(name: str, content: bytes) -> list[_Change]:
 
 
 def _take_response(operations: Iterable[Operation]) -> list[Operation]:
-    """Return the first of `operations` that together have ANSWER_BYTES or slightly more."""
+    """Return as many of the first `operations` as fit into one response.
+
+    The result ends with the operation by which ANSWER_BYTES are reached.
+    """
     taken = []
     size = 0
     for operation in operations:
@@ -531,7 +549,10 @@ class RecordingFiles:
     """
 
     def __init__(self, below: Files, state_log: StateLog) -> None:
-        """Wrap the files `below`. Methods that change nothing are those of `below`."""
+        """Wrap `below`, so that changes of replicated files are recorded in `state_log`.
+
+        Methods that change no replicated file are those of `below` itself.
+        """
         self._below = below
         self._state_log = state_log
         self.pool = below.pool
@@ -585,7 +606,10 @@ class _RecordingFile:
     """A replicated file of a master. Its changes are recorded."""
 
     def __init__(self, below: File, name: str, state_log: StateLog) -> None:
-        """Wrap the open file `below`, whose replicated name is `name`."""
+        """Wrap the open file `below`, so that its changes are recorded in `state_log`.
+
+        `name` is its replicated name, such as "config/topics.json".
+        """
         self._below = below
         self._name = name
         self._state_log = state_log

@@ -74,12 +74,12 @@ class StateSender:
         log_start: Callable[[], int],
         ticket: bytes = b"",
     ) -> None:
-        """Create the master's end.
+        """Create the master's end of the transfer of tables.
 
-        `state_log` contains the operations, and `in_sync` records the state reports of slaves.
-        `files` are the files of which snapshots are made. `log_start()` returns the first position
-        of the commit log. `ticket` is the ticket for the HA port, which slaves receive; b"" if none
-        is required.
+        `state_log` has the operations on the tables' files, and `in_sync` records the reports of
+        slaves. Snapshots are made of `files`. `log_start()` returns the first position of the
+        commit log. `ticket` is the secret that a slave must send at the port for slaves; it is b""
+        if none is required.
         """
         self._state_log = state_log
         self._in_sync = in_sync
@@ -93,12 +93,15 @@ class StateSender:
     def follow_state(
         self, header: FollowStateRequest, command: Command, peer: Peer
     ) -> Command | Postponed | None:
-        """Answer SLUICE_FOLLOW_STATE (900301) with the operations after those that the slave has.
+        """Answer SLUICE_FOLLOW_STATE (900301) with the operations that the slave does not have yet.
 
-        First record what the slave reports about itself. Return the response if there are
-        operations, or if the slave asks for none (`wants_none`). Return a postponed response if a
-        snapshot has to be made first. Otherwise park the request and return None: `peer` gets the
-        response when there is an operation, or after STATE_WAIT_MS.
+        The request also reports how far the slave is, which is recorded first. Then one of these is
+        returned:
+
+        - A response, if there are operations, or if the slave asks for none (`wants_none`).
+        - A Postponed, if a snapshot of the tables has to be made first.
+        - None, if there are no operations yet. Then the response is written to `peer` when there is
+          one, or after STATE_WAIT_MS.
         """
         state_log = self._state_log
         now_s = self._clock.monotonic_s()
@@ -152,11 +155,11 @@ class StateSender:
             peer.write(encode_response_to(self._make_response(operations), command))
 
     def tick(self, now_s: float) -> None:
-        """Answer parked requests whose deadline has passed at `now_s`, with no operations.
+        """Answer the waiting requests whose deadline has passed, without operations.
 
-        `now_s` is the monotonic time. Parked requests of closed connections are removed too. Also
-        call the functions of `StateLog.call_when_replicated` whose condition is met, because slaves
-        may have left. The broker calls this a few times a second.
+        `now_s` is the monotonic time. Requests of closed connections are removed. Then the state
+        log checks whether the slaves have what callers wait for, because a slave may have left. The
+        broker calls this a few times a second.
         """
         for peer, (deadline_s, command) in list(self._parked.items()):
             if deadline_s <= now_s or peer.closed:
@@ -192,7 +195,7 @@ class StateReceiver:
         java: Callable[[Channel], Awaitable[None]] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Create the slave's end.
+        """Create the slave's end of the transfer of tables.
 
         - `applier` applies the operations, and `identity` identifies this replica to the master.
         - `log_end` returns the end of this replica's commit log.
@@ -223,11 +226,11 @@ class StateReceiver:
         """The master's address, for log lines."""
 
     async def run(self, pool: ChannelPool, master: Callable[[], str | None]) -> None:
-        """Follow the master until cancelled.
+        """Copy the tables of the master until cancelled.
 
-        `master()` returns the master's address as "host:port"; None means that there is none. It
-        is called before each attempt. After an error, which is logged, or without a master, the
-        next attempt comes after PAUSE_S.
+        `master()` returns the master's address as "host:port", or None if there is no master. It is
+        called before each attempt to connect. After an error, which is logged, or without a master,
+        the next attempt comes after PAUSE_S seconds.
         """
         while True:
             address = master()
@@ -248,8 +251,8 @@ class StateReceiver:
     async def follow(self, channel: Channel) -> None:
         """Request and apply operations of the master at the other end of `channel` until an error.
 
-        If the master does not know the request, it is a Java broker: set `is_java`, follow it with
-        `java`, and return if that returns. Raises SluiceError and OSError.
+        If the master does not know the request, it is a Java broker. Then `is_java` is set, and the
+        function `java` copies its tables; return when it returns. Raises SluiceError or OSError.
         """
         while True:
             answer = await self._request(channel)
@@ -262,10 +265,10 @@ class StateReceiver:
             await self._apply(channel)
 
     async def _request(self, channel: Channel, *, wants_none: bool = False) -> Command:
-        """Send SLUICE_FOLLOW_STATE with this replica's state report, and return the response.
+        """Send SLUICE_FOLLOW_STATE (900301) to the master, and return the response.
 
-        With `wants_none` the master answers at once and with no operations. Raises SluiceError if
-        there is no response.
+        The request reports which operations this replica has. With `wants_none`, the master answers
+        at once and without operations. Raises SluiceError if there is no response.
         """
         applier = self.applier
         identity = self._identity
@@ -282,9 +285,10 @@ class StateReceiver:
         return await channel.call(self._sign(command), ANSWER_WAIT_S)
 
     def _handle_response(self, answer: Command, channel: Channel) -> FollowStateResponse:
-        """Return the header of a response, after storing the master's log start and ticket.
+        """Store the master's log start and ticket from a response, and return its header.
 
-        Raises RequestError if the response is an error, and ProtocolError if it is invalid.
+        `is_java` is set to False. Raises RequestError if the response is an error, and
+        ProtocolError if it is invalid.
         """
         if answer.code != ResponseCode.SUCCESS:
             raise RequestError(answer.code, answer.remark or "", address=channel.address)
@@ -301,11 +305,12 @@ class StateReceiver:
     async def _apply(self, channel: Channel) -> None:
         """Apply all operations that wait in the applier, each when the commit log is long enough.
 
-        Call `on_changed` with the names of the changed files. While the operations wait for the
-        log, send a state report to the master every REPORT_S seconds.
+        An operation may need a part of the log that this slave has not received yet. Meanwhile, a
+        report is sent to the master every REPORT_S seconds. `on_changed` is called with the names
+        of the changed files.
 
-        Raises ProtocolError if the master was restarted meanwhile, and what `StateApplier.apply`
-        and the request raise.
+        Raises ProtocolError if the master was restarted meanwhile or an operation is invalid,
+        OSError, and SluiceError if a report fails.
         """
         applier = self.applier
         pause_s = POLL_S
@@ -336,11 +341,11 @@ class StateReceiver:
 
 
 def reload_tables(topics: Topics, groups: Groups, offsets: Offsets, names: set[str]) -> None:
-    """Reload those tables of a slave whose files are in `names`.
+    """Reload the tables of a slave whose files have changed.
 
-    `names` are names of replicated files, such as `config/topics.json`; journals and backups of a
-    table count too. For each topic or group whose configuration was added, changed or removed, call
-    `on_change` of the table. Raises StoreError and StoreDamagedError.
+    `names` are the names of the changed files, such as `config/topics.json`. Journals and backups
+    of a table count as well. `on_change` of the table is called for each topic or group that was
+    added, changed or removed. Raises StoreError or StoreDamagedError.
     """
     tables: tuple[Topics | Groups, ...] = (topics, groups)
     for table in tables:

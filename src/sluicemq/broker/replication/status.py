@@ -77,9 +77,10 @@ class ReplicaAdmin:
     ) -> None:
         """Create the handlers.
 
-        `in_sync` is None on a slave. `role_controller` is None if roles come from the configuration
-        file. `log_end()` returns the end of this broker's log. `measure_lag()` is called on a slave
-        only; see MeasureLag.
+        `in_sync` tracks the slaves of a master; it is None on a slave. `role_controller` changes
+        the role; it is None if the configuration file decides the role. `log_end()` returns the end
+        of this broker's log. `measure_lag()` returns how far a slave is behind its master, as
+        (bytes, ms).
         """
         self._settings = settings
         self._in_sync = in_sync
@@ -90,8 +91,9 @@ class ReplicaAdmin:
     def status(self, command: Command, peer: Peer) -> Command:
         """Answer SLUICE_REPLICA_STATUS (900302) with the status of this replica as JSON.
 
-        With failover, the fields of `RoleController.status` are added, and replace those of the
-        same name. `confirmed` and `slaves` are filled in by a master only.
+        Only a master sets the fields "confirmed" (the position up to which enough replicas have the
+        log) and "slaves". With failover, the fields of `RoleController.status`, such as "epoch" and
+        "inSync", replace those of the same name.
         """
         broker = self._settings.broker
         host = self._settings.host
@@ -136,10 +138,11 @@ class ReplicaAdmin:
         ]
 
     def switch(self, command: Command, peer: Peer) -> Command:
-        """Answer SLUICE_SWITCH_MASTER (900303): hand the role of master over.
+        """Answer SLUICE_SWITCH_MASTER (900303): start to make another replica the master.
 
-        The optional field `brokerId` is the id of the new master. Raises RequestError if it is not
-        a natural number, or if the role controller refuses.
+        The field "brokerId" is the id of the new master. If it is missing, the role controller
+        chooses a replica. Raises RequestError if it is not a natural number, if the role controller
+        refuses, or if the configuration file decides the role.
         """
         requested_id = (command.fields or {}).get("brokerId")
         broker_id = None if requested_id is None else natural(requested_id)

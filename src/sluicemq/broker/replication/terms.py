@@ -40,10 +40,12 @@ def encode_terms(terms: tuple[LogTerm, ...]) -> str:
 
 
 def decode_terms(file_text: str) -> tuple[LogTerm, ...]:
-    """Return the terms in the text of the file.
+    """Parse the text of the file with the terms of the log.
 
-    Raises ValueError if a line is not a term, if the number of terms or the checksum is wrong, or
-    if numbers and start positions do not both increase from line to line.
+    The first line is the number of terms, the second one the CRC-32 of the other lines (0 if there
+    is none), and each other line is a term. Raises ValueError if a line is not a term, if the
+    number of terms or the checksum is wrong, or if the numbers or the start positions of the terms
+    do not increase from line to line.
     """
     count, crc, *lines = file_text.split("\n")
     terms = [_parse_term(line) for line in lines if line]
@@ -68,9 +70,9 @@ def _parse_term(line: str) -> LogTerm:
 
 
 def _load_terms(files: Files, path: str) -> tuple[LogTerm, ...]:
-    """Return the terms in the file at `path`, or in its backup if it does not exist; else ().
+    """Read the terms of the log from the file at `path`, or from its backup if it does not exist.
 
-    Raises StoreDamagedError if the file is invalid, and OSError.
+    Return () if neither exists. Raises StoreDamagedError if the file is invalid, and OSError.
     """
     read_path = path if files.exists(path) else path + ".bak"
     file_text = read_text(files, read_path)
@@ -93,11 +95,11 @@ class LogTerms:
     """
 
     def __init__(self, files: Files, path: str, log_end: int) -> None:
-        """Load the terms from `path`, and remove those that begin behind `log_end`.
+        """Load the terms from the file at `path`, and remove those that begin after `log_end`.
 
-        The backup `path`.bak is read only if `path` does not exist: then the log has no byte of a
-        term that only the newer file had. Raises StoreDamagedError if the file is unreadable, and
-        OSError.
+        `log_end` is the end of the commit log. If the file does not exist, its backup `path`.bak is
+        read; a term that was only in the newer file has no byte in the log then. Raises
+        StoreDamagedError if the file is invalid, and OSError.
         """
         self._files = files
         self._path = path

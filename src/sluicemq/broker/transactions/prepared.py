@@ -117,9 +117,10 @@ class PreparedMessage(NamedTuple):
 
 
 def transaction_identity(record: Record) -> tuple[str, int]:
-    """Return the message id of a prepared message, and a digest of its group, topic and body.
+    """Return (message id, digest), which identify the transaction of a prepared message.
 
-    Two prepared messages belong to the same transaction if both values are equal.
+    The digest is computed from the producer group, the topic and the CRC of the body. Two prepared
+    messages belong to the same transaction if both values are equal.
     """
     group = record.get_text(PRODUCER_GROUP)
     topic = record.get_text(REAL_TOPIC)
@@ -129,10 +130,11 @@ def transaction_identity(record: Record) -> tuple[str, int]:
 
 
 def parse_prepared(record: Record, offset: int) -> PreparedMessage:
-    """Return the prepared message in a record of the half topic.
+    """Parse a record of the half topic, where messages of open transactions wait.
 
-    `offset` is the message's offset in the half queue. A record with a check count or with the
-    offset of another message is a copy; then `first_offset` is that offset, 0 if it is unknown.
+    `offset` is the offset of the message in the half queue. The broker appends copies of a prepared
+    message there. A record is a copy if it has a number of checks, or the offset of the first
+    message of the transaction, which is `first_offset` in the result (0 if it is unknown).
     """
     check_count = record.get_number(CHECK_TIMES) or 0
     noted_first_offset = record.get_number(FIRST_OFFSET)
@@ -176,7 +178,10 @@ def parse_op(body: memoryview) -> list[int]:
 
 
 def original_properties(record: Record) -> dict[str, str]:
-    """Return the properties of a prepared message without those that SluiceMQ adds to copies."""
+    """Return the properties of a prepared message as its producer sent them.
+
+    The properties that SluiceMQ adds to copies of the message are removed.
+    """
     properties = record.decode_properties()
     properties.pop(CHECKSUM_NAME, None)
     properties.pop(FIRST_OFFSET, None)
@@ -212,7 +217,10 @@ class OpenTransaction:
     )
 
     def __init__(self, key: str, message: PreparedMessage) -> None:
-        """Create the transaction of a prepared message. No check is scheduled."""
+        """Create an open transaction, whose newest prepared message is `message`.
+
+        `key` is the id by which operators name it. No check is scheduled.
+        """
         self.key = key
         """The id by which operators name the transaction; unique among the open ones."""
         self.unique_id = message.unique_id
@@ -243,10 +251,11 @@ class OpenTransactions:
     """The table of all open transactions. Iteration follows the offsets of their messages."""
 
     def __init__(self, half_start: int, op_start: int) -> None:
-        """Create an empty table.
+        """Create an empty table of open transactions.
 
-        `half_start` and `op_start` are the offsets from which the caller reads the half queue and
-        the op queue to fill the table.
+        The caller fills it from two queues: the half queue, with messages of transactions, and the
+        op queue, with messages that list ended transactions. `half_start` and `op_start` are the
+        offsets at which it begins to read them.
         """
         self._by_offset: dict[int, OpenTransaction] = {}  # in ascending order of offsets
         self._by_key: dict[str, OpenTransaction] = {}
@@ -286,8 +295,9 @@ class OpenTransactions:
     def find_for_message(self, message: PreparedMessage) -> OpenTransaction | None:
         """Return the open transaction to which a prepared message belongs, or None.
 
-        The message may be superseded. A message from before the transaction began does not belong
-        to it: the message is part of an earlier transaction with the same id, which has ended.
+        The message need not be the newest one of the transaction. If it was stored before the
+        transaction began, it belongs to an earlier transaction with the same id, which has ended,
+        and the result is None.
         """
         transaction = self._by_offset.get(message.offset)
         if transaction is None and message.unique_id:
@@ -299,16 +309,16 @@ class OpenTransactions:
     # --- messages and ops, in the order of their queues
 
     def add(self, message: PreparedMessage) -> tuple[OpenTransaction, int | None]:
-        """Add the next prepared message of the half queue, and set `next_half_offset` behind it.
+        """Add the next prepared message of the half queue, and advance `next_half_offset` over it.
 
         The half queue contains the messages of open transactions, which no consumer sees, and
         copies of them. The message becomes the newest one of the open transaction with the same id
-        and digest. If there is none, it begins a transaction. Return (transaction, superseded
-        offset): the second value is the offset of the message that was the newest one before, and
-        None for a new transaction.
+        and digest. If there is none, it begins a new transaction. Return (transaction, superseded
+        offset). The second value is the offset of the previous newest message, or None for a new
+        transaction.
 
-        A message that equals an ending transaction also begins a new one, because its producer has
-        sent the same message object a second time. Only the broker's own copy does not.
+        If the transaction is ending, its producer has sent the same message a second time, and the
+        message begins a new transaction as well. A copy that the broker has appended does not.
         """
         self.next_half_offset = message.offset + 1
         transaction = None
@@ -328,9 +338,10 @@ class OpenTransactions:
         return transaction, superseded_offset
 
     def _choose_key(self, message: PreparedMessage) -> str:
-        """Return a key for a new transaction, which no other open one has.
+        """Return a key for a new transaction that no other open transaction has.
 
-        That is its id, otherwise the id with the digest, or with the offset of the message.
+        It is the id of the message, if that is not taken. Otherwise it is the id with the digest,
+        or else the id with the offset of the message.
         """
         unique_id = message.unique_id
         if unique_id:
@@ -340,11 +351,11 @@ class OpenTransactions:
         return f"{unique_id}@{message.offset}"
 
     def add_op(self, op_offset: int, offsets: Sequence[int]) -> None:
-        """Add the op at `op_offset` of the op queue, and set `next_op_offset` behind it.
+        """Add the op at `op_offset` of the op queue, and advance `next_op_offset` over it.
 
-        An op is a message that lists ended transactions. The op ends the transactions whose newest
-        messages are at `offsets` of the half queue: they are removed. Offsets of superseded or
-        unknown messages have no effect on the table.
+        An op is a message that lists ended transactions, by the `offsets` of their newest messages
+        in the half queue. These transactions are removed. Offsets of other messages have no effect
+        on the table.
         """
         self.next_op_offset = op_offset + 1
         if offsets:
@@ -369,8 +380,9 @@ class OpenTransactions:
     def find_lowest_op_offset(self, half_offset: int) -> int:
         """Return the offset of the first op that lists a message at `half_offset` or later.
 
-        Return `next_op_offset` if no op does. The ops before the returned one are forgotten, so
-        `half_offset` must not be lower in a later call.
+        An op lists ended transactions by offsets of the half queue. Return `next_op_offset` if no
+        op lists such a message. The ops before the result are forgotten, so `half_offset` must not
+        be lower in a later call.
         """
         ops = self._ops
         while ops:
@@ -383,10 +395,10 @@ class OpenTransactions:
     # --- due times
 
     def schedule(self, transaction: OpenTransaction, due_ms: int) -> None:
-        """Make a transaction due at `due_ms` of the steady clock, and at no other time.
+        """Set the time of the next check of a transaction to `due_ms` of the steady clock.
 
-        Its earlier due time is outdated. The outdated entries of the heap are removed when there
-        are too many.
+        An earlier time of the transaction becomes invalid. Invalid entries of the heap are removed
+        when there are too many.
         """
         transaction.due_ms = due_ms
         heapq.heappush(self._due, (due_ms, transaction.offset))
@@ -395,10 +407,10 @@ class OpenTransactions:
             heapq.heapify(self._due)
 
     def pop_due(self, now_ms: int) -> OpenTransaction | None:
-        """Return the transaction that is due first, or None if none is due at `now_ms`.
+        """Remove the transaction whose check is due first from the heap, and return it.
 
-        Its entry is removed from the heap, so the caller must schedule it again. Transactions that
-        are ending are left out, and need no check.
+        Return None if no check is due at `now_ms`. The caller must schedule the transaction again.
+        Transactions that are ending need no check: they are removed from the heap, too.
         """
         while self._due and self._due[0][0] <= now_ms:
             due_ms, offset = heapq.heappop(self._due)
@@ -452,9 +464,10 @@ class PreparedReader:
         return read_record(self._store.reader.view_at(physical_offset))
 
     def find_prepared(self, physical_offset: int) -> Record | None:
-        """Return the prepared message at a position that a client names.
+        """Return the record of the prepared message at a position of the commit log.
 
-        The position may be any number: return None if no prepared message begins there.
+        A client names the position, so it may be any number. Return None if no prepared message
+        begins there.
         """
         record_bytes = self._store.reader.record_at(physical_offset)
         if record_bytes is None:
@@ -483,13 +496,14 @@ class PreparedReader:
 
 
 def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_count: int) -> bool:
-    """Move a message with TRAN_MSG=true to the half topic, where no consumer sees it.
+    """Redirect a message that begins a transaction to the half topic, where no consumer sees it.
 
-    The properties REAL_TOPIC and REAL_QID then hold the queue to which a commit moves the message.
-    Properties by which the message would look like a copy of a prepared message are removed.
+    The property TRAN_MSG=true marks such a message. Its own topic and queue are kept in the
+    properties REAL_TOPIC and REAL_QID. Properties by which it would look like a copy of a prepared
+    message are removed.
 
-    Return True if the message was moved. Return False for every other message, which stays
-    unchanged; only a message that a consumer sends back for a retry loses TRAN_MSG.
+    Return True if the message was redirected. Return False for every other message. It stays
+    unchanged, except that a message that a consumer sends back for a retry loses TRAN_MSG.
 
     `open_count` is the number of open transactions. Raises RequestError if a message may not begin
     a transaction.
@@ -523,8 +537,8 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
 def _check_may_begin(properties: dict[str, str], config: BrokerConfig, open_count: int) -> None:
     """Raise RequestError if a message with these properties may not begin a transaction.
 
-    That is the case if transactions are disabled, if the message is delayed or has no producer
-    group, or if `open_count` transactions are as many as may be open.
+    It may not if transactions are disabled, if the message is delayed or has no producer group, or
+    if `open_count`, the number of open transactions, has reached its limit.
     """
     if config.reject_transactions:
         raise RequestError(

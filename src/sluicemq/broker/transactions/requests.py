@@ -73,16 +73,16 @@ class TransactionRequests:
     ) -> Durable | None:
         """Handle END_TRANSACTION (37): commit or roll back a transaction.
 
-        `header.outcome` is COMMITTED, ROLLED_BACK, or 0 for undecided. An undecided one changes
-        nothing. Then return None: no answer is sent, as in RocketMQ. With `header.is_from_check`,
-        the request answers a check, and the client counts as answering (`note_answer`).
+        `header.outcome` is COMMITTED, ROLLED_BACK, or 0 for undecided. An undecided outcome changes
+        nothing, and None is returned: no answer is sent, as in RocketMQ. If `header.is_from_check`
+        is true, the request answers a check of the broker, which is recorded.
 
-        If the transaction has already ended with the same outcome, or with one that is not
-        remembered, nothing is changed and the answer is a success.
+        If the transaction has already ended with the same outcome, or its outcome is not remembered
+        any more, nothing is changed, and the answer is a success.
 
-        Raises RequestError if the outcome or the prepared message is not valid, if the end is too
-        late, if the account may not send to the topic, or if the transaction has ended with the
-        other outcome. Such refusals are logged, except for a wrong outcome or position.
+        Raises RequestError if the outcome or the prepared message is not valid, if the request is
+        too late, if the account may not send to the topic, or if the transaction has ended with the
+        other outcome. Refusals are logged, except for a wrong outcome or position.
         """
         transactions = self.transactions
         outcome = header.outcome
@@ -128,7 +128,7 @@ class TransactionRequests:
     def _check_same_outcome(self, message: PreparedMessage, outcome: int) -> None:
         """Raise RequestError if the transaction of `message` has ended with another outcome.
 
-        That is logged. Do nothing if its outcome is not remembered.
+        A warning is logged then. Do nothing if the outcome is not remembered any more.
         """
         earlier_outcome = self.transactions.recent_outcome(message)
         if earlier_outcome is None or earlier_outcome == outcome:
@@ -160,11 +160,11 @@ class TransactionRequests:
     def _check_end(
         self, header: EndTransactionRequest, record: Record, message: PreparedMessage
     ) -> None:
-        """Raise RequestError if an end does not match its prepared message, or is too late.
+        """Raise RequestError if a request does not match its prepared message, or is too late.
 
         `record` and `message` are the prepared message that the request names. The producer group
-        and the queue offset must be equal. An end that does not answer a check is too late after
-        the time that the message demands before its first check.
+        and the queue offset in `header` must be those of the message. A message may set a time
+        before its first check. After that time, only a request that answers a check is accepted.
         """
         if record.get_text(PRODUCER_GROUP) != header.group:
             raise _make_end_error("The producer group wrong")
@@ -186,13 +186,13 @@ class TransactionRequests:
     def list_open(self, header: ListTransactionsRequest, command: Command, peer: Peer) -> Command:
         """Handle SLUICE_LIST_TRANSACTIONS (900111): list open transactions in order of offsets.
 
-        The list begins after offset `header.after` of the half queue, at its start by default. It
-        contains up to `header.count_max` transactions. If `header.group` or `header.topic` is set,
-        only transactions of that producer group or topic are listed. A list ends after LIST_MAX
-        examined transactions, so it may be shorter, even empty, although more follow.
+        The list begins after the offset `header.after` of the half queue; None means its start. It
+        has at most `header.count_max` transactions. If `header.group` or `header.topic` is set,
+        only transactions of that producer group or topic are listed. At most LIST_MAX transactions
+        are examined, so the list may be shorter, even empty, although more follow.
 
-        `after` in the answer is the value with which the next request continues; it is absent at
-        the end. `count` in the answer is the number of all open transactions.
+        In the answer, "after" is the value with which the next request continues. It is missing at
+        the end. "count" is the number of all open transactions.
         """
         count_max = min(max(header.count_max or LIST_MAX, 1), LIST_MAX)
         after = -1 if header.after is None else header.after
@@ -258,7 +258,7 @@ def _is_requested(header: ListTransactionsRequest, record: Record) -> bool:
 
 
 def _describe_transaction(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
-    """Return the element of a list that describes a transaction.
+    """Return the description of a transaction, an element of the list for tools.
 
     `record` is the newest prepared message of the transaction.
     """

@@ -129,9 +129,10 @@ class TransactionChecker:
     """
 
     def __init__(self, producers: Producers, broker_name: str) -> None:
-        """Create a checker that asks the members in `producers`.
+        """Create a checker, which asks producers how their transactions ended.
 
-        `broker_name` is sent in each check, so that the client knows which broker to answer.
+        `producers` has the connected members of each producer group. `broker_name` is sent in each
+        check, so that the client knows which broker to answer.
         """
         self._producers = producers
         self._broker_name = broker_name
@@ -146,10 +147,10 @@ class TransactionChecker:
         """The number of checks that were not answered before the next one."""
 
     def choose_member(self, group: str) -> Member | None:
-        """Return the member of a producer group to ask next; None if none is connected.
+        """Return the member of a producer group to ask next, or None if none is connected.
 
-        The members with the fewest unanswered checks in a row are returned in turn. The first call
-        that finds no connected member of a group logs that.
+        It is one of the members with the fewest unanswered checks in a row. Successive calls return
+        these members in turn. If no member is connected, a warning is logged once for the group.
         """
         members = self._producers.groups.get(group, {}).values()
         connected = [member for member in members if not member.peer.closed]
@@ -173,10 +174,11 @@ class TransactionChecker:
         return candidates[next(self._turn) % len(candidates)]
 
     def send_check(self, transaction: OpenTransaction, record: Record) -> None:
-        """Send a member of the producer group a check, and record its connection as asked.
+        """Ask a member of the producer group how a transaction ended, without waiting.
 
-        `record` is the transaction's newest prepared message. The call does not wait for the
-        answer, which is a request END_TRANSACTION. If no member is connected, nothing is sent.
+        `record` is the transaction's newest prepared message. The connection of the member is kept
+        in `transaction.asked_peer`. The member answers with an END_TRANSACTION request. If no
+        member is connected, nothing is sent.
         """
         member = self.choose_member(record.get_text(PRODUCER_GROUP))
         if member is None:
@@ -186,12 +188,12 @@ class TransactionChecker:
         member.peer.send_oneway(encode_check(transaction, record, self._broker_name))
 
     def note_unanswered(self, transaction: OpenTransaction, record: Record) -> None:
-        """Count the last check of a transaction as unanswered if no answer to it was received.
+        """Count the last check of a transaction as unanswered, if no answer was received.
 
-        The caller does this when the next check is due. The asked connection is forgotten, and its
-        number of unanswered checks in a row is incremented. The first time that a client does not
-        answer is logged. Do nothing if there was no check, if it was answered, or if the connection
-        is closed. `record` is the transaction's newest prepared message.
+        Call this when the next check is due. The number of unanswered checks in a row of the asked
+        connection is increased, and `transaction.asked_peer` becomes None. The first unanswered
+        check of a client is logged. Nothing is counted if there was no check, if it was answered,
+        or if the connection is closed. `record` is the transaction's newest prepared message.
         """
         peer = transaction.asked_peer
         transaction.asked_peer = None
@@ -202,7 +204,7 @@ class TransactionChecker:
         self._log_unanswered_once(record.get_text(PRODUCER_GROUP), peer, transaction)
 
     def _log_unanswered_once(self, group: str, peer: Peer, transaction: OpenTransaction) -> None:
-        """Log that the client at `peer` has not answered a check, unless that was logged before."""
+        """Log that the client at `peer` has not answered a check, once for each client."""
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
         group_and_client = group, client_id
@@ -281,10 +283,10 @@ class Transactions:
         intake: MessageIntake,
         checker: TransactionChecker,
     ) -> None:
-        """Create an empty table, and let `intake` move messages of transactions to the half topic.
+        """Create the component without any open transaction. Call `load` before the first request.
 
-        `checker` sends the transaction checks. The caller must call `load` before the first
-        request.
+        `intake` will redirect messages of transactions to the half topic, where no consumer sees
+        them. `checker` asks producers how their transactions ended.
         """
         settings = context.settings
         self._settings = settings
@@ -323,10 +325,9 @@ class Transactions:
         intake.rewrites.insert(0, self._rewrite_prepared)
 
     def _rewrite_prepared(self, message: MessageToStore) -> None:
-        """Move a message of a transaction to the half topic (`convert_to_prepared`).
+        """Redirect `message` to the half topic if it begins a transaction.
 
-        Raises RequestError if the message may not begin a transaction, or if its properties are
-        too large.
+        Raises RequestError if it may not begin one, or if its properties are too large.
         """
         if convert_to_prepared(message, self._settings.broker, len(self.table)):
             # Copies have more properties. They must not be refused when the original was accepted.
@@ -336,11 +337,13 @@ class Transactions:
     # ------------------------------------------------------------------------------ the start
 
     def load(self) -> None:
-        """Build the table from the store, and append the op that a crash has cut off.
+        """Fill the table of open transactions from the store. Blocking.
 
-        Afterwards the table follows what becomes visible in both queues, and `run_slice` checks
-        transactions. A read-only broker only builds the table. The call blocks for the time of the
-        reads. Raises StoreError.
+        An op is a message that marks a transaction as ended. It follows the message of the
+        transaction. If a crash came between the two, the op is appended now.
+
+        From now on, new messages in the half queue and the op queue update the table, and
+        `run_slice` checks transactions. A read-only broker only fills the table. Raises StoreError.
         """
         half_start = self._start_offset(HALF_TOPIC)
         op_start = self._start_offset(OP_TOPIC)
@@ -360,7 +363,11 @@ class Transactions:
             log.info("%d transactions are undecided", len(table))
 
     def _fill_table(self, half_start: int, op_start: int) -> None:
-        """Add what the half queue and the op queue contain from these offsets on to the table."""
+        """Add the messages and ops in the two queues to the table, from the given offsets on.
+
+        Messages of transactions are in the half queue. Ops, in the op queue, list the transactions
+        that have ended.
+        """
         table = self.table
         done_offsets: set[int] = set()
         for op_offset, half_offsets in self.reader.iter_ops(op_start):
@@ -379,8 +386,8 @@ class Transactions:
     def _complete_last_end(self) -> None:
         """Append the missing op if the last record of the log ends an open transaction.
 
-        An op is the message that says that a transaction has ended. A crash may cut off the op
-        behind that record. The new op is stored before this method returns, and synced if the
+        An op is the message that says that a transaction has ended. It follows that record, so a
+        crash may cut it off. The new op is stored before this method returns, and synced if the
         broker syncs each commit. Raises StoreError.
         """
         last_record = self.reader.read_last_record()
@@ -399,11 +406,11 @@ class Transactions:
             self._read_visible()
 
     def _start_offset(self, topic: str) -> int:
-        """Return the offset from which the half or op queue is read at a start.
+        """Return the offset from which the queue of `topic` (half or op) is read at a start.
 
-        It is the committed offset, limited to the offsets that the queue contains. A committed
-        offset beyond the end is logged. If the file of offsets is not what this broker wrote last,
-        return the start of the queue.
+        It is the committed offset, limited to the offsets that the queue contains. If it is beyond
+        the end of the queue, an error is logged. If this broker did not write the file of committed
+        offsets last, the result is the start of the queue.
         """
         start, end = self._store.queue_offsets(topic, 0)
         if self._offsets.document.is_doubtful:
@@ -432,8 +439,9 @@ class Transactions:
         """Commit or roll back a transaction that is open and not ending.
 
         `outcome` is COMMITTED or ROLLED_BACK. A commit appends the message to its topic, unless
-        another master has delivered it. Then the op is appended (`append_end`), and the end is
-        counted by topic. The caller's answer must wait for the group commit.
+        another master has delivered it. In both cases the op, which ends the transaction, is
+        appended, and the end is counted by topic. The caller's answer must wait for the group
+        commit.
 
         Raises RequestError if the message is deleted or its topic is missing, and StoreError. Then
         the transaction stays open.
@@ -457,9 +465,9 @@ class Transactions:
     ) -> None:
         """Append the message of a transaction to its topic, and count it for the topic.
 
-        `record` is the newest prepared message, and `properties` are those of the original, which
-        may be changed. Do nothing if another master has delivered the message. Raises RequestError
-        if the topic is missing, and StoreError.
+        `record` is the newest prepared message. `properties` are those of the original message, and
+        are changed. Nothing is appended if another master has delivered the message. Raises
+        RequestError if the topic is missing, and StoreError.
         """
         name = properties.get(REAL_TOPIC, "")
         topic = self._topics.get(name)
@@ -481,10 +489,10 @@ class Transactions:
     def append_end(self, transaction: OpenTransaction, outcome: int) -> None:
         """Append the op that ends a transaction, schedule its commit, and remember the outcome.
 
-        An op is a message that lists prepared messages of ended transactions. `outcome` is a key of
-        OUTCOMES. The message of a commit, or of an abandoned transaction, must have been appended
-        right before. The transaction is ending until the op is visible. If the group commit fails,
-        it is open again, and its next check is an interval away.
+        An op is a message that lists the prepared messages of ended transactions. `outcome` is a
+        key of OUTCOMES. For a committed or an abandoned transaction, the message itself must have
+        been appended right before. Until the op is visible, the transaction counts as ending. If
+        the group commit fails, it is open again, and is checked again after `interval_ms`.
 
         Raises StoreError.
         """
@@ -518,9 +526,9 @@ class Transactions:
     def append_copy(self, transaction: OpenTransaction, record: Record, check_count: int) -> None:
         """Append a copy of a transaction's message to the half queue, and schedule its commit.
 
-        `record` is the newest prepared message. The copy has `check_count` as its number of checks.
-        If that is greater than the transaction's number, a check is sent when the copy becomes
-        visible. If the group commit fails, there is no copy, and no check is sent.
+        `record` is the newest prepared message. `check_count` is the number of checks that the copy
+        records. If it is greater than before, a check is sent when the copy becomes visible. If the
+        group commit fails, there is no copy, and no check is sent.
 
         Raises StoreError.
         """
@@ -543,10 +551,10 @@ class Transactions:
     def _read_visible(self, _queue_id: int = 0) -> None:
         """Add the messages and ops that have become visible to the table.
 
-        Ops are the messages that list ended transactions. If a message is the copy of a check, send
-        the check. If an op ends an abandoned transaction, report that one. Append ops for messages
-        that are now superseded. `group_commit` calls this method with the queue id, which is always
-        0.
+        Ops are messages that list ended transactions. If a message is a copy that a check has
+        waited for, the check is sent. If an op ends an abandoned transaction, that is reported. For
+        each message that was replaced by a copy, an op is appended. The group commit calls this
+        method with the queue id, which is always 0.
         """
         table = self.table
         # Messages first: the op of a transaction may become visible together with its message.
@@ -562,9 +570,10 @@ class Transactions:
         self.append_ops_of_superseded()
 
     def _send_pending_check(self, transaction: OpenTransaction) -> None:
-        """Send the check of a transaction that has waited for a copy, if the copy is visible now.
+        """Send the pending check of a transaction, if the copy that it waits for is visible now.
 
-        It is not sent if the transaction is ending or its message is deleted.
+        Before a check, a copy of the message that counts the check is stored. The check is not sent
+        if the transaction is ending or its message is deleted.
         """
         is_copy_visible = transaction.copy_offset is None
         if not transaction.is_check_pending or not is_copy_visible:
@@ -575,13 +584,15 @@ class Transactions:
             self.checker.send_check(transaction, record)
 
     def _add_prepared(self, message: PreparedMessage) -> OpenTransaction:
-        """Add a visible prepared message to the table, and schedule its transaction.
+        """Add a visible prepared message to the table, and schedule the check of its transaction.
 
-        A copy that only carries the message forward keeps the due time. After a check, the next one
-        is due after the interval. A new transaction is due after the time that its producer
-        demands, or after `transaction_timeout_ms`.
+        - A new transaction is checked after the time that its message sets, or after
+          `transaction_timeout_ms`.
+        - After a check, the next one follows after `interval_ms`.
+        - A copy that was appended only because the message is old does not change the time.
 
-        The offset of a superseded message is added to `_superseded`. Return the transaction.
+        The offset of a message that this one replaces is added to `_superseded`. Return the
+        transaction.
         """
         transaction, superseded_offset = self.table.add(message)
         if superseded_offset is not None:
@@ -611,10 +622,10 @@ class Transactions:
         return self._steady.now_ms() - age_ms + wait_ms
 
     def append_ops_of_superseded(self) -> None:
-        """Append ops for superseded messages, and schedule their commit.
+        """Append ops for messages that were replaced by copies, and schedule their commit.
 
-        If the store accepts no messages, which is logged, or if the group commit fails, the next
-        call appends the ops again.
+        An op marks a message of the half queue as done. If the store accepts no messages, which is
+        logged, or if the group commit fails, the next call appends the ops again.
         """
         offsets = self._superseded
         self._superseded = []
@@ -637,10 +648,11 @@ class Transactions:
         return self._settings.broker.transaction_check_interval_ms
 
     def commit_progress(self) -> None:
-        """Commit the offsets from which the next start must read the two queues.
+        """Commit the offsets from which the next start must read the half queue and the op queue.
 
-        In memory, the offsets advance to the first open transaction and to the first op that
-        concerns a later message. Committed are the newest offsets before which all is synced.
+        These are the offset of the first open transaction, and the offset of the first op that
+        lists this or a later message. An offset is committed only when everything before it is
+        synced to disk.
         """
         half_offset = self.table.lowest_half_offset
         lowest = {
@@ -658,11 +670,11 @@ class Transactions:
     # --------------------------------------------------------------------------- timed work
 
     def run_slice(self) -> None:
-        """Check the transactions that are due and carry old messages forward, for one slice.
+        """Check the transactions that are due, and copy old messages, for one slice.
 
-        Also append ops that an earlier call could not append, and commit the progress. If the store
-        accepts no messages, log that once, and try it again in a later slice. Do nothing before
-        `load`, after `stop`, and on a read-only broker.
+        Ops that an earlier call could not append are appended first. At the end, the offsets of the
+        two queues are committed. If the store accepts no messages, that is logged once, and a later
+        call tries again. Do nothing before `load`, after `stop`, and on a read-only broker.
         """
         if not self.is_running:
             return
@@ -688,7 +700,7 @@ class Transactions:
         self.commit_progress()
 
     def stop(self) -> None:
-        """Commit the progress, and stop checking transactions and following the two queues."""
+        """Stop checking transactions, and commit the offsets from which the next start reads."""
         self.commit_progress()
         self.is_running = False
         for topic in (HALF_TOPIC, OP_TOPIC):
@@ -697,12 +709,13 @@ class Transactions:
     def _check_or_abandon(self, transaction: OpenTransaction) -> None:
         """Check a transaction that is due, or abandon it.
 
-        - If its message is deleted, log and count it as lost, and append an op.
-        - If it was checked often enough, or is older than the log is kept, move its message to
-          TRANS_CHECK_MAX_TIME_TOPIC. It is reported as abandoned when its op is visible.
-        - Otherwise append a copy with one more check, unless no member of the group is connected.
+        - If its message is deleted, it is logged and counted as lost, and ended.
+        - If it was checked often enough, or is older than the log is kept, it is abandoned: its
+          message is copied to TRANS_CHECK_MAX_TIME_TOPIC, and it is ended.
+        - Otherwise a copy of its message that counts one more check is appended, unless no member
+          of the producer group is connected. The check is sent when the copy is visible.
 
-        An unanswered earlier check is counted first. Raises StoreError.
+        If the last check was not answered, that is counted first. Raises StoreError.
         """
         record = self.reader.read_record(transaction.physical_offset)
         if record is None:
@@ -758,10 +771,12 @@ class Transactions:
                 log.exception("a hook for abandoned transactions failed")
 
     def _carry_forward(self) -> None:
-        """Append copies of messages that are far behind the end of the half queue.
+        """Append copies of old messages of open transactions to the end of the half queue.
 
-        Leave out transactions that are ending, that have a copy already, or whose message is
-        deleted. Raises StoreError.
+        So a start need not read the whole queue. A message is old if too many messages follow it:
+        WINDOW_MESSAGES, or four times the number of open transactions if that is more. Transactions
+        that are ending, that have a copy already, or whose message is deleted are left out. At most
+        SLICE_TRANSACTIONS copies are appended. Raises StoreError.
         """
         table = self.table
         window_size = max(WINDOW_MESSAGES, 4 * len(table))

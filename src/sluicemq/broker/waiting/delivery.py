@@ -95,16 +95,15 @@ class DelayedDelivery:
         call_later: CallLater | None = None,
         jobs: Supervisor,
     ) -> None:
-        """Create the sources, and register with `intake` and `group_commit`.
+        """Create the sources of waiting messages: the delay levels and the timed messages.
 
-        `intake` gets the rewrite that stores delayed messages in the topics where they wait.
-        `group_commit` calls this object when such a message has become visible. No file is read
-        before `load`.
+        No file is read before `load`. A function is added to `intake` that stores each new delayed
+        message in the topic where it waits. `group_commit` will call this object when such a
+        message has become visible.
 
-        `call_soon` and `call_later` are those of the event loop. If `call_later` is None, no timer
-        is set: a slice runs when the broker calls `run_slice`, or after `schedule_run` has found
-        work to do. `jobs` supervises each source as a job of its own, so a source that fails does
-        not keep the others from delivering.
+        `call_soon` and `call_later` are methods of the event loop. If `call_later` is None, the
+        caller must call `run_slice` regularly. `jobs` supervises each source separately, so a
+        source that fails does not keep the others from delivering.
         """
         self._jobs = jobs
         self._settings = settings
@@ -159,7 +158,7 @@ class DelayedDelivery:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """The documents that the broker saves regularly."""
+        """The documents, tables with a file, that the broker saves regularly."""
         return (
             self.levels.document,
             self.levels.cancellations,
@@ -176,12 +175,12 @@ class DelayedDelivery:
         return min((time for time in times if time is not None), default=None)
 
     def schedule_run(self) -> None:
-        """Schedule the next slice for the time when there is something to do.
+        """Schedule the next call of `run_slice` for the time when there is something to do.
 
         That is the next iteration of the event loop if a message is due, or if timed messages must
         be indexed or loaded. Otherwise it is the time when the next message is due. A source that
-        pauses after a failure counts from the end of its pause. After a failed commit, the slice
-        runs when the pause of the whole worker ends.
+        pauses after a failure has nothing to do before its pause ends. After a failed commit no
+        source has anything to do before the pause of the worker ends.
 
         Do nothing before `load`, after `stop`, and if no message waits.
         """
@@ -198,9 +197,10 @@ class DelayedDelivery:
             self._set_timer(next_run_s, now_s)
 
     def _find_next_run_s(self, now_s: float) -> float:
-        """Return the monotonic time when there is something to do, `now_s` or earlier for now.
+        """Return the monotonic time, in seconds, when there is something to do.
 
-        The result is infinite if no message waits.
+        It is `now_s`, the present time, or earlier if there is something to do now. It is infinite
+        if no message waits.
         """
         now_ms = self._clock.now_ms()
         next_run_s = math.inf
@@ -218,11 +218,11 @@ class DelayedDelivery:
         return next_run_s
 
     def _set_timer(self, time_s: float, now_s: float) -> None:
-        """Let the event loop call `run_slice` at the monotonic time `time_s`.
+        """Let the event loop call `run_slice` at the monotonic time `time_s`, or earlier.
 
-        There is one timer. If it is set to an earlier time, it stays, because the slice that it
-        runs schedules the next one. A timer for a later time is replaced. `now_s` is the monotonic
-        time now. Do nothing without `call_later`.
+        There is only one timer. If it is set to an earlier time, it stays, because `run_slice` sets
+        the next one at its end. If it is set to a later time, it is replaced. `now_s` is the
+        present monotonic time. Do nothing if `call_later` is None.
         """
         if self.call_later is None:
             return
@@ -241,10 +241,10 @@ class DelayedDelivery:
     # --- the work
 
     def run_slice(self) -> None:
-        """Deliver due messages for one slice, prepare the next ones, and schedule the next slice.
+        """Deliver due messages for a short time, prepare the next ones, and schedule the next call.
 
-        The delivery is left out while the worker pauses after a failed commit. Each of the three
-        steps is a supervised job: an error is logged, and that step pauses, not the others.
+        While the worker pauses after a failed commit, nothing is delivered. An error in one of the
+        three steps is logged. That step then pauses, and the others continue.
 
         Do nothing before `load` and after `stop`.
         """
@@ -256,12 +256,12 @@ class DelayedDelivery:
         self._jobs.run_unless_pausing("delivery alarm", self.schedule_run)
 
     def _deliver(self) -> None:
-        """Let all sources append due messages for one slice, commit them, and tell the sources.
+        """Let the sources append due messages to their topics, and commit them together.
 
-        All sources share the limits of the slice. If the store accepts no messages, the sources
-        behind the one that failed do not deliver in this slice. What was appended is committed in
-        any case. Each source then gets the result of the commit by `confirm_deliveries`. If the
-        store or the commit failed, the worker pauses and logs the reason.
+        All sources share one slice, which limits time and messages. If the store accepts no more
+        messages, the later sources append none. The appended messages are committed in any case.
+        Then `confirm_deliveries` of each source is called with the result of the commit. If the
+        store or the commit failed, the worker pauses, and the reason is logged.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         have_all_succeeded, store_error = self._append_due_messages(work)
@@ -279,15 +279,16 @@ class DelayedDelivery:
             self._jobs.run_now(f"{source.name}, settling", confirm)
 
     def _append_due_messages(self, work: TimeSlice) -> tuple[bool, StoreError | None]:
-        """Let the sources append due messages until one of them finds that the store accepts none.
+        """Call `deliver` of each source, until the store accepts no more messages.
 
-        Return whether all sources have succeeded, and the error of the store, None if there is
-        none.
+        Return (whether all sources succeeded, error). The error is the StoreError that says why the
+        store accepts no messages, or None.
         """
         store_error: StoreError | None = None
 
         def deliver(source: DueMessageSource) -> None:
-            # If the store accepts no messages, the source itself must not pause.
+            # A StoreError must not reach the supervisor, which would let the source pause. The
+            # source has not failed: the store has.
             nonlocal store_error
             try:
                 source.deliver(work)
@@ -304,9 +305,9 @@ class DelayedDelivery:
         return have_all_succeeded, None
 
     def _prepare(self) -> None:
-        """Index and load timed messages for one slice.
+        """Index new timed messages, and load those that are due soon, for one slice.
 
-        If the timer log cannot be written, log that and pause the worker.
+        If the timer log cannot be written, the worker pauses, and the reason is logged.
         """
         try:
             self.timers.prepare(TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES))
@@ -326,9 +327,10 @@ class DelayedDelivery:
             self._timer = None
 
     def save(self) -> None:
-        """Save timer wheel, timer log and checkpoint. Blocking.
+        """Save the timer wheel, timer log and checkpoint to their files. Blocking.
 
-        If `stop` was called before, also seal the files: the next start trusts them.
+        If `stop` was called before, the files are also sealed: they are marked as complete, so that
+        the next start trusts them.
 
         Raises OSError or StoreError.
         """
@@ -351,9 +353,10 @@ class DelayedDelivery:
         - `timerReadBehind`: by how many seconds the timer wheel is read late.
         - `timerOffsetBehind`: the number of messages of the timer queue that are not indexed.
         - `timerCongestNum`: the number of timed messages that wait.
-        - `scheduleMessageOffset_<level>`: the offsets of a delay level.
+        - `scheduleMessageOffset_<level>`: the delivered offset of a delay level and the end of its
+          queue, such as "7,9".
 
-        The values are decimal numbers, except for the pair of offsets (spec/admin.md §3).
+        The other values are decimal numbers as strings (spec/admin.md §3).
         """
         timers = self.timers
         # The slot of the present second is still being read.

@@ -30,9 +30,10 @@ class DueTable:
         """The number of messages."""
 
     def add(self, due_ms: int, position: int) -> None:
-        """Add the message at `position`, behind the other messages that are due at `due_ms`.
+        """Add the message at `position` of the commit log, which is due at `due_ms`.
 
-        Called for each timed message: keep it cheap.
+        It comes after the other messages of the same millisecond. Called for each timed message:
+        keep it cheap.
         """
         positions = self._positions.get(due_ms)
         if positions is None:
@@ -47,10 +48,11 @@ class DueTable:
         return self._times[0] if self._times else None
 
     def take_due(self, now_ms: int, count_max: int) -> list[DueMessage]:
-        """Remove and return at most `count_max` of the messages that are due first.
+        """Remove and return the messages of the earliest millisecond, at most `count_max`.
 
-        All returned messages are due in the same millisecond, so there may be fewer than
-        `count_max` although more messages are due. Return [] if no message is due at `now_ms`.
+        Each is a tuple (due time in ms, position in the commit log). Messages of the next
+        millisecond are not returned, even if they are due as well. Return [] if no message is due
+        at `now_ms`.
         """
         if not self._times or self._times[0] > now_ms:
             return []

@@ -88,10 +88,10 @@ class DelayLevels:
         clock: SteadyClock,
         jobs: Supervisor,
     ) -> None:
-        """Create the levels of `store` without reading a file; `load` reads them.
+        """Create an empty table of delay levels for `store`. No file is read before `load`.
 
-        `redelivery` appends due messages to their own topics. `jobs` supervises each level as a job
-        of its own, so a level that fails does not keep the others from delivering.
+        `redelivery` appends due messages to their own topics. `jobs` supervises each level
+        separately, so a level that fails does not keep the others from delivering.
         """
         self._jobs = jobs
         self._settings = settings
@@ -116,15 +116,18 @@ class DelayLevels:
     # --- the files
 
     def load(self) -> None:
-        """Load the files, and find where each level continues. Blocking.
+        """Load the files, and find the offset at which each level continues. Blocking.
 
-        A level begins at its offset in delayOffset.json, 0 if the file is absent or does not
-        contain the level. It is moved back if the log ends before its last messages were due, and
-        forward over messages that the log shows to be delivered. If the newest message of a level
-        was stored later than the steady clock shows, the clock is set to that time.
+        It is the offset of the level in delayOffset.json, or 0 if the file does not have the level.
+        The offset is then corrected by what the commit log shows:
 
-        A file that this broker did not write last is logged. Raises StoreDamagedError if a file
-        cannot be parsed.
+        - It is moved back over messages that were due only after the last record was stored,
+          because they cannot have been delivered.
+        - It is moved forward over messages whose deliveries are in the log.
+
+        If the newest message of a level was stored later than the steady clock shows, the clock is
+        set to that time. A warning is logged for a file that this broker did not write last. Raises
+        StoreDamagedError if a file cannot be parsed.
         """
         config = self._settings.store
         self._has_default_delays = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
@@ -151,9 +154,10 @@ class DelayLevels:
             self._raise_clock(level)
 
     def _parse_offsets(self, file_text: str) -> dict[int, int]:
-        """Return the offsets in delayOffset.json by number of the level, and take its version.
+        """Parse the text of delayOffset.json, and return the offset of each level by its number.
 
-        Raises ProtocolError or ValueError if the text is invalid.
+        `_version` is set to the version in the file. Raises ProtocolError or ValueError if the text
+        is invalid.
         """
         document = fastjson.loads(file_text)
         offset_table = document.get("offsetTable") if isinstance(document, dict) else None
@@ -164,10 +168,11 @@ class DelayLevels:
         return {int(level): int(offset) for level, offset in offset_table.items()}
 
     def _load_cancelled(self) -> None:
-        """Add the offsets in sluiceDelayCancelled.json to the levels. Blocking.
+        """Add the offsets in sluiceDelayCancelled.json to `cancelled_offsets` of the levels.
 
-        If this broker did not write the file last, it is logged and ignored: its offsets may name
-        other messages of this store. Raises StoreDamagedError if the file cannot be parsed.
+        If this broker did not write the file last, the file is ignored, and a warning is logged:
+        the offsets could belong to other messages. Blocking. Raises StoreDamagedError if the file
+        cannot be parsed.
         """
         cancelled_by_queue = self.cancellations.load(_parse_cancelled) or {}
         if self.cancellations.is_doubtful:
@@ -182,10 +187,10 @@ class DelayLevels:
             self._get_level(queue_id).cancelled_offsets |= cancelled
 
     def _skip_delivered(self, levels: list[DelayLevel]) -> None:
-        """Let each level continue after the messages that are delivered according to the log.
+        """Let each level continue after the messages whose deliveries are in the commit log.
 
-        A broker that was killed has delivered more messages than its file says. For each level with
-        such messages, log their offsets, advance the level, and mark the file as changed.
+        A broker that was killed has delivered more messages than its file says. Each level with
+        such messages is advanced, and their offsets are logged. The file is marked as changed.
         """
         deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
         for level in levels:
@@ -233,10 +238,10 @@ class DelayLevels:
         return list(islice(self._iter_due_before_log_end(level, offset), count_max))
 
     def _iter_due_before_log_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
-        """Yield the messages of a level that were due when the last record of the log was stored.
+        """Yield the messages of a level, from `offset` on, that may have been delivered.
 
-        The messages begin at `offset` and are consecutive. A cancelled message and one whose record
-        is missing are yielded without a record.
+        These are the messages that were due when the last record of the commit log was stored. They
+        are consecutive. A message that is cancelled or whose record is missing has no record.
         """
         log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         reader = self._store.reader
@@ -259,8 +264,9 @@ class DelayLevels:
 
         A message that was due after the last record of the log was stored cannot have been
         delivered, because its delivery would have stored a later record. If the file counts such
-        messages as delivered, log that, set the level to the first of them, and mark the file as
-        changed. Do nothing if the file is sealed: it was written at an orderly stop and is correct.
+        messages as delivered, the level is set to the first of them, a warning is logged, and the
+        file is marked as changed. Do nothing if this broker wrote the file last (its verdict is
+        SEALED), because it is correct then.
         """
         if self.document.verdict is FileVerdict.SEALED:
             return
@@ -280,9 +286,10 @@ class DelayLevels:
             self._update_due_ms(level)
 
     def _find_first_due_after_log_end(self, level: DelayLevel) -> int:
-        """Return the offset of the first message before `next_offset` that was due after the log.
+        """Return the offset of the level's first message that was due after the log ended.
 
-        That is, after the last record of the log was stored. Return `next_offset` if there is none.
+        The log ended when its last record was stored. Only messages before `next_offset` of the
+        level are examined, from the last one backwards. Return `next_offset` if there is none.
         """
         first_offset, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
         log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
@@ -301,10 +308,10 @@ class DelayLevels:
     def _raise_clock(self, level: DelayLevel) -> None:
         """Set the steady clock to the store time of the level's newest message, if it is behind.
 
-        It is behind if the wall clock was set back while the broker was stopped; the messages would
-        then wait too long. The store time is the due time minus the delay of the level. So do
-        nothing with delays of the user's own, which may have been others when the message was
-        stored. Also do nothing if no message of the level waits.
+        The clock is behind if the wall clock was set back while the broker was stopped. The
+        messages would then wait too long. The store time is computed as the due time minus the
+        delay of the level. This needs RocketMQ's default delays, because configured delays may have
+        changed since. Do nothing with configured delays, and if no message of the level waits.
         """
         _, end_offset = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
         if level.next_offset >= end_offset or not self._has_default_delays:
@@ -319,9 +326,10 @@ class DelayLevels:
                 self._update_due_ms(level)
 
     def _get_level(self, queue_id: int, offset: int = 0) -> DelayLevel:
-        """Return the level of a queue, and create it if the queue has none yet.
+        """Return the delay level of a queue. Create it first if the queue has none yet.
 
-        A new level begins at `offset`, or at the nearest offset that the queue contains.
+        The first message that a new level delivers is the one at `offset`, or at the nearest offset
+        that the queue contains. Its delay is the configured one of level `queue_id` + 1.
         """
         level = self._levels.get(queue_id)
         if level is None:
@@ -335,11 +343,12 @@ class DelayLevels:
         return level
 
     def _render(self) -> str:
-        """Return the text of delayOffset.json for a save, with the offsets that are durable.
+        """Prepare a save of delayOffset.json, and return the new text of the file.
 
-        `saved_offset` of each level is set to the offset in the text. Cancellations of messages
-        before the previous saved offset are removed. If an offset is not durable yet, the document
-        stays marked as changed, so that a later save writes it.
+        The text has for each level the offset up to which the deliveries are synced to disk.
+        `saved_offset` of the level is set to it. If some deliveries of a level are not synced yet,
+        the document stays marked as changed, so that a later save writes them. Cancellations of
+        messages before the previous saved offset are removed.
         """
         self._save_count += 1
         if self._save_count % _SAVES_PER_VERSION == 0:
@@ -366,9 +375,10 @@ class DelayLevels:
         return fastjson.dumps_file(offsets_by_queue)
 
     def encode_offsets(self) -> str:
-        """Return the text of delayOffset.json with the offsets of its last save.
+        """Return the text of delayOffset.json with `saved_offset` of each level.
 
-        The text is RocketMQ's `{"dataVersion": {…}, "offsetTable": {"<level>": offset, …}}`.
+        The text is RocketMQ's `{"dataVersion": {…}, "offsetTable": {"<level>": offset, …}}`. Levels
+        in the loaded file that have no queue keep their offsets.
         """
         offsets = {queue_id + 1: self._levels[queue_id].saved_offset for queue_id in self.queue_ids}
         all_offsets = self._unused_offsets | offsets
@@ -398,10 +408,11 @@ class DelayLevels:
         return min(due_times_ms, default=None)
 
     def _update_due_ms(self, level: DelayLevel) -> None:
-        """Set `due_ms` of a level from the unit of its next message, None if there is none.
+        """Set `due_ms` of a level to the due time of its next message, or None if none waits.
 
-        If retention has removed the next messages, log their offsets, and let the level continue
-        at the first message that the queue still contains.
+        The due time is read from the message's unit, its 20-byte entry in the consume queue. If
+        retention has deleted the next messages, an error with their offsets is logged, and the
+        level continues at the first message that the queue still contains.
         """
         offset = level.next_offset
         next_unit = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
@@ -426,15 +437,17 @@ class DelayLevels:
         self._update_due_ms(level)
 
     def _find_due_ms(self, level: DelayLevel, position: int, size: int, code: int) -> int:
-        """Return when the message of a unit is due, in ms since 1970; 0 means at once.
+        """Return when a message of the level is due, in ms since 1970. 0 means at once.
 
-        `position`, `size` and `code` are the fields of the unit. With default delays, the due time
-        is `code`. With other delays, it is the store time in the record plus the delay of the
-        level, because the unit may have been written when the level had another delay. But if the
-        steady clock is ahead of the wall clock, `code` is used with other delays, too.
+        `position`, `size` and `code` are the fields of the message's unit, its entry in the consume
+        queue. `code` is the due time that was computed when the message was stored.
 
-        A `code` that is later than the level allows gives 0 (see the module). So do a blank unit
-        and a missing record, which have nothing to deliver.
+        With RocketMQ's default delays, the result is `code`. With configured delays, it is the
+        store time in the record plus the present delay of the level, because the delay may have
+        changed. But if the steady clock is ahead of the wall clock, `code` is used here as well.
+
+        The result is 0 if `code` is later than the level allows, and for a blank unit or a missing
+        record, which have nothing to deliver.
         """
         if size == BLANK_SIZE:
             return 0
@@ -447,13 +460,11 @@ class DelayLevels:
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages to their topics until the slice is over.
+        """Append due messages of all levels to their topics, until the slice `work` is over.
 
-        The messages count as delivered when `confirm_deliveries` is called. If the delivery of a
-        level raises an unexpected error, it is logged, the level is tried again after
-        LEVEL_PAUSE_MS, and the other levels continue.
-
-        Raises StoreError if the store accepts no messages.
+        The messages count as delivered when `confirm_deliveries` is called. An unexpected error of
+        a level is logged. That level is tried again after LEVEL_PAUSE_MS, and the other levels
+        continue. Raises StoreError if the store accepts no messages.
         """
         store_error: StoreError | None = None
 
@@ -475,11 +486,11 @@ class DelayLevels:
                 raise store_error
 
     def _deliver_chunk(self, level: DelayLevel, work: TimeSlice) -> None:
-        """Append the next due messages of one level, at most _CHUNK_UNITS.
+        """Append the next due messages of one level to their topics, at most _CHUNK_UNITS.
 
-        `next_offset` of the level is set behind them, and `due_ms` to the due time of the message
-        that follows. Cancelled messages are skipped. A message whose record is missing is logged
-        and skipped. Raises StoreError.
+        `next_offset` of the level is advanced over them, and `due_ms` is set to the due time of the
+        message that follows. Cancelled messages are skipped. A message whose record is missing is
+        skipped, and an error is logged. Raises StoreError if the store accepts no messages.
         """
         units = self._store.reader.valid_units(
             SCHEDULE_TOPIC, level.queue_id, level.next_offset, min(work.remaining, _CHUNK_UNITS)
@@ -506,11 +517,11 @@ class DelayLevels:
         self._update_due_ms(level)
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Record the result of the group commit for the messages that `deliver` appended.
+        """Record whether the messages that `deliver` appended were stored by the group commit.
 
-        With `is_stored`, the levels have advanced over these messages, and delayOffset.json is
-        marked as changed. Without it, the levels go back to the first of these messages, which is
-        due at once. Levels that appended nothing do not change.
+        If they were, the levels have advanced over these messages, and delayOffset.json is marked
+        as changed. If not, the levels go back to the first of these messages, which is due at once.
+        Levels that appended nothing do not change.
         """
         end = self._store.written_offset
         for level in self._levels.values():
@@ -527,10 +538,11 @@ class DelayLevels:
     # --- lists and cancellations
 
     def iter_waiting(self, queue_id: int, offset: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each waiting message of a level, from `offset` on.
+        """Yield an entry for each waiting message of a level's queue, from `offset` on.
 
-        The entry of a cancelled or missing message has no record. Yield nothing if the queue
-        `queue_id` does not belong to a level.
+        The entry has the record of the message, its due time and the cursor after it. The entry of
+        a cancelled or missing message has no record. Yield nothing if the queue `queue_id` does not
+        belong to a level.
         """
         level = self._levels.get(queue_id)
         if level is None:

@@ -46,7 +46,10 @@ class TimerListing:
     def __init__(
         self, store: Store, timers: Timers, placing: SlotRules, clock: SteadyClock
     ) -> None:
-        """Create the listing of `timers`. `placing` says which slot and due time a message has."""
+        """Create a listing of the waiting messages of `timers`.
+
+        `placing` computes the slot and the due time of a message.
+        """
         self._store = store
         self._timers = timers
         self._placing = placing
@@ -57,14 +60,14 @@ class TimerListing:
         The next page may begin inside of this slot. Its messages are older than the markers."""
 
     def iter_queue(self, offset: int, indexed_end: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message that was only in the timer queue when the list began.
+        """Yield an entry for each message that was not in the timer wheel when the list began.
 
-        These are the messages at `indexed_end` of the queue and later. `offset` is where an earlier
-        page ended, 0 for the first page. The entry of a recall marker, of a message without a valid
-        time and of a missing record has no record.
+        These are the messages of the timer queue at offset `indexed_end` and later. A new master,
+        which has to fill its wheel first, may have many of them. `offset` is where the last page
+        ended, or 0 for the first page.
 
-        There may be many such messages on a new master, for example, which has to fill its wheel
-        first.
+        The entry of a message that cannot be shown has no record: it is a recall marker, has no
+        valid time, or its record is missing.
         """
         now_ms = self._clock.now_ms()
         read_units = self._store.reader.valid_units
@@ -81,15 +84,16 @@ class TimerListing:
             yield WaitingEntry(record, due_ms, f"Q:{queued.offset + 1}:0:{indexed_end}")
 
     def iter_wheel(self, slot_ms: int, unit: int, indexed_end: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message in the timer wheel.
+        """Yield an entry for each message in the timer wheel, a ring of slots by due time.
 
-        Slots are in ascending order, and the messages of a slot from the newest to the oldest.
-        `slot_ms` and `unit` are the slot and the position of the unit at which an earlier page
-        ended; 0 and NEWEST_UNIT for the first page. Messages at `indexed_end` of the timer queue or
-        later have no record in their entries, because `iter_queue` lists them.
+        Slots come in ascending order, and the messages of a slot from the newest to the oldest.
+        `slot_ms` and `unit` say where the last page ended: the slot, and the position of a unit in
+        the timer log. For the first page they are 0 and NEWEST_UNIT. Messages at offset
+        `indexed_end` of the timer queue or later have no record in their entries, because
+        `iter_queue` lists them.
 
-        An entry without a record also follows every _SLOTS_PER_STEP slots, so that the caller can
-        end a page although the slots are empty.
+        After every _SLOTS_PER_STEP slots an entry without a record is yielded, so that the caller
+        can end a page even if the slots are empty.
         """
         precision_ms = self._placing.precision_ms
         read_ms = self._timers.read_ms
@@ -108,7 +112,10 @@ class TimerListing:
             yield WaitingEntry(None, 0, f"T:{next_step_ms}:{NEWEST_UNIT}:{indexed_end}")
 
     def _iter_slots(self, start_ms: int, end_ms: int, indexed_end: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message in the slots from `start_ms` to before `end_ms`."""
+        """Yield an entry for each message in the slots from `start_ms` to before `end_ms`.
+
+        The keys of the recall markers of the present slot are kept in `_recalled_keys`.
+        """
         wheel = self._timers.files.wheel
         for occupied_ms in wheel.iter_occupied_ms(start_ms, end_ms):
             slot = wheel.get(occupied_ms)
@@ -120,11 +127,14 @@ class TimerListing:
     def _iter_slot(
         self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]
     ) -> Iterator[WaitingEntry]:
-        """Yield an entry for each unit of a slot, from the one at `position` to the oldest one.
+        """Yield an entry for each unit of a slot, from the unit at `position` to the oldest one.
 
-        The entry has no record if the unit is a recall marker, if its message is recalled or
-        missing, or if its message is at `indexed_end` of the timer queue or later. A recall marker
-        is newer than the message to recall, so it is read first. Its key is added to `recalled`.
+        A unit is an entry of the timer log that stands for one message. The yielded entry has no
+        record if the unit is a recall marker, if its message is recalled or missing, or if its
+        message is at offset `indexed_end` of the timer queue or later.
+
+        `recalled` has the keys of recalled messages. The keys of the recall markers are added to
+        it. A marker is newer than the message that it recalls, so it is read first.
         """
         for _, unit in self._timers.files.iter_chain(slot_ms, position):
             if unit is None:

@@ -55,7 +55,11 @@ class DueLevelMessage(NamedTuple):
 
 
 def _delivery_key(record: Record) -> DeliveryKey:
-    """Return the values that a delayed message shares with the record of its delivery."""
+    """Return a key that a delayed message shares with the record of its delivery.
+
+    It consists of message id, delay level, number of retries, birth time, birth host, and CRC of
+    the body.
+    """
     return (
         record.get_text(UNIQ_KEY),
         record.get_text(DELAY),
@@ -72,8 +76,9 @@ class LoggedDeliveries:
     def __init__(self, store: Store, lead_ms: int) -> None:
         """Create a search of `store` that has matched no record yet.
 
-        `lead_ms` is by how much the steady clock is ahead of the wall clock. Due times are times of
-        the steady clock, the store times in records those of the wall clock.
+        `lead_ms` is how far the steady clock is ahead of the wall clock, in ms. It is needed
+        because due times are times of the steady clock, and store times in records are times of the
+        wall clock.
         """
         self._store = store
         self._lead_ms = lead_ms
@@ -82,13 +87,13 @@ class LoggedDeliveries:
         self._records_left = RECORDS_MAX
 
     def count_delivered(self, messages: Sequence[DueLevelMessage]) -> int:
-        """Return how many of the first messages are delivered, 0 if none is.
+        """Return how many of `messages`, counted from the first, were delivered.
 
-        `messages` are consecutive messages of a level. The search ends at the first message that
-        has a record but no delivery. A message without a record has nothing to deliver: it counts
-        if a delivered message follows it.
+        `messages` are consecutive messages of a level. The count ends before the first message that
+        has a record but whose delivery is not in the log. A message without a record has nothing to
+        deliver. It counts only if a delivered message follows it.
 
-        Each delivery is matched with one message only. The matches are remembered for later calls.
+        Each delivery in the log is matched with one message only, also in later calls.
         """
         candidates = self._find_candidates(messages)
         delivered_count = 0
@@ -100,9 +105,9 @@ class LoggedDeliveries:
         return delivered_count
 
     def use_up(self, messages: Sequence[DueLevelMessage]) -> None:
-        """Match the deliveries of messages that are known to be delivered.
+        """Reserve the deliveries of `messages`, which are known to be delivered.
 
-        Later calls do not match these deliveries with other messages that are alike.
+        Another message may have the same key. Later calls do not match these deliveries with it.
         """
         candidates = self._find_candidates(messages)
         for message in messages:
@@ -112,9 +117,10 @@ class LoggedDeliveries:
     def _find_candidates(
         self, messages: Sequence[DueLevelMessage]
     ) -> dict[QueueKey, FoundDeliveries]:
-        """Return the records that may be deliveries of the messages, by queue.
+        """Return the records in the log that may be deliveries of the messages, by queue.
 
-        A queue to which one of the messages must be delivered has an entry, which may be empty.
+        The keys are the queues to which the messages must be delivered. The value of a queue may be
+        empty.
         """
         messages_by_queue: dict[QueueKey, list[DueLevelMessage]] = {}
         for message in messages:
@@ -128,11 +134,11 @@ class LoggedDeliveries:
     def _match_delivery(
         self, message: DueLevelMessage, candidates: Mapping[QueueKey, FoundDeliveries]
     ) -> bool:
-        """Match a message with its first possible delivery. Return False if there is none.
+        """Match a message with its first possible delivery, and return whether there is one.
 
-        A delivery has the same key as the message, is behind it in the commit log, and was not
-        stored before the message was due. The matched one is removed from `candidates`, and is not
-        matched again. The message must have a record.
+        A delivery has the same key as the message, comes after it in the commit log, and was not
+        stored before the message was due. The matched delivery is removed from `candidates`, and
+        later calls do not match it again. The message must have a record.
         """
         record = message.record
         assert record is not None
@@ -151,9 +157,9 @@ class LoggedDeliveries:
     ) -> FoundDeliveries:
         """Return the records in one queue that may be deliveries of the messages.
 
-        The queue is read from the time at which the first of the messages was due to its end, but
-        all calls together read no more than RECORDS_MAX records. Records that are matched already
-        are left out. Each message must have a record.
+        The records are returned by key (`_delivery_key`). The queue is read from the time when the
+        first of the messages was due to its end. All calls together read at most RECORDS_MAX
+        records. Records that are matched already are left out. Each message must have a record.
         """
         records = [message.record for message in messages if message.record is not None]
         keys = {_delivery_key(record) for record in records}
@@ -161,7 +167,8 @@ class LoggedDeliveries:
         for position, record in self._iter_unmatched_records(
             queue, self._find_start(queue, messages)
         ):
-            # A delivery has kept the property with the topic, unlike a message of a producer.
+            # Only a delivery has this property, which names its topic. A producer's message does
+            # not.
             if record.get_text(REAL_TOPIC):
                 key = _delivery_key(record)
                 if key in keys:
@@ -170,7 +177,11 @@ class LoggedDeliveries:
         return candidates
 
     def _find_start(self, queue: QueueKey, messages: list[DueLevelMessage]) -> int:
-        """Return the offset of a queue before which no delivery of the messages can be."""
+        """Return the offset in `queue` before which no delivery of the messages can be.
+
+        A delivery comes after its message in the commit log, and is not stored before the message
+        is due.
+        """
         positions = [
             message.record.physical_offset for message in messages if message.record is not None
         ]
@@ -181,10 +192,10 @@ class LoggedDeliveries:
         )
 
     def _iter_unmatched_records(self, queue: QueueKey, offset: int) -> Iterator[tuple[int, Record]]:
-        """Yield position and record of each message of a queue, from `offset` on.
+        """Yield (position in the log, record) of each message of a queue, from `offset` on.
 
-        Messages that are matched already, or whose record is missing, are left out. Count all
-        records that are read. End when RECORDS_MAX have been counted.
+        Messages that are matched already, or whose record is missing, are left out. End when all
+        calls of this method together have read RECORDS_MAX records.
         """
         while self._records_left > 0:
             units = self._store.committed_units(*queue, offset, _CHUNK_UNITS)

@@ -28,7 +28,11 @@ class OverdueMessages:
     """
 
     def __init__(self, store: Store, redelivery: DueMessageDelivery) -> None:
-        """Create the messages without one. `redelivery` has the gates of topics."""
+        """Create an empty set of overdue messages.
+
+        `redelivery` has the gates of topics. A gate is a function that knows which messages of a
+        topic were delivered elsewhere, and drops these.
+        """
         self._store = store
         self._redelivery = redelivery
         self._lookup: DeliveryLookup | None = None
@@ -40,10 +44,13 @@ class OverdueMessages:
         self._log_end = 0
         """A message at this position of the log or behind it is not overdue."""
         self._recalled_keys: set[bytes] = set()
-        """The keys of messages that recall markers among the overdue messages recall."""
+        """The keys of messages that were recalled by a marker among the overdue messages."""
 
     def begin(self, now_ms: int) -> None:
-        """Treat all messages that are stored and due at `now_ms` as maybe delivered already."""
+        """Treat each message that is stored and due at `now_ms` as maybe delivered already.
+
+        `now_ms` is the present time. Messages that waited for a search before are forgotten.
+        """
         self._due_until_ms = now_ms
         self._log_end = self._store.written_offset
         self._lookup = DeliveryLookup(self._store, self._log_end)
@@ -65,10 +72,11 @@ class OverdueMessages:
         return self._lookup is not None and slot_ms <= self._due_until_ms
 
     def defer(self, record: Record, message: OverdueMessage, floor: int) -> bool:
-        """Let a message wait if it may be delivered already. Return whether it waits.
+        """Keep a message until the log was searched, if it may have been delivered already.
 
-        The delivery would be in the log at position `floor` or later. A message does not wait if it
-        is due or stored after the start, or if its topic has a gate, which knows what is delivered.
+        Return whether the message was kept. It is not kept if it is due or was stored after the
+        start, or if its topic has a gate, which knows itself which messages were delivered.
+        `floor` is the position in the log before which its delivery cannot be.
         """
         lookup = self._lookup
         if lookup is None or message.due_ms > self._due_until_ms:
@@ -81,11 +89,14 @@ class OverdueMessages:
     def defer_without_unit(
         self, entry: QueueEntry, record: Record, slot_ms: int, magic: int
     ) -> bool:
-        """Handle a message of an earlier run whose slot is over, without a unit in the wheel.
+        """Handle a message that has no unit in the wheel and whose slot is over.
 
-        The key of a recall marker is kept for `is_recalled`; other messages may wait. Return True
-        for both, and if the gate of the topic drops the message. Return False if the caller must
-        add the message to the wheel, to deliver it late.
+        The message was stored before this start of the broker. Return False if the caller must add
+        it to the wheel, to deliver it late. Return True in these cases:
+
+        - It is a recall marker. Its key is kept for `is_recalled`.
+        - It may have been delivered already. It is kept until the log was searched.
+        - The gate of its topic says that it must not be delivered.
         """
         if self._lookup is None or entry.position >= self._log_end:
             return False
@@ -104,10 +115,10 @@ class OverdueMessages:
         return recall_key(record.properties) in self._recalled_keys
 
     def can_search(self, *, is_complete: bool) -> bool:
-        """Return whether a search runs, or can be started now.
+        """Return whether a search of the log is running, or can be started now.
 
-        `is_complete` says that all messages that decide about the overdue ones are known. Without
-        them a search is started only if no more overdue messages fit.
+        `is_complete` says that all timed messages are indexed and loaded. Before that, a search can
+        be started only if the maximum number of messages wait for it.
         """
         if self._search is not None:
             return True
@@ -116,9 +127,10 @@ class OverdueMessages:
         return is_complete or self._lookup.is_full
 
     def search(self, work: TimeSlice) -> list[OverdueMessage]:
-        """Search the log for deliveries until the slice is over. Call it only if `can_search`.
+        """Search the log for deliveries of the overdue messages, until the slice `work` is over.
 
-        A later call continues. Return the undelivered messages at the end of the search, else [].
+        Call it only if `can_search` returns True. The next call continues the search. When the
+        search has ended, return the messages without a delivery in the log. Until then, return [].
         """
         if self._search is None:
             assert self._lookup is not None, "can_search is False without a look-up"

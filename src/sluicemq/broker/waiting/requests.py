@@ -67,11 +67,12 @@ class DelayHandlers:
     # --- recall and cancel
 
     def recall(self, header: RecallMessageRequest, command: Command, peer: Peer) -> Durable:
-        """Answer RECALL_MESSAGE (370): recall the timed message that a handle names.
+        """Answer RECALL_MESSAGE (370): prevent the delivery of a timed message.
 
-        A recall marker is appended to the store. The returned answer contains the message id, and
-        is sent when the marker is durable. As in RocketMQ, this succeeds whether the message exists
-        or not.
+        `header` has the handle of the message, which the answer to its send contained. A recall
+        marker is appended to the store: a message that makes the broker drop the timed message. The
+        returned answer contains the message id, and is sent when the marker is durable. As in
+        RocketMQ, this succeeds whether the message exists or not.
 
         Raises RequestError if recalls are disabled, the broker or the topic does not allow them,
         the handle is invalid, or the message is due already.
@@ -127,7 +128,11 @@ class DelayHandlers:
         return Durable(encode_response(command, ResponseCode.SUCCESS, fields))
 
     def _check_recall_handle(self, handle: RecallHandle) -> None:
-        """Raise RequestError if the message of a handle cannot be recalled here and now."""
+        """Raise RequestError if the message of a handle cannot be recalled.
+
+        The handle may be for another broker, or its time may have come, or be later than
+        timerMaxDelaySec allows.
+        """
         broker = self.settings.broker.broker_name
         if handle.broker != broker:
             raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
@@ -142,11 +147,12 @@ class DelayHandlers:
     def cancel(
         self, header: CancelDelayedRequest, command: Command, peer: Peer
     ) -> Announced | Durable:
-        """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message of a handle.
+        """Answer SLUICE_CANCEL_DELAYED (900102): prevent the delivery of a waiting message.
 
-        `header` contains a handle from a page of `list_waiting`. A timed message is recalled by a
-        recall marker. A message of a delay level is cancelled in a file, which blocks shortly. The
-        response is sent when the marker is durable, or when the slaves have the file.
+        `header` has the handle of the message, which `list_waiting` returned. For a timed message a
+        recall marker is stored, and a Durable is returned: the answer is sent when the marker is
+        durable. For a message of a delay level its offset is written to a file, which blocks
+        shortly, and an Announced is returned: the answer is sent when the slaves have the file.
 
         Raises RequestError if the handle is invalid or for another broker, or if the message is due
         already, and OSError if the file cannot be written.
@@ -160,9 +166,10 @@ class DelayHandlers:
         return Announced(Command(ResponseCode.SUCCESS, fields))
 
     def _cancel_level_message(self, handle: str) -> str:
-        """Cancel the message of a delay level that a handle names, and return its message id.
+        """Cancel the message of a delay level that `handle` names, and return its message id.
 
-        Raises RequestError and OSError as `cancel` does.
+        Raises RequestError if the handle is invalid or for another store, or if the message is due
+        already, and OSError if the cancellation cannot be written.
         """
         level_handle = _parse_level_handle(handle)
         if level_handle is None:
@@ -228,7 +235,10 @@ class DelayHandlers:
         yield from listing.iter_wheel(first, second, indexed_end)
 
     def _iter_levels(self, first_queue_id: int, first_offset: int) -> Iterator[WaitingEntry]:
-        """Yield the messages of the delay levels, from an offset of one of their queues on."""
+        """Yield the waiting messages of the delay levels, in the order of queue ids and offsets.
+
+        They begin at `first_offset` of the queue `first_queue_id`.
+        """
         levels = self.delayed.levels
         for queue_id in levels.queue_ids:
             if queue_id >= first_queue_id:
@@ -236,10 +246,10 @@ class DelayHandlers:
                 yield from levels.iter_waiting(queue_id, start)
 
     def _describe_message(self, entry: WaitingEntry) -> bodies.WaitingMessage | None:
-        """Return the description of an entry's message for a list, with a handle to cancel it.
+        """Return the message of `entry` as a tool shows it, with a handle to cancel it.
 
-        Return None if the entry has no message, or if its message is due already. The due time in
-        the description is a time of the wall clock.
+        Return None if the entry has no record, or if its message is due already. The due time in
+        the result is a time of the wall clock.
         """
         record = entry.record
         if record is None or entry.due_ms <= self.clock.now_ms():
@@ -316,7 +326,7 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
 
 
 def _parse_signed(digits: str) -> int | None:
-    """Return the number that `digits` writes, with or without a minus; None if it is not one."""
+    """Return the integer in `digits`, which may begin with "-", or None if it is not an integer."""
     magnitude = natural(digits.removeprefix("-"))
     if magnitude is not None and digits.startswith("-"):
         return -magnitude

@@ -61,12 +61,15 @@ class DelayRewriter:
         self._precision_ms = settings.store.timer_precision_ms
 
     def rewrite(self, draft: MessageToStore) -> None:
-        """Change topic, queue and properties of a message that must wait.
+        """Redirect a message with a delay to the topic where it waits, by changing `draft`.
 
-        For a delay level, `delay_ms` and `delay_start_ms` are also set, for the unit of the queue.
-        For a time, the recall handle is added to the fields of the answer. The draft stays
-        unchanged if it has no delay, if its time has come, if it is a prepared message or the end
-        of a transaction by rollback, or if it already is in a topic for waiting messages.
+        Its topic, queue and properties are changed. A message with a delay level also gets
+        `delay_ms` and `delay_start_ms`, from which its due time is computed. A message with a time
+        also gets a recall handle in the fields of the answer.
+
+        `draft` stays unchanged if it has no delay, if its time has come, if it is a prepared
+        message or the rollback of a transaction, or if it is in a topic for waiting messages
+        already.
 
         Raises RequestError if the delay is invalid, if timed messages are not enabled, or if too
         many messages are due in the same slot.
@@ -91,9 +94,10 @@ class DelayRewriter:
             )
 
     def _rewrite_for_level(self, draft: MessageToStore, level: int) -> None:
-        """Let a message wait in the queue of a delay level, without properties of timed messages.
+        """Redirect `draft` to the queue of a delay level in the topic SCHEDULE_TOPIC.
 
-        The message gets the properties REAL_TOPIC and REAL_QID.
+        Its own topic and queue are kept in the properties REAL_TOPIC and REAL_QID. Properties of
+        timed messages are removed. `delay_ms` and `delay_start_ms` of `draft` are set.
         """
         draft.properties |= {
             DELAY: str(level),
@@ -108,10 +112,11 @@ class DelayRewriter:
         draft.delay_start_ms = self._clock.now_ms()
 
     def _rewrite_timed(self, draft: MessageToStore) -> None:
-        """Let a message with a time wait in the timer queue, unless its time has come.
+        """Redirect `draft`, which has a time, to the timer queue. Do nothing if its time has come.
 
-        The message gets the properties TIMER_OUT_MS, REAL_TOPIC and REAL_QID. If it has a message
-        id and is not a retry, its recall handle is added to the fields of the answer.
+        Its own topic and queue are kept in the properties REAL_TOPIC and REAL_QID, and its slot in
+        TIMER_OUT_MS. If it has a message id and is not a retry, a handle to recall it is added to
+        the fields of the answer.
 
         Raises RequestError if timed messages are disabled, if the time is too late or the slot is
         full, or if a recall marker names a message of another topic.
@@ -146,9 +151,10 @@ class DelayRewriter:
         draft.queue_id = 0
 
     def _add_recall_handle(self, draft: MessageToStore, slot_ms: int) -> None:
-        """Add the recall handle of a timed message in a slot to the fields of the answer.
+        """Add a handle to recall the timed message `draft` to the fields of its answer.
 
-        Do nothing if the message has no message id, or is a retry.
+        `slot_ms` is the start of its slot in the timer wheel. Do nothing if the message has no
+        message id, or is a retry.
         """
         unique_id = draft.properties.get(UNIQ_KEY)
         if unique_id and not draft.topic.startswith(RETRY_PREFIX):
@@ -158,10 +164,11 @@ class DelayRewriter:
             draft.answer_fields["recallHandle"] = handle.encode()
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
-        """Return the slot of the time in the properties, in ms since 1970; None if it has come.
+        """Return the start of the slot, in ms since 1970, for the time in `properties`.
 
-        TIMER_DELAY_SEC and TIMER_DELAY_MS are delays from now. TIMER_DELIVER_MS is a time of the
-        wall clock, while slots are times of the steady clock.
+        Return None if the time has come. The properties TIMER_DELAY_SEC and TIMER_DELAY_MS are
+        delays from now. TIMER_DELIVER_MS is a time of the wall clock. Slots are times of the steady
+        clock.
 
         Raises RequestError for a delay of more than timerMaxDelaySec, and for a recall marker whose
         time has come.
@@ -212,9 +219,10 @@ def _parse_integer(properties: Mapping[str, str], name: str) -> int:
 
 
 def _check_recall_target(topic: str, target: str) -> None:
-    """Raise RequestError unless `target`, a topic and message id, is a message of `topic`.
+    """Raise RequestError unless `target` names a message of `topic`.
 
-    Otherwise, a client that may write to one topic could delete the timed messages of all others.
+    `target` is "<topic>+<message id>", the property of a recall marker. Without this check, a
+    client that may write to one topic could delete the timed messages of all others.
     """
     if not target.startswith(f"{topic}+"):
         raise _illegal(

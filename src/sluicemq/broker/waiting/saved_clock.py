@@ -33,11 +33,11 @@ class SavedClock:
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
 
     def load(self) -> None:
-        """Set the steady clock to the time that it would show without the restart.
+        """Set the steady clock to the time that it would show if the broker had not stopped.
 
-        Without a file, leave the clock as it is. The time between stop and start is measured by the
-        wall clock. If the wall clock was set back meanwhile, that time is unknown and counts as 0.
-        Raises StoreDamagedError if the file cannot be parsed.
+        The time between stop and start is measured by the wall clock. If the wall clock was set
+        back meanwhile, that time is unknown and counts as 0. If there is no file, the clock is not
+        changed. Raises StoreDamagedError if the file cannot be parsed.
         """
 
         def parse(text: str) -> tuple[int, int]:

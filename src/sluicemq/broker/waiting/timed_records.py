@@ -30,10 +30,11 @@ def target_topic(record: Record) -> str:
 
 
 def find_newest_store_ms(store: Store, placing: SlotRules) -> int:
-    """Return when the newest message of the timer queue was stored, by the steady clock.
+    """Return the time when the newest message of the timer queue was stored, in ms since 1970.
 
-    The result is in ms since 1970; 0 if the queue is empty or the record is missing. The time is
-    computed from the message's slot. Without a slot, it is the wall-clock time in the record.
+    It is a time of the steady clock, computed from the message's slot. If the message has no slot,
+    it is the wall-clock time in the record. Return 0 if the queue is empty or the record is
+    missing.
     """
     first_offset, end_offset = store.queue_offsets(TIMER_TOPIC, 0)
     if first_offset == end_offset:
@@ -50,10 +51,12 @@ def find_newest_store_ms(store: Store, placing: SlotRules) -> int:
 def read_slot_units(
     files: TimerFiles, slot_ms: int, end: int
 ) -> "Generator[None, None, tuple[array[int], array[int]] | None]":
-    """Return the commit log positions and the magics of a slot's units, the newest unit first.
+    """Read the units of a slot, that is the entries of the timer log for its messages.
 
-    Units at position `end` of the timer log or later are left out. Return None if a unit cannot be
-    read. Yield after each `_STEP_UNITS` units.
+    This is a generator, which yields after each `_STEP_UNITS` units. Its return value is a tuple of
+    two arrays, with the newest unit first: the positions of the messages in the commit log, and
+    their flags (MAGIC_ROLL, MAGIC_DELETE). It is None if a unit cannot be read. Units at position
+    `end` of the timer log or later are left out.
     """
     positions = array("q")
     magics = array("b")
@@ -73,9 +76,13 @@ def read_slot_units(
 def build_rolled_properties(record: Record, placing: SlotRules, lead_ms: int) -> dict[str, str]:
     """Return the properties with which a timed message is stored in the timer queue again.
 
-    TIMER_DELIVER_MS is set to the due time by the wall clock, which the steady clock is `lead_ms`
-    ahead of. TIMER_ROLL_TIMES is one higher than in the record, and TIMER_ENQUEUE_MS is the slot in
-    which the record was stored.
+    That is necessary if the message is due later than the timer wheel reaches. They are the
+    properties of `record` with three changes:
+
+    - TIMER_DELIVER_MS is the due time by the wall clock. `lead_ms` is how far the steady clock is
+      ahead of the wall clock.
+    - TIMER_ROLL_TIMES, the number of times it was stored again, is increased by one.
+    - TIMER_ENQUEUE_MS is the start of the slot in which `record` was stored.
     """
     properties = record.decode_properties()
     roll_count = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
@@ -106,7 +113,7 @@ class LateSlots:
     def add(self, slot_ms: int, offset: int) -> None:
         """Record that the slot contains the late message at `offset` of the timer queue.
 
-        Do nothing if an earlier late message of the same slot is known.
+        Do nothing if the last recorded message is in the same slot and has no higher offset.
         """
         if self._slots:
             last_slot_ms, last_offset = self._slots[-1]
@@ -145,7 +152,10 @@ class RecalledKeys:
 
     # Called for each message that is due: keep it cheap.
     def is_recalled(self, record: Record, due_ms: int) -> bool:
-        """Return whether a marker in the slot of a message that is due at `due_ms` recalls it."""
+        """Return whether a recall marker in the slot of `due_ms` recalls the message `record`.
+
+        `due_ms` is the due time of the message.
+        """
         if not self._keys_by_slot:
             return False
         keys = self._keys_by_slot.get(slot_for_due_time(due_ms, self._precision_ms))

@@ -16,9 +16,9 @@ class TimerMetrics:
     """
 
     def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
-        """Create the document of the file in `root`/config, without reading it.
+        """Create empty counts, whose file is config/timermetrics in the store's directory `root`.
 
-        `root` is the store's directory. `clock` gives the time stamps in the file.
+        The file is not read before `load`. `clock` gives the time stamps in it.
         """
         self._clock = clock
         self.counts: dict[str, int] = {}

@@ -160,12 +160,12 @@ class Timers:
     # --- the start
 
     def load(self) -> None:
-        """Load the files, and find where delivery continues. Blocking.
+        """Load the files, and set `read_ms`, the slot where delivery continues. Blocking.
 
-        `read_ms` continues at the slot of the checkpoint if the checkpoint can be trusted, else at
-        the present slot. If wheel and log cannot be trusted, they are empty now, and `prepare`
-        fills them from the queue. The steady clock is set forward if a file or a message shows a
-        later time. After an unclean stop, messages that are due now are overdue. Raises OSError.
+        It is the slot of the checkpoint if that can be trusted, else the present slot. If the wheel
+        and the timer log cannot be trusted, they are emptied, and `prepare` fills them again. The
+        steady clock is set forward if a file or a message has a later time. After an unclean stop,
+        due messages wait until the log was searched for their deliveries. Raises OSError.
         """
         start = self.files.load()
         checkpoint = self.files.checkpoint
@@ -217,8 +217,8 @@ class Timers:
     def _begin_doubt(self) -> None:
         """Treat all messages that are stored and due now as maybe delivered already.
 
-        They wait in `_overdue` until the log has been searched. Delivery also waits until the queue
-        is indexed up to its present committed end, `_start_queue_end`.
+        They wait in `_overdue` until the log has been searched for their deliveries. All deliveries
+        wait until the queue is indexed up to its present committed end, `_start_queue_end`.
         """
         # Not the visible end: a new master does not show the messages that its slaves lack, but
         # the previous master has answered the recalls among them, so they are valid.
@@ -228,10 +228,10 @@ class Timers:
         self._delivered_until_ms = now_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
-        """Prepare to fill empty files from the queue. The later calls of `prepare` fill them.
+        """Prepare to fill the empty wheel and timer log from the queue, which `prepare` does later.
 
-        A message before `replay_offset` of the queue whose slot is before `read_ms` counts as
-        delivered. The counts of waiting messages are cleared, because indexing counts them again.
+        A message before offset `replay_offset` of the queue whose slot is before `read_ms` counts
+        as delivered. The counts of waiting messages are cleared, as indexing counts them again.
         """
         self._late_slots.clear()
         self._rebuild_end = replay_offset
@@ -250,10 +250,10 @@ class Timers:
             self._damage_due_ms = due_ms
 
     def _rebuild_now(self) -> None:
-        """Empty wheel and log while the broker runs, and begin to rebuild them from the queue.
+        """Empty the wheel and the timer log because of damage, and begin to fill them again.
 
-        The tables of loaded messages are emptied, too, since loading fills them again. As after a
-        start, messages that are due now are looked up in the log. Raises OSError.
+        The tables of loaded messages are emptied, too. As after a start, messages that are due now
+        wait until the log has been searched for their deliveries. Raises OSError.
         """
         done_ms = self._find_done_ms(self._clock.now_ms())
         replay_offset = self._replay_offset
@@ -280,12 +280,12 @@ class Timers:
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
     def _index(self, entry: QueueEntry, write_ms: int) -> None:
-        """Add the message at `files.queue_offset` of the queue to the wheel.
+        """Add the message of `entry`, at `files.queue_offset` of the queue, to the timer wheel.
 
-        If its slot is loaded already, also add it to its table. Add nothing in these cases: the
-        message has no record or no valid time, which is logged; it was delivered before a rebuild;
-        or its slot was over before the start (`OverdueMessages.defer_without_unit`). `write_ms` is
-        the present slot.
+        If its slot is loaded already, the message is also added to a table. Nothing is added if it
+        has no record or no valid time, which is logged; if it was delivered before a rebuild; or if
+        its slot was over at the start, and it may have been delivered. `write_ms` is the present
+        slot. A message whose slot is over otherwise gets the slot at `read_ms`.
         """
         record = entry.record
         offset = self.files.queue_offset
@@ -318,7 +318,7 @@ class Timers:
             self._add_to_table(slot_ms, entry.position, magic, record, is_old=is_old)
 
     def _add_to_wheel(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
-        """Add a unit for a message to a slot. Count the message unless it is a recall marker."""
+        """Add a unit for the message to the slot. Count it as waiting unless it recalls another."""
         name = decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
         if not magic & MAGIC_DELETE:
             self._add_count(name, 1)
@@ -329,14 +329,15 @@ class Timers:
     def _add_to_table(
         self, slot_ms: int, position: int, magic: int, record: Record | None, *, is_old: bool
     ) -> None:
-        """Add a message of a loaded slot to the table of due or of rolling messages.
+        """Add a message of a loaded slot to `due_table` or, if it rolls, to `_roll_table`.
 
+        A message rolls if it is due later than the wheel reaches: it is stored in the queue again.
         A recall marker is added to `_recalled_keys` instead. A message that was delivered before
-        the checkpoint is left out, and one that may have been delivered waits in `_overdue`.
+        the checkpoint is left out. A message that may have been delivered is kept in `_overdue`.
 
-        `record` is None if it was not read or is missing; then the message is due when the slot is
-        over. `is_old` says that the last checkpoint before the start knew the message, so that its
-        `done_ms` tells whether the message was delivered.
+        If `record` is None, it was not read or is missing, and the message is due at the end of the
+        slot. `is_old` says that the message was indexed before the last checkpoint of the previous
+        run, whose `done_ms` says whether it was delivered.
         """
         is_roll = magic & MAGIC_ROLL
         is_recall_marker = magic & MAGIC_DELETE and not is_roll
@@ -401,11 +402,11 @@ class Timers:
                 self._add_undelivered(message)
 
     def _add_undelivered(self, message: OverdueMessage) -> None:
-        """Add an overdue message that was not delivered before the start to its table.
+        """Add an overdue message, whose delivery is not in the log, to the table of its kind.
 
-        A message without a unit is first added to the wheel, in the slot at `read_ms`, and only
-        there if that slot is not loaded yet. A message that was recalled, whose topic was deleted
-        or whose record is missing is dropped.
+        A message without a unit is first added to the wheel, in the slot at `read_ms`. If that slot
+        is not loaded yet, it is added only there. A message that was recalled, whose topic was
+        deleted, or whose record is missing is dropped.
         """
         record = self._read_timed_message(message.position, message.due_ms)
         if record is None:
@@ -433,9 +434,9 @@ class Timers:
     # --- loading
 
     def _load(self, work: TimeSlice) -> None:
-        """Load the slots that begin within LOAD_AHEAD_MS until the time slice is over.
+        """Load the slots that begin within LOAD_AHEAD_MS, until the slice `work` is over.
 
-        A later call continues. Loading stops while the table has too many messages.
+        The next call continues. Nothing is loaded while too many loaded messages are undelivered.
         """
         if self._loading is None:
             until_ms = self._slot_start(work.now_ms + LOAD_AHEAD_MS) + self._precision_ms
@@ -449,9 +450,9 @@ class Timers:
         self._loading = None
 
     def _load_until(self, until_ms: int) -> Iterator[None]:
-        """Load the slots before `until_ms` that are not loaded. Yield after each step.
+        """Load the slots before `until_ms` that are not loaded yet. Yield after each step.
 
-        If a slot is damaged, return before the later slots: `prepare` rebuilds the files.
+        If a slot is damaged, the later slots are not loaded, because `prepare` rebuilds the files.
         """
         begin_ms = self._loaded_end_ms
         self._loaded_end_ms = until_ms
@@ -467,7 +468,7 @@ class Timers:
         """Add the messages of a slot to the tables, recall markers first. Yield after each step.
 
         Units at position `end` of the timer log or later are ignored. If a unit of the slot cannot
-        be read, add no message and report the damage (`_note_damage`).
+        be read, no message is added, and the files are marked as damaged.
         """
         units = yield from read_slot_units(self.files, slot_ms, end)
         if units is None:
@@ -505,11 +506,11 @@ class Timers:
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages to their topics, and rolling ones to the queue, for one slice.
+        """Append due messages to their topics, until the slice `work` is over.
 
-        The messages are taken from the tables. If the store accepts no more messages, those that
-        were not appended are put back, and StoreError is raised. The appended ones count as
-        delivered when `confirm_deliveries` is called.
+        Rolling messages are appended to the timer queue instead. All are taken from the tables. If
+        the store accepts no more messages, StoreError is raised, and the messages that were not
+        appended are put back. The others are delivered when `confirm_deliveries` is called.
         """
         added_properties = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
         for table, append, until_ms in (
@@ -542,8 +543,8 @@ class Timers:
     def next_deliverable_ms(self) -> int | None:
         """The time when the next loaded message can be delivered, in ms since 1970.
 
-        None means that no message is loaded, or that the next one must wait until the queue shows
-        more of the messages that it had at the start.
+        None means that no message is loaded, or that the next one must wait until more messages of
+        the timer queue, which may recall it, have become visible.
         """
         next_ms = self.next_due_ms
         if next_ms is None or next_ms <= self._find_deliverable_ms(next_ms):
@@ -551,9 +552,10 @@ class Timers:
         return next_ms if self.unindexed_count else None
 
     def _append_due(self, due_ms: int, position: int, added_properties: bytes) -> None:
-        """Append a due message to its topic with further properties, which are encoded.
+        """Append the due message at a position of the commit log to its own topic.
 
-        A recalled message or missing record is not appended. Raises StoreError.
+        It gets the encoded `added_properties`, too. If it is recalled or its record is missing, it
+        is not appended. Raises StoreError if the store accepts no messages.
         """
         record = self._read_timed_message(position, due_ms)
         if record is None:
@@ -568,10 +570,10 @@ class Timers:
             self._unconfirmed_topics.append(topic)
 
     def _read_timed_message(self, position: int, due_ms: int) -> Record | None:
-        """Return the timed message at a position of the commit log.
+        """Return the timed message at a position of the commit log, or None if it is not there.
 
-        Return None if retention has removed it, which is logged. If another record is there, the
-        unit is damaged: return None and let `prepare` rebuild the files.
+        If retention has removed it, an error is logged. If another record is there, the timer log
+        is damaged, and the next `prepare` rebuilds the files.
         """
         record = read_record(self._store.committed_record_at(position))
         if record is not None and record.topic_view == _TIMER_TOPIC_BYTES:
@@ -588,10 +590,10 @@ class Timers:
         return None
 
     def _append_rolled(self, due_ms: int, position: int, added_properties: bytes) -> None:
-        """Store a rolling message in the timer queue again, to be indexed like a new one.
+        """Store a message in the timer queue again, because it is due later than the wheel reaches.
 
         `added_properties` are further encoded properties. Do nothing if the record is missing.
-        Raises StoreError.
+        Raises StoreError if the store accepts no messages.
         """
         record = self._read_timed_message(position, due_ms)
         if record is None:
@@ -604,10 +606,10 @@ class Timers:
         self._intake.append(record.copy_to(TIMER_TOPIC, 0, properties))
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Record the result of the group commit for the messages that `deliver` appended.
+        """Record whether the messages that `deliver` appended were stored by the group commit.
 
-        With `is_stored`, they are counted as delivered and no longer as waiting. Without it, they
-        are put back into their tables, and the next `deliver` appends them again.
+        If they were, they are counted as delivered and no longer as waiting. If not, they are put
+        back into their tables, and the next `deliver` appends them again.
         """
         unconfirmed = self._unconfirmed
         self._unconfirmed = []
@@ -631,13 +633,13 @@ class Timers:
     # --- the work
 
     def prepare(self, work: TimeSlice) -> None:
-        """Advance `read_ms`, load slots and index messages until the slice is over.
+        """Advance `read_ms`, load slots and index new messages, until the slice `work` is over.
 
-        `read_ms` passes a slot when the slot is over and none of its messages is in the tables. It
-        stays where it is while messages may be delivered already (`_is_doubtful`). If damage was
-        reported, the files are emptied first, to be rebuilt. Messages that retention has removed
-        before they were indexed are logged and skipped. At the end, overdue messages are looked up,
-        and the timer log is written. Raises OSError if that fails.
+        `read_ms`, the first slot that may have undelivered messages, passes a slot when the slot is
+        over and none of its messages is in the tables. If the files are damaged, they are emptied
+        first. Messages that retention has removed before they were indexed are logged and skipped.
+        At the end, the log is searched for deliveries of overdue messages, and the timer log is
+        written. Raises OSError if that fails.
         """
         # Before a rebuild, which empties the tables: `read_ms` must not pass their messages.
         next_ms = self.next_due_ms
@@ -666,13 +668,12 @@ class Timers:
             limit_ms = min(limit_ms, slot_for_due_time(next_due_ms, self._precision_ms))
         if limit_ms <= self.read_ms or self._is_doubtful:
             return
-
         self.read_ms = limit_ms
         self._late_slots.remove_before(limit_ms)
         self._recalled_keys.remove_before(limit_ms)
 
     def _skip_removed_messages(self) -> None:
-        """Log and skip the messages of the queue that retention removed before their indexing."""
+        """Skip the messages that retention has removed before they were indexed, and log that."""
         first_offset, _end_offset = self._store.queue_offsets(TIMER_TOPIC, 0)
         if self.files.queue_offset < first_offset:
             log.error(
@@ -684,7 +685,7 @@ class Timers:
             self.files.queue_offset = first_offset
 
     def _index_new_messages(self, work: TimeSlice) -> None:
-        """Index messages of the queue until all are indexed or the slice is over."""
+        """Add new messages of the timer queue to the wheel, until the slice `work` is over."""
         now_ms = self._slot_start(work.now_ms)
         units = self._store.reader.valid_units
         new_entries = iter_queue(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
@@ -742,12 +743,12 @@ class Timers:
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
-        """Save wheel, log and checkpoint if they have changed; see `TimerFiles.save`.
+        """Save the timer wheel, timer log and checkpoint to their files if they have changed.
 
-        Yield at most one function, which does the blocking part; call it on any thread before the
-        generator is resumed. `is_last` says that the broker stops: then a checkpoint is written
-        even if nothing was delivered. Save nothing while messages may be delivered already, or
-        while damage waits for a rebuild. Raises OSError.
+        Yield at most one function, which blocks. The caller calls it on any thread, and then
+        resumes the generator. With `is_last` the broker stops, so a checkpoint is written even if
+        nothing was delivered. Nothing is saved until overdue messages were looked up, and while the
+        files are damaged. Raises OSError.
         """
         if self._is_doubtful or self._damage_reason:
             return  # the old checkpoint, the queue and the log contain all that is known
@@ -777,10 +778,10 @@ class Timers:
             self._has_delivered |= force and not is_written
 
     def _index_last(self) -> None:
-        """Give the last message of the queue a unit in a slot that is over, if it has none.
+        """Add a unit for the last message of the queue to a slot that is over, if it has none.
 
-        RocketMQ continues in the queue behind the message of the last unit. Without this unit it
-        would deliver the message again.
+        RocketMQ, if it uses these files, continues in the queue after the message of the last unit.
+        Without this unit it would deliver the message again.
         """
         entry = self._last_unindexed
         self._last_unindexed = None
