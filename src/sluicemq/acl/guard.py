@@ -98,11 +98,11 @@ class Guard:
         clock: Clock | None = None,
         inner_account: InnerAccount | None = None,
     ) -> None:
-        """Create a guard without rules; call `load` before the first request.
+        """Create a guard without rules. Call `load` before the first request.
 
-        `clock` dates the rules for `status`. `inner_account` is an account with all permissions
-        that is in no file and that `status` and `accounts` do not show: the servers of one
-        `sluice up` use it among themselves.
+        `source` reads the files of rules. `clock` gives the time of loading for `status`.
+        `inner_account` is an account with all permissions that is in no file, and that `status` and
+        `accounts` do not show: the servers of one `sluice up` use it among themselves.
         """
         self.source = source
         self._inner = (
@@ -155,9 +155,9 @@ class Guard:
         return tuple(path for path, _ in self.files.contents) if self.files is not None else ()
 
     def status(self) -> dict[str, Any]:
-        """Return files, counters and errors of the rules for `sluice acl status`, without secrets.
+        """Return files, counters and errors of the rules as a dict, without secrets.
 
-        The keys are part of the answer to SLUICE_ACCESS_STATUS.
+        `sluice acl status` shows them. The keys are the keys of the answer to SLUICE_ACCESS_STATUS.
         """
         return {
             "file": self.path,
@@ -190,10 +190,10 @@ class Guard:
         self._put_in_force(rule_files, self.source.load(rule_files))
 
     def check_files(self) -> tuple[RuleFiles, LoadedRules] | ConfigurationError | None:
-        """Read the files again, and return what `apply_checked_files` needs.
+        """Read the files of rules again, and return the result for `apply_checked_files`.
 
-        Returns the files and their rules if they have changed, None if not, and the error if they
-        are invalid or cannot be read. Blocks; call it on another thread than the loop's.
+        The result is (files, rules) if they have changed, None if not, and the error if they are
+        invalid or cannot be read. Blocks, so call it on another thread than the event loop's.
         """
         try:
             rule_files = self.source.read_files()
@@ -208,11 +208,11 @@ class Guard:
     def apply_checked_files(
         self, check_result: tuple[RuleFiles, LoadedRules] | ConfigurationError | None
     ) -> None:
-        """Put the changed rules that `check_files` returned in force.
+        """Put the rules in force that `check_files` has found to be changed.
 
-        `check_result` is what `check_files` returned. An error leaves the rules as they are; it is
-        counted and logged unless `error` already shows it. None means that the files are those in
-        force, which ends an earlier error.
+        `check_result` is the result of `check_files`. If it is an error, the rules stay as they
+        are, and the error is counted and logged, unless it is the same as before. None means that
+        nothing has changed; an earlier error is then cleared.
         """
         if check_result is None:
             self.error = ""
@@ -234,11 +234,10 @@ class Guard:
         self._put_in_force(rule_files, loaded)
 
     def _put_in_force(self, rule_files: RuleFiles, loaded: LoadedRules) -> None:
-        """Put the rules that were loaded from `rule_files` in force, with the inner account.
+        """Replace the rules by the rules that were loaded from `rule_files`.
 
-        The caches are cleared, because they depend on the rules. The change is counted, dated and
-        logged with the warnings of the rules, and with another one if a global white address admits
-        every client.
+        The inner account is added. The caches are cleared, because they depend on the rules. The
+        change is counted and logged, with the warnings about the rules.
         """
         self.files = rule_files
         self.rules = loaded.rules
@@ -260,12 +259,11 @@ class Guard:
     def check(
         self, code: int, fields: Mapping[str, str], body: bytes, version: int, host: str
     ) -> Verdict:
-        """Return the verdict on a request, and set `account` for its handler.
+        """Decide whether a request is allowed, and set `account` for its handler.
 
-        `code`, `fields`, `body` and `version` are those of the request; `host` is the address of
-        the client without its port. `account` becomes None if the address alone allows the request.
-        A refusal is counted. Raises ProtocolError if the body, which names topics and groups,
-        cannot be parsed.
+        `host` is the address of the client without its port. `account` becomes None if the address
+        alone allows the request. A refusal is counted. Raises ProtocolError if the body, which may
+        name topics and groups, cannot be parsed.
         """
         self.account = None
         if self.is_white_address(host):
@@ -283,10 +281,11 @@ class Guard:
     def identify_call(
         self, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
     ) -> Verdict:
-        """Return the verdict of `verdict.identify_call` on a gRPC call, and count a refusal.
+        """Decide whether a gRPC call comes from a known account; count a refusal.
 
-        The parameters are those of that function. A refusal is counted for the access key in the
-        text `authorization`. `account` is not changed.
+        `authorization` and `date_time` are headers of the call, and `host` is the client's address.
+        The call is refused if its date differs from `now_ms` by more than `age_s_max` seconds (0
+        means no limit). The verdict has the account. The attribute `account` is not changed.
         """
         verdict = identify_call(
             self.rules, authorization, date_time, host, now_ms=now_ms, age_s_max=age_s_max
@@ -300,10 +299,11 @@ class Guard:
     def check_for_account(
         self, account: Account | None, code: int, fields: Mapping[str, str], body: bytes
     ) -> Verdict:
-        """Return the verdict on a request that the proxy sends on behalf of `account`.
+        """Decide whether `account` may make a request, which the proxy sends on its behalf.
 
-        If `account` is None, every request is allowed. The attribute `account` is set for the
-        handler, and a refusal is counted. Raises ProtocolError as `check` does.
+        If `account` is None, every request is allowed. Sets the attribute `account` for the
+        handler, and counts a refusal. Raises ProtocolError if the body, which may name topics and
+        groups, cannot be parsed.
         """
         self.account = account
         if account is None:
@@ -314,11 +314,12 @@ class Guard:
         return verdict
 
     def admits_send(self, header: dict[str, Any], body: bytes, peer: Caller) -> bool:
-        """Return True if a send with this header and body is authorized and correctly signed.
+        """Return True if a send is certainly authorized and correctly signed. HOT.
 
-        `header` is the decoded header of a SEND_MESSAGE_V2 (310); its values are not validated and
-        may be of any type. False is not a refusal; the caller must then call `check`. If there is
-        no verifier for the account, topic and number of fields, `_learn_send` prepares one. HOT.
+        `header` is the decoded header of a SEND_MESSAGE_V2 (310); its values may be of any type.
+        False is not a refusal; the caller must then call `check`. The check needs a verifier
+        (prepared signing key) for the account, topic and number of fields. If there is none, it is
+        prepared for the next send.
         """
         try:
             fields = header["extFields"]
@@ -335,12 +336,14 @@ class Guard:
             return self._learn_send(header.get("extFields"), peer)
 
     def _learn_send(self, fields: Any, peer: Caller) -> bool:
-        """Prepare a verifier, so that `admits_send` recognises the next send of this kind.
+        """Prepare a verifier, so that `admits_send` can check the next send of this kind.
 
-        `fields` are the header fields of a send that it did not recognise. Nothing is prepared if
-        they are malformed, or if only `check` can decide: the account is unknown, has a white list,
-        or may not send to the topic. Return True if the address of `peer` is in the global white
-        list. Otherwise return False, because this send itself has to pass `check`.
+        `fields` are the header fields of the present send. Nothing is prepared if they are
+        malformed, or if only `check` can decide: the account is unknown, has a white list, or may
+        not send to the topic.
+
+        Return True if the address of `peer` is in the global white list, which allows everything.
+        Otherwise return False: the present send must pass `check`.
         """
         if self.is_white_address(peer.remote.address):
             return True
@@ -364,9 +367,10 @@ class Guard:
         return False
 
     def _get_or_add_verifier(self, account: Account, topic: str) -> _SendVerifier:
-        """Return the verifier of an account's sends to a topic.
+        """Return the verifier (prepared signing key) of an account's sends to a topic.
 
-        If there is none, add one. Remove the account's other verifiers if there are TOPICS_MAX.
+        If there is none, add one. The account's other verifiers are removed if there are
+        TOPICS_MAX.
         """
         verifiers_by_topic = self._verifiers.setdefault(account.access_key, {})
         verifier = verifiers_by_topic.get(topic)
@@ -379,11 +383,11 @@ class Guard:
         return verifier
 
     def refuse_command(self, command: Command, peer: Caller) -> bytes | None:
-        """Return the encoded answer to a request that is refused; None if it may be handled.
+        """Return the encoded refusal of a request; None if it may be handled.
 
-        A Dispatcher calls it before each handler. `account` is set as by `check`. A refusal is
-        counted, and logged if its reason is new (up to LOGGED_MAX reasons). Raises ProtocolError as
-        `check` does.
+        A Dispatcher calls it before each handler. Sets `account` for the handler. A refusal is
+        counted, and logged if its reason is new (up to LOGGED_MAX reasons). Raises ProtocolError if
+        the body, which may name topics and groups, cannot be parsed.
         """
         verdict = self.check(
             command.code,
@@ -402,7 +406,7 @@ class Guard:
         return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=refusal_remark(verdict))
 
     def check_topic(self, topic: str, need: Permission) -> Verdict:
-        """Return whether the account of the current request has the permission `need` for a topic.
+        """Decide whether the account of the current request has the permission `need` for a topic.
 
         Handlers call this if they learn the topic only while they run. A refusal is counted.
         """
@@ -432,7 +436,10 @@ class Guard:
 
 
 def _log_loaded(rule_files: RuleFiles, loaded: LoadedRules) -> None:
-    """Log the warnings of loaded rules, their number, and an address that admits every client."""
+    """Log the warnings about loaded rules and their number.
+
+    Also warn about a global white address that admits every client.
+    """
     for warning in loaded.warnings:
         log.warning("%s", warning)
     log.info(
@@ -453,8 +460,9 @@ def _log_loaded(rule_files: RuleFiles, loaded: LoadedRules) -> None:
 def _can_learn_sends(account: Account, topic: str) -> bool:
     """Return whether a right signature of the account is enough for a send to the topic.
 
-    Otherwise only `Guard.check` can decide. An account with a white list may need no signature,
-    and a send to a retry topic requires SUB on its group instead of PUB on the topic.
+    The signature is not enough in these cases: an account with a white list may need no signature,
+    a send to a retry topic requires SUB on the group instead of PUB, the topic is too long, or the
+    account lacks PUB on the topic.
     """
     if account.white_addresses is not None or topic.startswith(GROUP_PREFIX):
         return False
@@ -495,7 +503,7 @@ class Access:
         return self.guard.account.access_key
 
     def require(self, topic: str, need: Permission) -> None:
-        """Raise RequestError with the remark of a refusal unless the request may use the topic."""
+        """Raise RequestError unless the request's account has permission `need` for a topic."""
         if self.guard is None:
             return
         verdict = self.guard.check_topic(topic, need)
@@ -505,8 +513,8 @@ class Access:
     def require_record(self, record: bytes, need: Permission) -> None:
         """Raise RequestError unless the request may use the topic of a stored `record`.
 
-        If the record is in a system topic, its topic of destination is checked too. Also raised if
-        the record cannot be parsed.
+        If the record is in a system topic, the topic for which it is meant is checked too. Also
+        raises RequestError if the record cannot be parsed.
         """
         if self.is_open:
             return

@@ -84,10 +84,10 @@ class LoadedRules(NamedTuple):
 
 
 def load_rules(yaml_text: str, name: str, *, is_compatible: bool = False) -> LoadedRules:
-    """Return the rules in the text of one file.
+    """Parse the YAML text of one file of rules.
 
-    `name` is the file name for messages. `is_compatible` reads the text as RocketMQ does. Raises
-    ConfigurationError with line and fix if the text is invalid.
+    `name` is the name of the file for errors and warnings. If `is_compatible`, the text is read
+    exactly as RocketMQ does. Raises ConfigurationError with line and fix if the text is invalid.
     """
     if len(yaml_text) > TEXT_BYTES_MAX:
         raise ConfigurationError(
@@ -105,19 +105,19 @@ def load_rules(yaml_text: str, name: str, *, is_compatible: bool = False) -> Loa
     return LoadedRules(rules, tuple(warnings))
 
 
-def _error_at(name: str, line: int, why: str, fix: str) -> ConfigurationError:
+def _make_error_at(name: str, line: int, why: str, fix: str) -> ConfigurationError:
     """Return the error for a line of the file `name`. `why` says what is wrong with it."""
     return ConfigurationError(f"{name}:{line}: {why}.", fix=fix)
 
 
 def load_credentials(yaml_text: str, name: str) -> tuple[str, str] | None:
-    """Return access key and secret key of a `tools.yml`; None if it has neither.
+    """Return (access key, secret key) of a `tools.yml`; None if it has neither.
 
-    `name` is the file name for messages. Raises ConfigurationError if only one is given or the text
-    is not YAML; the message shows neither key.
+    `name` is the name of the file for errors. Raises ConfigurationError if only one is given or the
+    text is not YAML; the error shows neither key.
     """
     root = _YamlBuilder(name).build(_replace_tabs(yaml_text, name, []))
-    credentials = None if root is None else _plain_value(root)
+    credentials = None if root is None else _convert_to_plain_value(root)
     if not isinstance(credentials, dict):
         return None
 
@@ -137,19 +137,22 @@ def _is_filled(key: Any) -> bool:
     return isinstance(key, str) and key != ""
 
 
-def _plain_value(node: YamlNode) -> Any:
-    """Return the value of a node without lines: dictionaries, lists, strings and None."""
+def _convert_to_plain_value(node: YamlNode) -> Any:
+    """Convert a node of YAML, and the nodes in it, to dicts, lists, strings and None.
+
+    The line numbers are lost.
+    """
     if isinstance(node.value, dict):
-        return {key: _plain_value(child) for key, child in node.value.items()}
+        return {key: _convert_to_plain_value(child) for key, child in node.value.items()}
     if isinstance(node.value, list):
-        return [_plain_value(child) for child in node.value]
+        return [_convert_to_plain_value(child) for child in node.value]
     return None if node.is_empty else node.value
 
 
 def _replace_tabs(yaml_text: str, name: str, warnings: list[str]) -> str:
-    """Return the text with spaces for the tabs where YAML forbids them.
+    """Return the text with four spaces for each tab where YAML forbids tabs.
 
-    If there are any, add a warning with their lines to `warnings`.
+    If there are any, a warning that names their lines is added to `warnings`.
     """
     if "\t" not in yaml_text:
         return yaml_text
@@ -175,9 +178,10 @@ class _YamlBuilder:
     """Builds nodes from the events of a YAML parser, within limits of size and depth."""
 
     def __init__(self, name: str, *, with_aliases: bool = False) -> None:
-        """Create a builder for one text of the file `name`.
+        """Create a builder for one text. `name` is the name of its file for errors.
 
-        `with_aliases` allows anchors (`&name`) and aliases (`*name`) of YAML, as RocketMQ does.
+        If `with_aliases`, anchors (`&name`) and aliases (`*name`) of YAML are allowed, as in
+        RocketMQ.
         """
         self._name = name
         self._anchors: dict[str, YamlNode] | None = {} if with_aliases else None
@@ -188,34 +192,34 @@ class _YamlBuilder:
         """The number of nodes, in which the nodes of an alias count each time."""
 
     def build(self, yaml_text: str) -> YamlNode | None:
-        """Return the root node of the document; None if it is empty.
+        """Parse a YAML text into nodes with line numbers. Return the root; None if it is empty.
 
         Raises ConfigurationError with the line if the text is not YAML, has several documents, or
-        uses what is not allowed.
+        uses something that is not allowed, such as tags.
         """
         try:
             root = self._build_only_document(iter(yaml.parse(yaml_text, Loader=_LOADER)))
         except yaml.YAMLError as error:
-            raise self._syntax_error(error) from None
+            raise self._make_syntax_error(error) from None
         return None if root is None or root.is_empty else root
 
     def _build_only_document(self, events: Iterator[Any]) -> YamlNode | None:
-        """Return the root node of the document; None if there is none.
+        """Build the document from the events of the YAML parser. Return its root, or None.
 
-        Raises ConfigurationError if there are several, and the errors of the parser.
+        Raises ConfigurationError if there are several documents, and yaml.YAMLError.
         """
         root = None
         has_document = False
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if has_document:
-                    raise self._error(event, "a second document begins", "Write one document.")
+                    raise self._make_error(event, "a second document begins", "Write one document.")
                 has_document = True
                 root = self._build_node(next(events), events, 0)
         return root
 
-    def _syntax_error(self, error: yaml.YAMLError) -> ConfigurationError:
-        """Return the error for a text that is not YAML, with the line if the parser names it."""
+    def _make_syntax_error(self, error: yaml.YAMLError) -> ConfigurationError:
+        """Make the error for a text that is not YAML, with the line if the parser tells it."""
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -226,20 +230,19 @@ class _YamlBuilder:
         )
 
     def _build_node(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
-        """Return the node that begins with `event`, and take its further events from `events`.
+        """Build the node that begins with `event`. Take its further events from `events`.
 
-        `depth` is the number of nodes around it. If the node has an anchor, it is kept for aliases.
-
-        Raises ConfigurationError for an alias that is unknown or not allowed, a tag, or a node that
-        is nested too deeply.
+        `depth` is the number of nodes around it. If the node has an anchor, it is remembered for
+        aliases. Raises ConfigurationError for an alias that is unknown or not allowed, a tag, or a
+        node that is nested too deeply.
         """
         self._count += 1
         if isinstance(event, yaml.AliasEvent):
             return self._resolve_alias(event)
         if event.tag is not None and event.tag != "!":
-            raise self._error(event, f"the tag {event.tag} is not allowed", "Remove it.")
+            raise self._make_error(event, f"the tag {event.tag} is not allowed", "Remove it.")
         if depth > DEPTH_MAX:
-            raise self._error(
+            raise self._make_error(
                 event, f"it is nested deeper than {DEPTH_MAX}", "Accounts need three levels."
             )
 
@@ -251,22 +254,25 @@ class _YamlBuilder:
         return node
 
     def _resolve_alias(self, event: Any) -> YamlNode:
-        """Return the node that an alias stands for. Its nodes are counted again.
+        """Return the node for which an alias stands. The nodes in it count again.
 
         Raises ConfigurationError if there is no such anchor, or if there are too many nodes.
         """
         if self._anchors is None or event.anchor not in self._anchors:
-            raise self._error(
+            raise self._make_error(
                 event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
             )
         # A few lines of nested aliases may stand for millions of nodes.
         self._count += self._node_counts[event.anchor]
         if self._count > NODES_MAX:
-            raise self._error(event, "there are too many aliases", "Write the values out.")
+            raise self._make_error(event, "there are too many aliases", "Write the values out.")
         return self._anchors[event.anchor]
 
     def _build_content(self, event: Any, events: Iterator[Any], depth: int) -> YamlNode:
-        """Return the node of a string, list or mapping that begins with `event`."""
+        """Build the node of a string, list or mapping that begins with `event`.
+
+        Further events are taken from `events`. `depth` is the number of nodes around it.
+        """
         line = event.start_mark.line + 1
         if isinstance(event, yaml.ScalarEvent):
             has_no_quotes = event.style in (None, "")
@@ -276,16 +282,16 @@ class _YamlBuilder:
         return YamlNode(self._build_mapping(event, events, depth), line)
 
     def _build_mapping(self, event: Any, events: Iterator[Any], depth: int) -> dict[str, YamlNode]:
-        """Return the nodes of a mapping that begins with `event`, by key.
+        """Build the nodes of a mapping, by key. `event` is its first event.
 
-        A `<<: *alias` adds the nodes of other mappings, unless the mapping has the keys itself.
+        `<<: *alias` adds the nodes of another mapping; the mapping's own keys have precedence.
         """
         own_nodes: dict[str, YamlNode] = {}
         merged_nodes: dict[str, YamlNode] = {}
         for key in self._build_items(events, yaml.MappingEndEvent, depth):
             child = self._build_node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
-                raise self._error(event, "a key must be a string", "Put it in quotes.")
+                raise self._make_error(event, "a key must be a string", "Put it in quotes.")
             is_merge_key = key.value == "<<" and key.is_plain and self._anchors is not None
             if is_merge_key:
                 merged_nodes = {**self._merge_mappings(event, child), **merged_nodes}
@@ -294,30 +300,30 @@ class _YamlBuilder:
         return {**merged_nodes, **own_nodes}
 
     def _merge_mappings(self, event: Any, node: YamlNode) -> dict[str, YamlNode]:
-        """Return the nodes of the mapping, or the list of mappings, that follows a `<<`.
+        """Return the nodes of the mapping, or of the list of mappings, behind a `<<`.
 
-        The first of several mappings has precedence. `event` is that of the mapping with the `<<`.
+        The first of several mappings has precedence. `event` is only for the line of an error.
         """
         mappings = node.value if isinstance(node.value, list) else [node]
         merged_nodes: dict[str, YamlNode] = {}
         for mapping in mappings:
             if not isinstance(mapping.value, dict):
-                raise self._error(event, "<< must name a mapping", "Write the keys out.")
+                raise self._make_error(event, "<< must name a mapping", "Write the keys out.")
             merged_nodes = {**mapping.value, **merged_nodes}
         return merged_nodes
 
     def _build_items(
         self, events: Iterator[Any], end_type: type[Any], depth: int
     ) -> Iterator[YamlNode]:
-        """Yield the nodes inside a node at `depth`, up to an event of the type `end_type`."""
+        """Build and yield the nodes inside a node at `depth`, up to an event of `end_type`."""
         for event in events:
             if isinstance(event, end_type):
                 return
             yield self._build_node(event, events, depth + 1)
 
-    def _error(self, event: Any, why: str, fix: str) -> ConfigurationError:
+    def _make_error(self, event: Any, why: str, fix: str) -> ConfigurationError:
         """Return an error for the line where `event` begins."""
-        return _error_at(self._name, event.start_mark.line + 1, why, fix)
+        return _make_error_at(self._name, event.start_mark.line + 1, why, fix)
 
 
 class _RuleReader:
@@ -354,12 +360,17 @@ class _RuleReader:
         return Rules(accounts, tuple(white_addresses))
 
     def _check_versions(self, node: YamlNode | None) -> None:
-        """Raise ConfigurationError if a dataVersion is invalid. None means that there is none."""
+        """Raise ConfigurationError if dataVersion has a timestamp or counter that is not a number.
+
+        None means that the file has no dataVersion.
+        """
         for version in self._read_list(node, "a list of versions"):
             fields = self._read_mapping(version, DATA_VERSION, ("timestamp", "counter"))
             for key, number in fields.items():
                 if not re.fullmatch(r"[-+]?\d+", self._read_text(number, key), re.ASCII):
-                    raise self._error(number, f"{key} is not a number", "Write a whole number.")
+                    raise self._make_error(
+                        number, f"{key} is not a number", "Write a whole number."
+                    )
 
     def _read_account(self, node: YamlNode) -> Account:
         """Return the account in a node. Raises ConfigurationError with the line of an error."""
@@ -386,18 +397,22 @@ class _RuleReader:
         )
 
     def _read_admin(self, node: YamlNode | None) -> bool:
-        """Return whether `admin` is true or yes, in any case; False if it is missing."""
+        """Return whether `admin` is true or yes, in any case; False if it is missing.
+
+        Raises ConfigurationError for another word than true, yes and their opposites.
+        """
         if node is None:
             return False
         answer = self._read_text(node, "admin").lower()
         if answer not in (*_YES, *_NO):
-            raise self._error(node, f"admin is {answer!r}", "Write true or false.")
+            raise self._make_error(node, f"admin is {answer!r}", "Write true or false.")
         return answer in _YES
 
     def _read_key(self, fields: Mapping[str, YamlNode], name: str, account: YamlNode) -> str:
-        """Return the access key or secret key of an account, the field `name` of `fields`.
+        """Return the access key or secret key of an account: the field `name` of `fields`.
 
-        Raises ConfigurationError if it is missing or too short.
+        `account` is the node of the account, for the line of an error. Raises ConfigurationError if
+        the key is missing or too short.
         """
         node = fields.get(name)
         key = "" if node is None or node.is_empty else self._read_text(node, name)
@@ -406,13 +421,14 @@ class _RuleReader:
         if character_count < KEY_LENGTH_MIN:
             line = account.line if node is None else node.line
             why = f"{name} has {character_count} characters"
-            raise _error_at(self._name, line, why, f"Write at least {KEY_LENGTH_MIN}.")
+            raise _make_error_at(self._name, line, why, f"Write at least {KEY_LENGTH_MIN}.")
         return key
 
     def _read_address_pattern(self, node: YamlNode | None) -> AddressPattern | None:
-        """Return the pattern in an entry of a white list; None if it is missing or empty.
+        """Parse an entry of a white list; return None if it is missing or empty.
 
-        In compatible mode, the result is also None for an entry that RocketMQ ignores.
+        In compatible mode, the result is also None for an entry that RocketMQ ignores. Raises
+        ConfigurationError for an invalid entry.
         """
         if node is None or node.is_empty:
             return None
@@ -430,10 +446,10 @@ class _RuleReader:
         return self._parse_permission(node, self._read_text(node, "a permission"))
 
     def _parse_permission(self, node: YamlNode, permission: str) -> Permission:
-        """Return the permission that the text of `node` names, such as `PUB|SUB`.
+        """Parse a permission such as `PUB|SUB`, which is the text of `node`.
 
-        Add a warning for ANY, which RocketMQ reads as DENY. In compatible mode, every text that
-        RocketMQ does not know is NOTHING.
+        Adds a warning for ANY, which RocketMQ reads as DENY. In compatible mode, a text that
+        RocketMQ does not know gives NOTHING; otherwise it raises ConfigurationError.
         """
         if self._is_compatible:
             is_known = permission.strip() in (*PERMISSION_WORDS.values(), "SUB|PUB")
@@ -446,7 +462,7 @@ class _RuleReader:
         return self._parse_at(node, parse_permission, permission)
 
     def _read_permissions(self, node: YamlNode | None, prefix: str) -> dict[str, Permission]:
-        """Return the permissions of a list of `name=permission`, by `prefix` and name."""
+        """Parse a list of `name=permission`. Return the permissions by `prefix` + name."""
         permissions: dict[str, Permission] = {}
         for entry in self._read_list(node, "a list of name=permission"):
             name, permission = self._split_permission(entry)
@@ -454,9 +470,10 @@ class _RuleReader:
         return permissions
 
     def _split_permission(self, entry: YamlNode) -> tuple[str, str]:
-        """Return the name and the permission in an entry such as `topicA=PUB`.
+        """Split an entry such as `topicA=PUB` into name and permission.
 
-        RocketMQ ignores empty parts of the entry, such as that before the first `=` of `=a=PUB`.
+        In compatible mode empty parts are ignored, as by RocketMQ: `=a=PUB` is the same as `a=PUB`.
+        Raises ConfigurationError if there are not exactly two parts.
         """
         entry_text = self._read_text(entry, "name=permission")
         parts = entry_text.split("=")
@@ -464,7 +481,7 @@ class _RuleReader:
             parts = [part for part in parts if part]
         lacks_name = not self._is_compatible and not parts[0].strip()
         if len(parts) != 2 or lacks_name:
-            raise self._error(
+            raise self._make_error(
                 entry,
                 f"{entry_text!r} is not name=permission",
                 "Write for instance topicA=PUB|SUB.",
@@ -481,17 +498,17 @@ class _RuleReader:
         keys: tuple[str, ...],
         ignored_keys: tuple[str, ...] = (),
     ) -> dict[str, YamlNode]:
-        """Return the nodes of a mapping by key.
+        """Return the nodes of a mapping, by key.
 
-        `owner` names the mapping in messages, such as "an account". Raises ConfigurationError if
-        the node is not a mapping, or has a key that is neither in `keys` nor in `ignored_keys`.
+        `owner` names the mapping in errors, such as "an account". Raises ConfigurationError if the
+        node is not a mapping, or has a key that is neither in `keys` nor in `ignored_keys`.
         """
         if not isinstance(node.value, dict):
-            raise self._error(node, f"{owner} must be `key: value` lines", "Indent them.")
+            raise self._make_error(node, f"{owner} must be `key: value` lines", "Indent them.")
         for key, child in node.value.items():
             if key not in keys and key not in ignored_keys:
                 shown_key = key.partition(":")[0]  # secretKey:… without a space is one long key
-                raise self._error(
+                raise self._make_error(
                     child,
                     f"{shown_key!r} is not a key of {owner}",
                     f"The keys are {', '.join(keys)}.",
@@ -499,29 +516,34 @@ class _RuleReader:
         return dict(node.value)
 
     def _read_list(self, node: YamlNode | None, expected: str) -> list[YamlNode]:
-        """Return the nodes of a list; [] if it is missing. `expected` describes it in messages."""
+        """Return the nodes of a list; [] if it is missing. `expected` describes it in errors.
+
+        Raises ConfigurationError if the node is not a list.
+        """
         if node is None or node.is_empty:
             return []
         if not isinstance(node.value, list):
-            raise self._error(node, f"there must be {expected}", "Begin each line with a dash.")
+            raise self._make_error(
+                node, f"there must be {expected}", "Begin each line with a dash."
+            )
         return list(node.value)
 
     def _read_text(self, node: YamlNode, owner: str) -> str:
         """Return the string of a node. `owner` names it in messages, such as "an address"."""
         if not isinstance(node.value, str):
-            raise self._error(node, f"{owner} must be text", "Write a single value.")
+            raise self._make_error(node, f"{owner} must be text", "Write a single value.")
         return node.value
 
     def _parse_at(self, node: YamlNode, parse: Callable[[str], T], node_text: str) -> T:
-        """Return `parse(node_text)`. A ConfigurationError of it gets the line of `node`."""
+        """Return `parse(node_text)`. Add the line of `node` to a ConfigurationError."""
         try:
             return parse(node_text)
         except ConfigurationError as error:
-            raise self._error(node, str(error.fact), error.fix) from None
+            raise self._make_error(node, str(error.fact), error.fix) from None
 
-    def _error(self, node: YamlNode, why: str, fix: str) -> ConfigurationError:
+    def _make_error(self, node: YamlNode, why: str, fix: str) -> ConfigurationError:
         """Return an error for the line where `node` begins."""
-        return _error_at(self._name, node.line, why, fix)
+        return _make_error_at(self._name, node.line, why, fix)
 
 
 DIRECTORY_FILES_MAX: Final = 1000
@@ -542,9 +564,9 @@ class RuleSource:
     """The files that access rules come from. Its methods block."""
 
     def __init__(self, files: Files, path: str, *, is_compatible: bool = False) -> None:
-        """Use the main file at `path` and the directory `acl` next to it.
+        """Create a source of rules: the main file at `path` and the directory `acl` next to it.
 
-        `is_compatible` reads them as RocketMQ does.
+        If `is_compatible`, they are read exactly as RocketMQ does.
         """
         self._files = files
         self._is_compatible = is_compatible
@@ -553,9 +575,9 @@ class RuleSource:
 
     @classmethod
     def from_config(cls, files: Files, config: ServerConfig) -> "RuleSource":
-        """Return the source for a server with these settings.
+        """Return the source of rules for a server: the first configured main file that exists.
 
-        Raises ConfigurationError if none of the configured main files exists.
+        Raises ConfigurationError if none exists.
         """
         for path in config.acl_files:
             if files.exists(path):
@@ -568,7 +590,7 @@ class RuleSource:
         )
 
     def read_files(self) -> RuleFiles:
-        """Return the current contents of all files, in order of precedence.
+        """Read the contents of all files of rules, in order of precedence.
 
         Raises ConfigurationError if the main file is missing or there are more than
         `DIRECTORY_FILES_MAX` files, and OSError if a file cannot be read.
@@ -588,9 +610,9 @@ class RuleSource:
         return RuleFiles(tuple((path, self._read_content(path)) for path in paths))
 
     def load(self, rule_files: RuleFiles) -> LoadedRules:
-        """Return the rules of the files, with a warning for each file that other users can read.
+        """Parse and merge the rules of the files. Add a warning for each file that others can read.
 
-        Raises ConfigurationError as `load_rule_files` does.
+        Raises ConfigurationError with file, line and fix if a file is invalid.
         """
         loaded = load_rule_files(rule_files, is_compatible=self._is_compatible)
         warnings = list(loaded.warnings)
@@ -601,9 +623,10 @@ class RuleSource:
         return loaded._replace(warnings=tuple(warnings))
 
     def _find_paths_below(self, directory: str, depth: int) -> list[str]:
-        """Return the paths of the YAML files in a directory and its directories, in order of names.
+        """Return the paths of the YAML files in a directory and below it, in order of names.
 
-        `depth` is the number of directories above it; below DEPTH_MAX none is read.
+        `depth` is the number of directories above it. Directories deeper than DEPTH_MAX are not
+        read.
         """
         if depth > DEPTH_MAX or not self._files.exists(directory):
             return []
@@ -654,9 +677,10 @@ Document = dict[str, Any]
 
 
 def with_account(yaml_text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
-    """Return the text with `changes` applied to the keys of an account, which is added if missing.
+    """Return the text of a `plain_acl.yml` with changes to an account, or with a new account.
 
-    `yaml_text` is the content of `plain_acl.yml`; `now_ms` is written to its `dataVersion`.
+    `yaml_text` is the text so far. `changes` are keys of the account and their values. `now_ms`
+    becomes the time in dataVersion.
     """
     document = _parse_document(yaml_text)
     account = _find_account(document, access_key)
@@ -664,25 +688,28 @@ def with_account(yaml_text: str, access_key: str, changes: Mapping[str, Any], no
         account = {"accessKey": access_key}
         document[ACCOUNTS] = [*(document.get(ACCOUNTS) or []), account]
     account.update(changes)
-    return _render(document, now_ms)
+    return _encode_document(document, now_ms)
 
 
 def without_account(yaml_text: str, access_key: str, now_ms: int) -> str | None:
-    """Return the text without an account; None if it does not have the account."""
+    """Return the text of a `plain_acl.yml` without an account; None if it has no such account.
+
+    `now_ms` becomes the time in dataVersion.
+    """
     document = _parse_document(yaml_text)
     if _find_account(document, access_key) is None:
         return None
     document[ACCOUNTS] = [
         account for account in document[ACCOUNTS] if account.get("accessKey") != access_key
     ]
-    return _render(document, now_ms)
+    return _encode_document(document, now_ms)
 
 
 def with_white_addresses(yaml_text: str, addresses: list[str], now_ms: int) -> str:
     """Return the text with `addresses` as the global white list."""
     document = _parse_document(yaml_text)
     document[WHITE] = addresses
-    return _render(document, now_ms)
+    return _encode_document(document, now_ms)
 
 
 def version_of(yaml_text: str) -> tuple[int, int]:
@@ -691,7 +718,10 @@ def version_of(yaml_text: str) -> tuple[int, int]:
 
 
 def _read_version(document: Document) -> tuple[int, int]:
-    """Return counter and time of the first dataVersion of a document, 0 for an invalid number."""
+    """Return (counter, time) of the first dataVersion of a document.
+
+    A number that is missing or invalid is 0.
+    """
     versions = document.get(DATA_VERSION)
     version = versions[0] if isinstance(versions, list) and versions else None
     if not isinstance(version, dict):
@@ -707,10 +737,10 @@ def _read_number(digits: Any) -> int:
 
 
 def _parse_document(yaml_text: str) -> Document:
-    """Return the content of a `plain_acl.yml`; {} if it is empty or not a mapping."""
+    """Parse a `plain_acl.yml` into a dict; {} if it is empty or not a mapping."""
     builder = _YamlBuilder("plain_acl.yml", with_aliases=True)
     root = builder.build(_replace_tabs(yaml_text, "", []))
-    document = None if root is None else _plain_value(root)
+    document = None if root is None else _convert_to_plain_value(root)
     return document if isinstance(document, dict) else {}
 
 
@@ -722,10 +752,10 @@ def _find_account(document: Document, access_key: str) -> dict[str, Any] | None:
     return None
 
 
-def _render(document: Document, now_ms: int) -> str:
-    """Return a document as YAML, with the next version, whose time is `now_ms`.
+def _encode_document(document: Document, now_ms: int) -> str:
+    """Write a document as YAML, with a new version at the time `now_ms`.
 
-    Change the document: set its dataVersion, and `admin` of each account to a Boolean.
+    Changes `document`: sets dataVersion, and makes `admin` of each account a Boolean.
     """
     last_counter, _last_time_ms = _read_version(document)
     counter = last_counter + 1

@@ -69,9 +69,9 @@ class AddressPattern(NamedTuple):
     """Whether every comparison fails, as for such patterns in RocketMQ."""
 
     def matches(self, address: tuple[int, ...]) -> bool:
-        """Return whether the pattern contains an address, given as `address_numbers` returns it.
+        """Return whether an address, given by its numbers as from `address_numbers`, matches.
 
-        Raises ConfigurationError if the pattern is incomparable.
+        Raises ConfigurationError if RocketMQ cannot compare any address with the pattern.
         """
         if self.is_incomparable and address:
             raise pattern_error(
@@ -88,7 +88,7 @@ class AddressPattern(NamedTuple):
 
 
 def _is_in_ranges(address: tuple[int, ...], ranges_of_parts: tuple[Ranges, ...]) -> bool:
-    """Return whether each part of an address is in one of the ranges that are allowed for it.
+    """Return whether each number of an address is in one of the ranges for its part.
 
     Return False if an IPv4 address is compared with ranges for IPv6, or the other way round.
     """
@@ -116,7 +116,7 @@ _IPV6: Final = _Notation(16, 0xFFFF)
 def address_numbers(host: str, *, unmap: bool = True) -> tuple[int, ...]:
     """Return the 4 or 8 parts of an IP address as numbers; () if `host` is not an IP address.
 
-    With `unmap`, an IPv4 address that is mapped into IPv6 (`::ffff:1.2.3.4`) has the 4 parts of
+    If `unmap`, an IPv4 address that is mapped into IPv6 (`::ffff:1.2.3.4`) gives the 4 parts of
     IPv4.
     """
     try:
@@ -151,9 +151,10 @@ def parse_pattern(pattern: str) -> AddressPattern:
 
 
 def parse_address(address: str, pattern: str, *, unmap: bool = True) -> tuple[Ranges, ...]:
-    """Parse one IP address, which is a part of `pattern`, as ranges of one number each.
+    """Parse an IP address. Return for each of its parts the range of this one number.
 
-    `unmap` is that of `address_numbers`. Raises ConfigurationError if it is not an IP address.
+    `pattern` is the entry that contains it, for the error. If `unmap`, an IPv4 address that is
+    mapped into IPv6 gives 4 parts. Raises ConfigurationError if it is not an IP address.
     """
     # `address_numbers` would accept these.
     is_odd = "%" in address or "[" in address or address != address.strip()
@@ -165,11 +166,11 @@ def parse_address(address: str, pattern: str, *, unmap: bool = True) -> tuple[Ra
             "Write addresses such as 10.10.103.5 or 2001:db8::1, without port, host name, spaces,"
             " leading zeros or a /mask.",
         )
-    return tuple(map(_only_number, numbers))
+    return tuple(map(_make_single_range, numbers))
 
 
 def _parse_set(pattern: str) -> tuple[Ranges, ...]:
-    """Return the ranges of each part of a pattern with a set, such as `10.10.103.{1,5,9}`.
+    """Parse a pattern with a set, such as `10.10.103.{1,5,9}`: return the ranges of each part.
 
     Raises ConfigurationError if the set is not the whole last part, or a part is not a number.
     """
@@ -183,11 +184,11 @@ def _parse_set(pattern: str) -> tuple[Ranges, ...]:
     first_numbers = _parse_numbers(parts[:-1], notation, pattern)
     members = _parse_numbers(after_brace[:-1].split(","), notation, pattern)
     ranges_of_set = tuple((member, member) for member in members)
-    return (*map(_only_number, first_numbers), ranges_of_set)
+    return (*map(_make_single_range, first_numbers), ranges_of_set)
 
 
 def _split_pattern(pattern: str) -> tuple[list[str], _Notation]:
-    """Split a pattern into parts. Return the parts and their notation.
+    """Split a pattern into parts. Return (parts, notation), where notation is IPv4 or IPv6.
 
     Raises ConfigurationError unless there are 4 parts with dots or 8 parts with colons.
     """
@@ -211,10 +212,10 @@ def _split_pattern(pattern: str) -> tuple[list[str], _Notation]:
 
 
 def _parse_number(part: str, notation: _Notation, pattern: str) -> int:
-    """Return the number that a part of `pattern` is.
+    """Parse a part of `pattern` as a number.
 
-    Raises ConfigurationError if it is not a number that the notation allows, or is a decimal number
-    with leading zeros.
+    Raises ConfigurationError if the notation does not allow it, or if a decimal number has leading
+    zeros.
     """
     base, number_max = notation
     number = -1
@@ -236,16 +237,16 @@ def _parse_numbers(parts: list[str], notation: _Notation, pattern: str) -> list[
     return [_parse_number(part, notation, pattern) for part in parts]
 
 
-def _only_number(number: int) -> Ranges:
+def _make_single_range(number: int) -> Ranges:
     """Return the ranges of a part that must be equal to `number`."""
     return ((number, number),)
 
 
 def _parse_wild(pattern: str) -> tuple[Ranges, ...]:
-    """Return the ranges of each part of a pattern with stars or a range, such as `10.10.1-9.*`.
+    """Parse a pattern with stars or a range, such as `10.10.1-9.*`: return the ranges of each part.
 
-    Raises ConfigurationError if it begins with a star, or if another part than a star follows the
-    first star or range.
+    Raises ConfigurationError if it begins with a star, or if something other than a star follows
+    the first star or range.
     """
     parts, notation = _split_pattern(pattern)
     if parts[0] == "*":
@@ -267,12 +268,12 @@ def _parse_wild(pattern: str) -> tuple[Ranges, ...]:
             is_open = True
             ranges_of_parts.append((_parse_range(part, notation, pattern),))
         else:
-            ranges_of_parts.append(_only_number(_parse_number(part, notation, pattern)))
+            ranges_of_parts.append(_make_single_range(_parse_number(part, notation, pattern)))
     return tuple(ranges_of_parts)
 
 
 def _parse_range(part: str, notation: _Notation, pattern: str) -> tuple[int, int]:
-    """Return the smallest and the largest number of a part such as `1-9`.
+    """Parse a range such as `1-9`. Return (smallest number, largest number).
 
     Raises ConfigurationError if one of them is invalid, the first one is larger, or both are 0.
     """
@@ -302,9 +303,9 @@ _MATCHES_NO_ADDRESS: Final[tuple[Ranges, ...]] = ()
 
 
 def parse_pattern_like_rocketmq(pattern: str) -> AddressPattern | None:
-    """Parse an entry of a white list as RocketMQ 5 does.
+    """Parse an entry of a white list as RocketMQ 5 does, including its oddities.
 
-    Returns None if `pattern` is empty or only spaces: it matches no address. Raises
+    Return None if `pattern` is empty or only spaces: then it matches no address. Raises
     ConfigurationError if RocketMQ refuses the entry.
     """
     if not pattern.strip():
@@ -324,9 +325,10 @@ def parse_pattern_like_rocketmq(pattern: str) -> AddressPattern | None:
 
 
 def _parse_set_like_rocketmq(pattern: str) -> AddressPattern:
-    """Return the pattern of an entry that ends with a set; empty members of it are ignored.
+    """Parse an entry that ends with a set, such as `10.10.103.{1,5,9}`, as RocketMQ does.
 
-    Raises ConfigurationError if the set is not the whole last part.
+    Empty members of the set are ignored. Raises ConfigurationError if the set is not the whole last
+    part.
     """
     separator = ":" if ":" in pattern else "."
     last_part = pattern.rpartition(separator)[2]
@@ -345,10 +347,10 @@ def _parse_addresses_like_rocketmq(pattern: str, addresses: list[str]) -> Addres
 
 
 def _parse_wild_ipv4_like_rocketmq(pattern: str) -> AddressPattern:
-    """Return the pattern of an IPv4 entry with a star or a range.
+    """Parse an IPv4 entry with a star or a range as RocketMQ does.
 
-    Only the first star or range and the numbers before it count; RocketMQ lets every number pass
-    in the parts after it. It does not look for a star or range in the first part.
+    Only the first star or range and the numbers before it count. The parts after it may have any
+    number. RocketMQ does not look for a star or range in the first part.
     """
     parts = [part for part in pattern.split(".") if part]
     for index in range(1, IPV4_PARTS):
@@ -357,7 +359,7 @@ def _parse_wild_ipv4_like_rocketmq(pattern: str) -> AddressPattern:
         first_range = _parse_range_like_rocketmq(parts[index], _IPV4, pattern)
         if first_range is not None:
             break
-    else:
+    else:  # no star or range was found
         return AddressPattern(pattern, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
 
     if len(parts) != IPV4_PARTS:
@@ -368,15 +370,16 @@ def _parse_wild_ipv4_like_rocketmq(pattern: str) -> AddressPattern:
 
 
 def _parse_parts_before(parts: list[str], pattern: str) -> list[Ranges]:
-    """Return the ranges of the parts of an IPv4 pattern before its first star or range.
+    """Parse the parts of an IPv4 pattern before its first star or range, as RocketMQ does.
 
-    Raises ConfigurationError if one of them is not a number.
+    Return the ranges of each part. If a part has leading zeros, the ranges match no address. Raises
+    ConfigurationError if a part is not a number.
     """
     ranges_of_parts: list[Ranges] = []
     have_leading_zeros = False
     for part in parts:
         number = _parse_number_like_rocketmq(part, _IPV4, pattern)
-        ranges_of_parts.append(_only_number(number))
+        ranges_of_parts.append(_make_single_range(number))
         have_leading_zeros = have_leading_zeros or part != str(number)
     if have_leading_zeros:
         # Compared as text, and no address is written with leading zeros: nothing matches.
@@ -385,10 +388,10 @@ def _parse_parts_before(parts: list[str], pattern: str) -> list[Ranges]:
 
 
 def _parse_wild_ipv6_like_rocketmq(pattern: str) -> AddressPattern:
-    """Return the pattern of an IPv6 entry with a star or a range.
+    """Parse an IPv6 entry with a star or a range as RocketMQ does.
 
-    As in RocketMQ, the first star or range applies to the part after the numbers, and every number
-    passes in the parts after it. `::` before it stands for as many zeros as are missing.
+    The first star or range applies to the part behind the numbers, and the parts after it may have
+    any number. A `::` before it stands for as many zeros as are missing.
     """
     parts = pattern.split(":")
     last_part_count = _count_open_parts(pattern, parts)
@@ -402,13 +405,13 @@ def _parse_wild_ipv6_like_rocketmq(pattern: str) -> AddressPattern:
     ranges_before: list[Ranges] = []
     for part in first_parts:
         number = _parse_number_like_rocketmq(part or "0", _IPV6, pattern)
-        ranges_before.append(_only_number(number))
+        ranges_before.append(_make_single_range(number))
     ranges_after: list[Ranges] = [((0, 0xFFFF),)] * (IPV6_PARTS - 1 - len(ranges_before))
     return AddressPattern(pattern, ((*ranges_before, (first_range,), *ranges_after),))
 
 
 def _count_open_parts(pattern: str, parts: list[str]) -> int:
-    """Return how many parts at the end of an IPv6 pattern RocketMQ reads as star or range: 1 or 2.
+    """Count the parts at the end of an IPv6 pattern that RocketMQ reads as star or range: 1 or 2.
 
     Raises ConfigurationError if a star or a range is elsewhere.
     """
@@ -426,7 +429,7 @@ def _count_open_parts(pattern: str, parts: list[str]) -> int:
 
 
 def _find_first_range(parts: list[str], pattern: str) -> tuple[int, int] | None:
-    """Return the range of the first of `parts` that is a star or a range; None if none is."""
+    """Return the (smallest, largest) number of the first star or range in `parts`, or None."""
     for part in parts:
         if part:
             part_range = _parse_range_like_rocketmq(part, _IPV6, pattern)
@@ -436,9 +439,10 @@ def _find_first_range(parts: list[str], pattern: str) -> tuple[int, int] | None:
 
 
 def _expand_gap(parts: list[str], count: int) -> list[str]:
-    """Return the parts of the beginning of an IPv6 address with zeros for a `::`.
+    """Replace a `::` in the first parts of an IPv6 address by zeros.
 
-    With a `::` the result has `count` parts, unless more of them are written.
+    `parts` are the texts between colons. The result then has `count` parts, unless more of them are
+    written. Without a `::` nothing changes.
     """
     left, gap, right = ":".join(parts).partition("::")
     expanded = left.split(":")
@@ -452,9 +456,10 @@ def _expand_gap(parts: list[str], count: int) -> list[str]:
 def _parse_range_like_rocketmq(
     part: str, notation: _Notation, pattern: str
 ) -> tuple[int, int] | None:
-    """Return the range of a part that is a star or a range.
+    """Parse a star or a range as RocketMQ does. Return (smallest number, largest number).
 
-    Returns None if RocketMQ does not recognise it as either, as for 0-0.
+    Return None if RocketMQ does not recognise it as either, for example 0-0. Raises
+    ConfigurationError for an invalid range.
     """
     if part.strip() == "*":
         return 0, notation.number_max
@@ -470,10 +475,9 @@ def _parse_range_like_rocketmq(
 
 
 def _parse_number_like_rocketmq(part: str, notation: _Notation, pattern: str) -> int:
-    """Return the number that a part of `pattern` is.
+    """Parse a part of `pattern` as a number. Leading zeros are allowed.
 
-    Raises ConfigurationError if it is not a number that the notation allows. Leading zeros are
-    allowed.
+    Raises ConfigurationError if the notation does not allow it.
     """
     if notation is _IPV4:
         is_number = part.isascii() and part.isdigit()
@@ -557,10 +561,11 @@ class Account:
     origin: str = ""
 
     def permission(self, resource: str) -> tuple[Permission, bool]:
-        """Return the permission for a resource, and True if an entry names the resource.
+        """Return (permission, is_explicit) of the account for a resource.
 
-        `resource` is a topic, or `%RETRY%g` for the group g. Without an entry, the default of the
-        account applies, except for system topics that hold messages of all topics.
+        `resource` is a topic, or `%RETRY%g` for the group g. If an entry of the account names the
+        resource, its permission counts, and `is_explicit` is True. Otherwise the account's default
+        counts, but for system topics with messages of other topics there is no permission.
         """
         explicit = self.permissions.get(resource)
         if explicit is not None:
@@ -582,7 +587,7 @@ class Rules:
     def merge(rules_of_files: Iterable["Rules"]) -> "Rules":
         """Merge the rules of several files, which are given in order of precedence.
 
-        The white lists are joined. If several files have the same account, the first one applies.
+        The white lists are joined. If several files have the same account, the first one counts.
         """
         accounts: dict[str, Account] = {}
         white_addresses: list[AddressPattern] = []
@@ -618,7 +623,7 @@ def lint(
     topics: Collection[str] | None = None,
     groups: Collection[str] | None = None,
 ) -> list[LintFinding]:
-    """Return findings about the rules of several files: rules that are valid but risky or useless.
+    """Find rules that are valid, but risky or without effect.
 
     `rules_of_files` are the rules of each file, in order of precedence. A secret key with fewer
     than `secret_length_min` characters is a finding. `topics` and `groups` are the names that exist
@@ -656,7 +661,11 @@ def _lint_account(
     topics: Collection[str] | None,
     groups: Collection[str] | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield fact and fix of each finding about one account. The parameters are those of `lint`."""
+    """Yield (fact, fix) for each finding about one account.
+
+    A secret key with fewer than `secret_length_min` characters is a finding. `topics` and `groups`
+    are the names that exist; None skips the check of names.
+    """
     yield from _lint_secret(account, secret_length_min)
     name = account.access_key
     if account.white_addresses is not None and account.white_addresses.matches_all:
@@ -672,7 +681,7 @@ def _lint_account(
 
 
 def _lint_secret(account: Account, secret_length_min: int) -> Iterator[tuple[str, str]]:
-    """Yield fact and fix of a finding about the secret key of an account, if it is weak."""
+    """Yield (fact, fix) if the secret key of an account is too short or easy to guess."""
     name = account.access_key
     secret = account.secret_key
     if len(secret) < secret_length_min:
@@ -690,9 +699,9 @@ def _lint_secret(account: Account, secret_length_min: int) -> Iterator[tuple[str
 def _lint_permissions(
     account: Account, topics: Collection[str] | None, groups: Collection[str] | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield fact and fix of each finding about the entries of topicPerms and groupPerms.
+    """Yield (fact, fix) for each finding about the permissions of an account.
 
-    First the entries that repeat the default of the account, then those whose topic or group does
+    First come entries that repeat the default of the account, then those whose topic or group does
     not exist. None as `topics` or `groups` skips the second check for them.
     """
     for resource, permission in account.permissions.items():

@@ -91,12 +91,12 @@ def group_resource(name: str) -> str:
     return GROUP_PREFIX + name
 
 
-def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
-    """Return a requirement on the topics and groups in header fields.
+def _header_requirement(*, free: str = "", **names: Permission) -> Requirement:
+    """Make the requirement of a request whose header fields name topics and groups.
 
-    `names` maps a field to the permission that its value requires; fields called `group` or
-    `…Group` hold groups. An absent field requires nothing, because the handler refuses the request.
-    `free` is a value that every account may use.
+    `names` maps a field to the permission that is required for its value. A field called `group` or
+    `…Group` holds a group, others a topic. An absent field requires nothing, because the handler
+    refuses the request. `free` is a value that every account may use.
     """
 
     def find_resources(fields: Fields, body: bytes) -> Resources:
@@ -114,10 +114,10 @@ def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
     return Requirement(resources=find_resources, text=", ".join(descriptions))
 
 
-def _send_resource(name: str) -> Requirement:
-    """Return the requirement of a send whose topic is in the header field `name`.
+def _send_requirement(name: str) -> Requirement:
+    """Make the requirement of a send whose topic is in the header field `name`.
 
-    The send requires PUB on the topic. A send to a retry topic requires SUB on the group instead,
+    A send requires PUB on the topic. A send to a retry topic requires SUB on the group instead,
     because consumers send there. A request without the field requires nothing, because the handler
     refuses it.
     """
@@ -131,12 +131,12 @@ def _send_resource(name: str) -> Requirement:
     return Requirement(resources=find_resources, text="PUB topic; of a retry topic SUB group")
 
 
-def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requirement:
-    """Return a requirement of SUB on the groups and topics in a JSON body.
+def _body_requirement(text: str, *, is_needed: bool = False, **paths: str) -> Requirement:
+    """Make the requirement of a request whose JSON body names groups and topics: SUB on each.
 
-    `paths` maps `group` or `topic` to a path in the body; `consumers[].groupName` is the field
-    `groupName` of each object in the list `consumers`. An empty body requires nothing unless
-    `is_needed`, because the handler refuses it. `text` describes the requirement.
+    `paths` maps `group` or `topic` to a path in the body. For example, `consumers[].groupName` is
+    the field `groupName` of each object in the list `consumers`. An empty body requires nothing
+    unless `is_needed`, because the handler refuses it. `text` describes the requirement.
     """
 
     def find_resources(fields: Fields, body: bytes) -> Resources:
@@ -145,7 +145,7 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
         document = fastjson.loads(body)
         resources: dict[Resource, None] = {}  # as keys, so that each one is there once
         for kind, path in paths.items():
-            for name in _values_at(document, path.split(".")):
+            for name in _iter_values_at(document, path.split(".")):
                 resource_name = group_resource(name) if kind == "group" else name
                 resources[Resource(resource_name, SUB)] = None
         return tuple(resources)
@@ -153,15 +153,15 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
     return Requirement(resources=find_resources, text=text)
 
 
-def _values_at(node: Any, path: list[str]) -> Iterator[str]:
-    """Yield the values at a path of `node`, a part of a decoded JSON body, as strings.
+def _iter_values_at(node: Any, path: list[str]) -> Iterator[str]:
+    """Yield the values at a path of a decoded JSON body, as strings.
 
-    An absent list is empty.
+    `path` are keys, such as `["consumers[]", "groupName"]`: the field `groupName` of each item in
+    the list `consumers`. An absent list counts as empty. `node` is the body, or the part of it at
+    which the path begins.
 
-    `path` are the keys of the path, such as `["consumers[]", "groupName"]`; `[]` after a key means
-    each item of the list there.
-
-    Raises ProtocolError if the body has another structure, or more than `BODY_NAMES_MAX` items.
+    Raises ProtocolError if the body has another structure, or a list of more than `BODY_NAMES_MAX`
+    items.
     """
     if not isinstance(node, dict):
         raise ProtocolError("The body has another value where an object is required.")
@@ -171,7 +171,7 @@ def _values_at(node: Any, path: list[str]) -> Iterator[str]:
         yield str(node.get(key))
         return
     if not key.endswith("[]"):
-        yield from _values_at(node.get(key), remaining_path)
+        yield from _iter_values_at(node.get(key), remaining_path)
         return
 
     list_key = key.removesuffix("[]")
@@ -181,7 +181,7 @@ def _values_at(node: Any, path: list[str]) -> Iterator[str]:
             f"The body must have a list of at most {BODY_NAMES_MAX} items at {list_key}."
         )
     for list_item in list_items:
-        yield from _values_at(list_item, remaining_path)
+        yield from _iter_values_at(list_item, remaining_path)
 
 
 def _ack_resources(fields: Fields, body: bytes) -> Resources:
@@ -192,11 +192,11 @@ def _ack_resources(fields: Fields, body: bytes) -> Resources:
     """
     name = fields.get("consumerGroup", "")
     topic = fields.get("topic", "")
-    return _popped_resources([(name, pop_origin(topic, name))])
+    return _resources_of_pairs([(name, pop_origin(topic, name))])
 
 
-def _popped_resources(pairs: Iterable[tuple[str, str]]) -> Resources:
-    """Return a requirement of SUB on the group and topic of each pair `(group, topic)`.
+def _resources_of_pairs(pairs: Iterable[tuple[str, str]]) -> Resources:
+    """Return SUB on the group and on the topic of each pair (group, topic).
 
     Each name occurs once in the result. An empty group or topic is left out.
     """
@@ -209,23 +209,23 @@ def _popped_resources(pairs: Iterable[tuple[str, str]]) -> Resources:
     return tuple(Resource(name, SUB) for name in names)
 
 
-_LOCK = _body_resources("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
-_PULL = _header_resources(topic=SUB, consumerGroup=SUB)
+_LOCK = _body_requirement("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
+_PULL = _header_requirement(topic=SUB, consumerGroup=SUB)
 _ACK = Requirement(
     resources=_ack_resources, text="SUB topic, which is the origin of a retry topic, SUB group"
 )
-_TOPIC = _header_resources(topic=ANY)
-_GROUP = _header_resources(group=SUB, consumerGroup=SUB)
+_TOPIC = _header_requirement(topic=ANY)
+_GROUP = _header_requirement(group=SUB, consumerGroup=SUB)
 
 REQUIREMENTS: Final[dict[int, Requirement]] = {
     # producers
-    R.SEND_MESSAGE: _send_resource("topic"),
-    R.SEND_MESSAGE_V2: _send_resource("b"),
-    R.SEND_BATCH_MESSAGE: _send_resource("b"),
-    R.SEND_REPLY_MESSAGE: _send_resource("topic"),
-    R.SEND_REPLY_MESSAGE_V2: _send_resource("b"),
-    R.RECALL_MESSAGE: _header_resources(topic=PUB),
-    R.END_TRANSACTION: _header_resources(topic=PUB),
+    R.SEND_MESSAGE: _send_requirement("topic"),
+    R.SEND_MESSAGE_V2: _send_requirement("b"),
+    R.SEND_BATCH_MESSAGE: _send_requirement("b"),
+    R.SEND_REPLY_MESSAGE: _send_requirement("topic"),
+    R.SEND_REPLY_MESSAGE_V2: _send_requirement("b"),
+    R.RECALL_MESSAGE: _header_requirement(topic=PUB),
+    R.END_TRANSACTION: _header_requirement(topic=PUB),
     R.SLUICE_COMMIT_EPOCH: Requirement(  # `topics` that its rows go to, separated by commas
         resources=lambda fields, _body: tuple(
             Resource(name, PUB) for name in fields.get("topics", "").split(",") if name
@@ -235,23 +235,23 @@ REQUIREMENTS: Final[dict[int, Requirement]] = {
     # consumers
     R.PULL_MESSAGE: _PULL,
     R.LITE_PULL_MESSAGE: _PULL,
-    R.CONSUMER_SEND_MSG_BACK: _header_resources(group=SUB),
+    R.CONSUMER_SEND_MSG_BACK: _header_requirement(group=SUB),
     R.QUERY_CONSUMER_OFFSET: _PULL,
     R.UPDATE_CONSUMER_OFFSET: _PULL,
-    R.GET_CONSUMER_LIST_BY_GROUP: _header_resources(consumerGroup=SUB),
-    R.HEART_BEAT: _body_resources(
+    R.GET_CONSUMER_LIST_BY_GROUP: _header_requirement(consumerGroup=SUB),
+    R.HEART_BEAT: _body_requirement(
         "SUB consumer groups, SUB subscribed topics",
         is_needed=True,
         group="consumerDataSet[].groupName",
         topic="consumerDataSet[].subscriptionDataSet[].topic",
     ),
-    R.UNREGISTER_CLIENT: _header_resources(consumerGroup=SUB),
-    R.CHECK_CLIENT_CONFIG: _body_resources(
+    R.UNREGISTER_CLIENT: _header_requirement(consumerGroup=SUB),
+    R.CHECK_CLIENT_CONFIG: _body_requirement(
         "SUB group, SUB topic", group="group", topic="subscriptionData.topic"
     ),
     R.LOCK_BATCH_MQ: _LOCK,
     R.UNLOCK_BATCH_MQ: _LOCK,
-    R.QUERY_ASSIGNMENT: _body_resources(
+    R.QUERY_ASSIGNMENT: _body_requirement(
         "SUB group, SUB topic", group="consumerGroup", topic="topic"
     ),
     R.POP_MESSAGE: _PULL,
@@ -262,14 +262,14 @@ REQUIREMENTS: Final[dict[int, Requirement]] = {
     R.POLLING_INFO: _PULL,
     R.POP_ROLLBACK: _PULL,
     R.BATCH_ACK_MESSAGE: Requirement(
-        resources=lambda _fields, body: _popped_resources(
+        resources=lambda _fields, body: _resources_of_pairs(
             [(ack.group, ack.topic) for ack in decode_pop_acks(body)] if body else []
         ),
         text="SUB topics, SUB groups",
     ),
     # both, and tools
-    R.QUERY_MESSAGE: _header_resources(topic=SUB),
-    R.VIEW_MESSAGE_BY_ID: _header_resources(topic=SUB),
+    R.QUERY_MESSAGE: _header_requirement(topic=SUB),
+    R.VIEW_MESSAGE_BY_ID: _header_requirement(topic=SUB),
     R.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC,
     R.GET_MAX_OFFSET: _TOPIC,
     R.GET_MIN_OFFSET: _TOPIC,
@@ -277,21 +277,21 @@ REQUIREMENTS: Final[dict[int, Requirement]] = {
     R.GET_TOPIC_STATS_INFO: _TOPIC,
     R.GET_TOPIC_CONFIG: _TOPIC,
     R.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
-    R.QUERY_CONSUME_QUEUE: _header_resources(topic=SUB, consumerGroup=SUB),
-    R.QUERY_CONSUME_TIME_SPAN: _header_resources(topic=SUB, group=SUB),
-    R.QUERY_CORRECTION_OFFSET: _header_resources(compareGroup=SUB, topic=SUB),
+    R.QUERY_CONSUME_QUEUE: _header_requirement(topic=SUB, consumerGroup=SUB),
+    R.QUERY_CONSUME_TIME_SPAN: _header_requirement(topic=SUB, group=SUB),
+    R.QUERY_CORRECTION_OFFSET: _header_requirement(compareGroup=SUB, topic=SUB),
     R.GET_CONSUMER_CONNECTION_LIST: _GROUP,
-    R.GET_CONSUME_STATS: _header_resources(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_FILTERED_LAG: _header_resources(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_IN_FLIGHT: _header_resources(consumerGroup=SUB, topic=SUB),
-    R.SLUICE_TRY_FILTER: _header_resources(topic=SUB, consumerGroup=SUB),
+    R.GET_CONSUME_STATS: _header_requirement(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_FILTERED_LAG: _header_requirement(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_IN_FLIGHT: _header_requirement(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_TRY_FILTER: _header_requirement(topic=SUB, consumerGroup=SUB),
     R.QUERY_TOPICS_BY_CONSUMER: _GROUP,
-    R.QUERY_SUBSCRIPTION_BY_CONSUMER: _header_resources(group=SUB, topic=SUB),
+    R.QUERY_SUBSCRIPTION_BY_CONSUMER: _header_requirement(group=SUB, topic=SUB),
     R.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
     R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ANY_ACCOUNT,
     # name server
     # The route of TBW102 only names the brokers that auto-create topics: all producers ask for it.
-    R.GET_ROUTEINFO_BY_TOPIC: _header_resources(free=DEFAULT_TOPIC, topic=ANY),
+    R.GET_ROUTEINFO_BY_TOPIC: _header_requirement(free=DEFAULT_TOPIC, topic=ANY),
     R.GET_KV_CONFIG: ANY_ACCOUNT,
     R.GET_KVLIST_BY_NAMESPACE: ANY_ACCOUNT,
     R.GET_BROKER_CLUSTER_INFO: ANY_ACCOUNT,
@@ -340,9 +340,10 @@ class Request(NamedTuple):
 
 
 def identify(rules: Rules, request: Request) -> Verdict:
-    """Return the verdict of steps 1 to 4, with the account of the request.
+    """Decide by address, access key and signature whether a request comes from a known account.
 
-    If the verdict is allowed without an account, the address alone allows the client everything.
+    The verdict of an accepted request names the account, or no account if the address alone allows
+    the client everything. What the account may do is not decided here.
     """
 
     def is_signed(secret_key: str) -> bool:
@@ -356,12 +357,12 @@ def identify(rules: Rules, request: Request) -> Verdict:
 def identify_call(
     rules: Rules, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
 ) -> Verdict:
-    """Return the verdict of steps 1 to 4 on a gRPC call, with its account.
+    """Decide by address, access key and signature whether a gRPC call comes from a known account.
 
-    `authorization` and `date_time` are headers of the call. The signature covers only the date
-    (spec/grpc.md §1), so anyone who has read these headers can send other calls with them.
-    `age_s_max` limits for how long: the call is refused if its date is invalid or differs from
-    `now_ms` by more seconds. 0 means no limit.
+    `authorization` and `date_time` are headers of the call, and `host` is the client's address. The
+    signature covers only the date (spec/grpc.md §1), so anyone who has read these headers can send
+    other calls with them. `age_s_max` limits for how long: the call is refused if its date is
+    invalid or differs from `now_ms` by more seconds. 0 means no limit.
     """
     scheme, parameters = _parse_authorization(authorization)
     access_key = parameters.get("Credential", "").partition("/")[0] or None
@@ -387,9 +388,9 @@ def identify_call(
 
 
 def _parse_authorization(authorization: str) -> tuple[str, dict[str, str]]:
-    """Return the scheme and the parameters by name of an `authorization` header.
+    """Parse a header `authorization`: `SCHEME Credential=KEY/…, SignedHeaders=…, Signature=HEX`.
 
-    The header is `SCHEME Credential=KEY/…, SignedHeaders=…, Signature=HEX`.
+    Return (scheme, parameters by name).
     """
     scheme, _, parameter_list = authorization.partition(" ")
     parameters: dict[str, str] = {}
@@ -407,7 +408,10 @@ def _is_date_signed(date_time: str, signature: str, secret_key: str) -> bool:
 
 
 def _find_date_problem(date_time: str, now_ms: int, age_s_max: int) -> str:
-    """Return why the date of a signature is refused, for the remark; "" if it is accepted."""
+    """Return why the date of a signature is refused; "" if it is accepted.
+
+    The reason is a predicate for the remark, such as "is not a date: …".
+    """
     date_ms = parse_call_date(date_time)
     if date_ms is None:
         return "is not a date: write it as 20261128T094500Z"
@@ -423,10 +427,10 @@ def _find_date_problem(date_time: str, now_ms: int, age_s_max: int) -> str:
 def try_without_signature(
     rules: Rules, access_key: str | None, host: str, judge: Callable[[Account], Verdict]
 ) -> Verdict:
-    """Return the verdict on an account as if its signature were right, for `sluice acl check`.
+    """Decide about an account as if its signature were right, for `sluice acl check`.
 
-    Runs steps 1 to 3, then returns what `judge` returns for the account. With "" as `host` the
-    white lists are ignored. Raises what `judge` raises.
+    If its address and access key are accepted, return `judge(account)`, and raise what that raises.
+    If `host` is "", the white lists are ignored.
     """
     if not host:
         accounts_without_white_lists = {
@@ -440,10 +444,11 @@ def try_without_signature(
 def _identify(
     rules: Rules, host: str, access_key: str | None, is_signed: Callable[[str], bool]
 ) -> Verdict:
-    """Return the verdict of steps 1 to 4, with the account of the request.
+    """Decide by address, access key and signature whether a request comes from a known account.
 
-    `access_key` is None if the request has none. `is_signed(secret_key)` says whether the request
-    has the signature that this secret key makes.
+    `access_key` is None if the request has none. `is_signed(secret_key)` returns whether the
+    request has the signature that this secret key makes. The verdict says whether the request is
+    allowed, and names the account. The account is None if the address alone allows the request.
     """
     # 1: the address is in the global white list
     address = address_numbers(host)
@@ -474,14 +479,14 @@ def _identify(
 
 
 def authorize(account: Account, request: Request) -> Verdict:
-    """Return whether an account whose signature is right may make a request.
+    """Decide whether an account whose signature is right may make a request.
 
-    - An admin may make every request (step 6 of the module's docstring).
-    - Other accounts may not make a request whose code requires admin (step 7).
+    - An admin may make every request.
+    - Other accounts may not make a request whose code requires admin.
     - Otherwise the account needs the required permission for each topic and group that the request
-      uses (steps 5 and 8, see `authorize_resource`). The first one that it lacks decides.
+      uses. The first one that it lacks decides.
 
-    Raises ProtocolError if the body, which names topics and groups, cannot be parsed.
+    Raises ProtocolError if the body, which may name topics and groups, cannot be parsed.
     """
     code = request.code
     requirement = requirement_of(code)
@@ -509,10 +514,10 @@ def authorize(account: Account, request: Request) -> Verdict:
 
 
 def authorize_resource(account: Account, resource: Resource) -> Verdict:
-    """Return whether an account has the permission that is required for one topic or group.
+    """Decide whether an account has the permission that is required for one topic or group.
 
-    An admin has every permission. Every account may send to the topics of WRITABLE_BY_ALL. Else the
-    account's entry for the topic or group decides, or the account's default if it has no entry.
+    An admin has every permission. Every account may send to the topics of WRITABLE_BY_ALL. For
+    others, the account's entry for the topic or group decides, or its default if it has no entry.
     """
     name, need = resource
     if account.is_admin:

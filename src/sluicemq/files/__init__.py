@@ -212,8 +212,7 @@ class SystemFile:
     def _reopen_for_writing(self) -> None:
         """Replace the read-only descriptor by a writable one of the same file.
 
-        Raises OSError with the reason why writing is not allowed, or with ESTALE if the path names
-        another file now.
+        Raises OSError if writing is not allowed, or with ESTALE if the path names another file now.
         """
         descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         if not os.path.samestat(os.fstat(descriptor), os.fstat(self._descriptor)):
@@ -224,6 +223,7 @@ class SystemFile:
         self._is_writable = True
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError. Reopen a read-only file first."""
         if not self._is_writable:
             self._reopen_for_writing()
         bytes_written = os.pwrite(self._descriptor, data, offset)
@@ -237,6 +237,7 @@ class SystemFile:
             bytes_written += count
 
     def pread(self, size: int, offset: int) -> bytes:
+        """Return up to `size` bytes at `offset`; fewer only at the end of the file."""
         data = os.pread(self._descriptor, size, offset)
         while len(data) < size:
             piece = os.pread(self._descriptor, size - len(data), offset + len(data))
@@ -257,6 +258,7 @@ class SystemFile:
         return os.fstat(self._descriptor).st_size
 
     def data_start(self, offset: int) -> int | None:
+        """Return the first position at or after `offset` outside holes; None if none follows."""
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_DATA)
         except OSError as error:
@@ -265,6 +267,7 @@ class SystemFile:
             return offset if offset < self.size() else None  # no support for holes
 
     def data_end(self, offset: int) -> int:
+        """Return the end of the data that contains `offset`, or `offset` if it is in a hole."""
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_HOLE)
         except OSError as error:
@@ -284,7 +287,7 @@ class SystemFile:
 def _set_access(descriptor: int, access: Access) -> None:
     """Set owner, group and permissions of an open file, as far as this process may.
 
-    If the process may not give the file to the group, the group gets no permissions: otherwise the
+    If the process may not give the file to the group, the group gets no permissions. Otherwise the
     members of another group would get them.
     """
     mode = access.mode
@@ -315,6 +318,11 @@ class SystemFiles:
         self.pool = DescriptorPool()
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open a file for reading and writing, or only for reading if writing is not allowed.
+
+        If `create`, a missing file is created, with the permissions `access` from the beginning on.
+        Raises OSError.
+        """
         flags = os.O_RDWR | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT
@@ -339,12 +347,14 @@ class SystemFiles:
         return os.path.exists(path)  # noqa: PTH110 - paths are strings here
 
     def names(self, directory: str) -> list[str]:
+        """Return the sorted names in a directory; [] if it does not exist or is a file."""
         try:
             return sorted(os.listdir(directory))  # noqa: PTH208 - paths are strings here
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """Create a directory and its missing parents. If `durable`, sync each parent."""
         missing = []
         while path and not self.exists(path):
             missing.append(path)
@@ -357,6 +367,7 @@ class SystemFiles:
 
     def remove(self, path: str) -> None:
         # Paths are strings here.
+        """Remove a file, a symbolic link, or an empty directory. Raises OSError."""
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 - as above
             os.rmdir(path)  # noqa: PTH106 - as above
         else:
@@ -366,6 +377,7 @@ class SystemFiles:
         os.replace(old_path, new_path)  # noqa: PTH105 - paths are strings here
 
     def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable. Raises OSError."""
         descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -373,6 +385,7 @@ class SystemFiles:
             os.close(descriptor)
 
     def sync_all(self, path: str) -> bool:
+        """Sync the whole file system of `path`. Return False if the system has no such call."""
         syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # only on Linux
         if syncfs is None:
             return False
@@ -385,9 +398,10 @@ class SystemFiles:
         return True
 
     def lock(self, path: str) -> Callable[[], None]:
-        """Lock a file as `Files.lock` says.
+        """Lock a file. Return the function that unlocks it.
 
-        Byte 0 is locked, as by Java's FileChannel, which excludes RocketMQ's brokers too.
+        Byte 0 is locked, as by Java's FileChannel, so that RocketMQ's brokers are excluded too.
+        Raises StoreLockedError if another process, or this one, has locked the file.
         """
         real_path = os.path.realpath(path)
         if real_path in _locked:
@@ -412,6 +426,7 @@ class SystemFiles:
         return release
 
     def usage(self, path: str) -> tuple[int, int]:
+        """Return (total bytes, free bytes) of the file system of `path`, for this user."""
         state = os.statvfs(path)
         # Like `df`: blocks that are reserved for root count neither as used nor as free.
         used_blocks = state.f_blocks - state.f_bfree
@@ -430,9 +445,9 @@ _STATFS_BYTES: Final = 256  # more than struct statfs has on any platform
 
 
 def is_on_tmpfs(path: str) -> bool:
-    """Return whether a file is on tmpfs. Return False if the system does not say.
+    """Return whether a file is on tmpfs. Return False if that cannot be found out.
 
-    Reading a hole through a map takes a page of space there, and raises SIGBUS if there is none.
+    On tmpfs, reading a hole through a map takes a page, and raises SIGBUS if there is none.
     """
     statfs = getattr(ctypes.CDLL(None, use_errno=True), "statfs", None)  # only on Linux
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
@@ -442,11 +457,11 @@ def is_on_tmpfs(path: str) -> bool:
 
 
 def clone(source_path: str, target_path: str) -> bool:
-    """Copy a file by sharing its blocks (reflink), and return True.
+    """Copy a file by sharing its blocks (reflink). Return whether that succeeded.
 
-    The copy at `target_path` is synced, its name is not. Return False, without a file at
-    `target_path`, if the file system cannot share blocks, or if the two paths are in different file
-    systems. Raises OSError.
+    The copy at `target_path` is synced, its name is not. False means that the file system cannot
+    share blocks, or that the paths are in different file systems; then there is no file at
+    `target_path`. Raises OSError.
     """
     source = SYSTEM_FILES.open(source_path)
     with closing(source), closing(SYSTEM_FILES.open(target_path, create=True)) as target:
@@ -460,10 +475,10 @@ def clone(source_path: str, target_path: str) -> bool:
 
 
 def link(existing_path: str, link_path: str) -> bool:
-    """Create the hard link `link_path` to the file `existing_path`, and return True.
+    """Create the hard link `link_path` to the file `existing_path`. Return whether that succeeded.
 
-    The file must never be written again. Return False if the link cannot be created, for any
-    reason, for example because the file system has no links or `link_path` exists.
+    It fails for example if the file system has no links, or if `link_path` exists. The file must
+    never be written again.
     """
     try:
         os.link(existing_path, link_path)
@@ -506,7 +521,7 @@ def create_private_file(path: str, content: bytes) -> None:
 
 
 def _make_locked_error(path: str, owner_id: int | None) -> StoreLockedError:
-    """Return the error for a file that the process with the id `owner_id` has locked, if known."""
+    """Make the error for a locked file. `owner_id` is the process that has locked it, if known."""
     owner = f"process {owner_id}" if owner_id else "another process"
     return StoreLockedError(
         f"{path} is locked by {owner}, which is running.",
@@ -515,9 +530,9 @@ def _make_locked_error(path: str, owner_id: int | None) -> StoreLockedError:
 
 
 def lock_owner(path: str) -> int | None:
-    """Return the id of the process that has locked a file, or None if none is known.
+    """Return the id of the process that has locked a file; None if that is not known.
 
-    The file is not locked by this call.
+    The call does not lock the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -538,7 +553,10 @@ def is_locked(path: str) -> bool:
 
 
 def _find_lock_owner(descriptor: int) -> int | None:
-    """Return the id of the process that has the lock, or None. Works on Linux with 64 bits."""
+    """Return the id of the process that has locked an open file; None if that is not known.
+
+    Works only on Linux with 64 bits.
+    """
     try:
         lock_query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         owner_id: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, lock_query))[4]
@@ -571,7 +589,7 @@ _FIXES: Final = {
 
 
 def fix_of(error: OSError) -> str:
-    """Return what a user can do about an error of the file system in a store, as a sentence."""
+    """Return a sentence that says what a user can do about a file system error in a store."""
     return _FIXES.get(
         error.errno or 0,
         "Give the broker permission to write there, or set storePathRootDir.",
@@ -606,7 +624,7 @@ def read_text(files: Files, path: str) -> str | None:
 
 
 def replace_text(files: Files, path: str, text: str) -> None:
-    """Replace the text of a table atomically, and keep the old version as `<path>.bak`.
+    """Replace the text of a file atomically, and keep the old version as `<path>.bak`.
 
     Both have the permissions of the old file. The directory is created if it does not exist. The
     change is durable on return. Raises OSError; then the old version is at `path`, unless only the
@@ -651,11 +669,11 @@ def _copy_to_backup(files: Files, path: str) -> None:
 
 
 def _write_temporary(files: Files, path: str, content: bytes, new_access: Access | None) -> None:
-    """Write `content` to `<path>.tmp`, which a caller then renames to `path`.
+    """Write `content` to `<path>.tmp`, durably. The caller then renames it to `path`.
 
-    The file gets the permissions of the file at `path`, or `new_access` if there is none (None
-    means the usual ones). An older temporary file is replaced. The content is durable on return,
-    the name is not. Raises OSError.
+    The file gets the permissions of the file at `path`. If there is none, it gets `new_access`
+    (None means the usual permissions). An older temporary file is replaced. The new name is not
+    synced. Raises OSError.
     """
     files.make_directory(_directory(path))
     temporary_path = path + ".tmp"
@@ -679,10 +697,10 @@ def _directory(path: str) -> str:
 
 
 def exposure_warning(files: Files, path: str) -> str | None:
-    """Return a warning if a file with secrets exists and others than its owner can read it.
+    """Return a warning if a file with secrets can be read by others; None if it is safe.
 
-    The group of a file may read it if root owns it, because a server that does not run as root
-    could not read it otherwise. Return None if there is nothing to warn about.
+    The group may read a file of root, because a server that does not run as root could not read it
+    otherwise. Return None also if there is no file.
     """
     if not path or not files.exists(path):
         return None
@@ -700,11 +718,11 @@ def exposure_warning(files: Files, path: str) -> str | None:
 
 
 def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
-    """Parse the newest version of a table that can be read: `path`, else `<path>.bak`.
+    """Parse the newest version of a file that can be parsed: `path`, else `<path>.bak`.
 
-    `parse` must raise ValueError, KeyError, TypeError or ProtocolError for a text that is not such
-    a table. A warning is logged if the backup is used. Return None if neither file exists. Raises
-    StoreDamagedError if a file exists but none can be read.
+    `parse` must raise ValueError, KeyError, TypeError or ProtocolError for a text that is not
+    valid. If the backup is used, a warning is logged. Return None if neither file exists. Raises
+    StoreDamagedError if a file exists but none can be parsed.
     """
     faults: list[str] = []  # why the versions so far cannot be used
     for version_path in (path, path + ".bak"):

@@ -36,7 +36,7 @@ def limit() -> int:
 
 
 def raise_limit() -> int:
-    """Raise the limit to what the system allows this process. Return the new limit."""
+    """Raise the limit of open files to what the system allows. Return the new limit."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised_limit = LIMIT_MAX
     if hard_limit != resource.RLIM_INFINITY:
@@ -57,7 +57,7 @@ def socket_descriptor_end() -> int:
 
 
 def shortage_text() -> str:
-    """Return the reason why a connection is refused, with the fix."""
+    """Return the text with which a connection is refused because too many files are open."""
     return (
         f"{socket_descriptor_end()} files are open, and the rest of the limit of {limit()} open"
         f" files is reserved for the store. {FIX}"
@@ -65,7 +65,7 @@ def shortage_text() -> str:
 
 
 def describe_limits(limit: int) -> str:
-    """Return how a limit of descriptors is divided, for the log."""
+    """Describe for the log how a limit of open files is divided."""
     return (
         f"limit of open files: {limit}, of which {maps_max()} for reading the store; connections"
         f" are accepted while fewer than {socket_descriptor_end()} files are open"
@@ -92,7 +92,10 @@ class DescriptorPool:
     __slots__ = ("_holders", "_lock", "_wanted", "limit")
 
     def __init__(self, limit: int | None = None) -> None:
-        """Create a pool for `limit` holders. None means `maps_max()`, evaluated at each use."""
+        """Create a pool of at most `limit` holders of descriptors.
+
+        None means `maps_max()`, evaluated at each use.
+        """
         self.limit: int | None = limit
         self._holders: OrderedDict[DescriptorHolder, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -117,10 +120,11 @@ class DescriptorPool:
         return self._wanted
 
     def add(self, holder: DescriptorHolder) -> None:
-        """Add a holder that has opened a descriptor. Others release theirs if the pool is full.
+        """Add a holder that has opened a descriptor. If the pool is full, others close theirs.
 
-        The first use of a holder does not count as a use, so that a reader that walks over
-        thousands of queues once does not displace files that are read all the time.
+        The holders that were not used since they were last examined are closed first. The first use
+        of a holder does not count as a use, so a reader that walks over thousands of queues once
+        does not displace files that are read all the time.
         """
         limit = self.capacity
         with self._lock:

@@ -110,7 +110,7 @@ class Identity(NamedTuple):
     details: Mapping[str, int | str] = {}
 
     def to_text(self) -> str:
-        """Encode as the content of an identity file."""
+        """Encode the identity as the JSON text of its file, with a CRC."""
         content = {
             "incarnation": self.incarnation,
             "state": self.state.value,
@@ -123,7 +123,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> "Identity":
-        """Decode the content of an identity file.
+        """Parse the JSON text of an identity file.
 
         Raises ValueError, KeyError or TypeError if it is damaged.
         """
@@ -141,9 +141,11 @@ class Identity(NamedTuple):
         )
 
     def matches(self, incarnation: str, log: RecordSource) -> bool:
-        """Return whether a file with this identity was built from this log in this incarnation.
+        """Return whether a file with this identity was built from this log, by this store.
 
-        A record that retention has removed cannot be compared, and does not count against it.
+        `incarnation` is the present id of the store. The identity names the last record that the
+        file covers; the log must still have this record, with the same CRC. A record that retention
+        has removed counts as present.
         """
         if self.incarnation != incarnation:
             return False
@@ -156,7 +158,10 @@ class IdentityFile:
     """The identity of one derived file, or of several that are only valid together."""
 
     def __init__(self, files: Files, path: str, incarnation: str) -> None:
-        """Use `<path>.identity`. `incarnation` is that of the store (`Store.incarnation.text`)."""
+        """Create the handle of the identity file of the derived file at `path`.
+
+        The identity file is `<path>.identity`. `incarnation` is the id of the store.
+        """
         self._files = files
         self._path = path + IDENTITY_SUFFIX
         self._incarnation = incarnation
@@ -164,10 +169,11 @@ class IdentityFile:
         """The content of the file after the last `check` or change; None if there is none."""
 
     def check(self, log: RecordSource, compute_checksum: Callable[[], int]) -> FileVerdict:
-        """Read the identity file and return how far the derived file may be trusted.
+        """Read the identity file, and return how far the derived file may be trusted.
 
-        `compute_checksum` computes the checksum of the content as it is now; it is called only for
-        a sealed file of this store. Raises OSError.
+        A derived file can be built again from the log. `compute_checksum()` returns the checksum of
+        its present content. It is called only if the derived file is sealed (closed completely) and
+        of this store. Sets `identity` to the content of the identity file. Raises OSError.
         """
         path = self._path.removesuffix(IDENTITY_SUFFIX)
         self.identity = identity = read_identity(self._files, path)
@@ -184,10 +190,10 @@ class IdentityFile:
         return FileVerdict.SEALED
 
     def mark_open(self) -> None:
-        """Mark the derived file as open, durably: its content is about to change.
+        """Mark the derived file as open, durably, before its content changes.
 
-        Call this before its first byte changes. Does nothing if the file is open already. Keeps the
-        position of the last record if the identity is from this incarnation. Raises OSError.
+        Does nothing if it is open already. Keeps the position of the last record if the identity is
+        of this incarnation (id of the store). Raises OSError.
         """
         old = self.identity
         if old is None or old.incarnation != self._incarnation:
@@ -206,9 +212,9 @@ class IdentityFile:
     ) -> None:
         """Mark the derived file as sealed, durably: it is complete and synced.
 
-        `checksum` is that of its content. The file covers the log up to and including the record at
-        `position` (NO_RECORD if it covers none). If the log has no record at `position`, NO_RECORD
-        is written. `details` are facts of the owner. Raises OSError.
+        `checksum` is the checksum of its content. It covers the log up to and including the record
+        at `position` (NO_RECORD if it covers none). If the log has no record there, NO_RECORD is
+        written. `details` are further values that the owner wants to compare later. Raises OSError.
         """
         crc = log.record_crc(position) if position != NO_RECORD else 0
         if crc is None:  # no record is there: nothing could confirm the file later
@@ -228,15 +234,18 @@ class IdentityFile:
             self._write_identity(Identity(self._incarnation, FileState.DISCARDED))
 
     def _write_identity(self, identity: Identity) -> None:
-        """Write the identity file, durably, and set `identity`. Raises OSError."""
+        """Write `identity` into the identity file, durably, and keep it as `self.identity`.
+
+        Raises OSError.
+        """
         overwrite_text(self._files, self._path, identity.to_text())
         self.identity = identity
 
 
 def read_identity(files: Files, path: str) -> Identity | None:
-    """Return the identity of the derived file at `path`.
+    """Read the identity of the derived file at `path`.
 
-    Returns None if its identity file is missing or damaged. Raises OSError.
+    Return None if its identity file is missing or damaged. Raises OSError.
     """
     try:
         text = read_text(files, path + IDENTITY_SUFFIX)
@@ -255,10 +264,11 @@ def text_checksum(text: str | None) -> int:
 
 
 def is_last_text(identity: Identity, text: str | None) -> bool:
-    """Return whether `text` is the text that was written last with `identity`.
+    """Return whether `text` is the document that SluiceMQ wrote last, according to `identity`.
 
-    After a kill between the writes of identity and document, the previous text is accepted too.
-    Return False if `text` is None, because the document is missing.
+    The process may have been killed after writing the identity and before the document. So the text
+    before the last one is accepted too. Return False if `text` is None, because the document is
+    missing.
     """
     if text is None:
         return False
@@ -267,11 +277,11 @@ def is_last_text(identity: Identity, text: str | None) -> bool:
 
 
 def content_checksum(file: File, start: int = 0, end: int | None = None, crc: int = 0) -> int:
-    """Return a CRC-32 of the bytes [start, end) of a file, the whole file by default.
+    """Return a CRC-32 of the bytes [start, end) of a file, by default of the whole file.
 
-    Blocks of zeros and holes count alike, and cost next to nothing: a sparse file and its copy
-    without holes have the same checksum. The bytes are read with `pread`, because a mapped hole
-    could need a page that a full tmpfs does not have. `crc` chains the checksums of several files.
+    Blocks of zeros and holes give the same checksum, and cost next to nothing. The bytes are read
+    with `pread`, because a mapped hole could need a page that a full tmpfs does not have. `crc` is
+    the checksum to continue from.
     """
     file_end = file.size()
     end = file_end if end is None else min(end, file_end)
@@ -295,9 +305,9 @@ def content_checksum(file: File, start: int = 0, end: int | None = None, crc: in
 
 
 def file_checksum(files: Files, path: str, crc: int = 0) -> int:
-    """Return a CRC-32 of the size and the content (`content_checksum`) of the file at `path`.
+    """Return a CRC-32 of the size and the content of the file at `path`.
 
-    `crc` is the checksum to continue from. Returns `crc` if the file is missing. Raises OSError.
+    `crc` is the checksum to continue from; it is returned if the file is missing. Raises OSError.
     """
     if not files.exists(path):
         return crc

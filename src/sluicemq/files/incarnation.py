@@ -26,7 +26,7 @@ class Incarnation:
     """
 
     def __init__(self, files: Files, root: str, *, boot: str | None = None) -> None:
-        """Use the incarnation file in `root` (storePathRootDir).
+        """Create the handle of the incarnation file in `root` (storePathRootDir); read nothing.
 
         `boot` identifies the current boot of the machine. None means that the machine is asked.
         """
@@ -43,9 +43,12 @@ class Incarnation:
     def open(self, *, is_empty: bool, is_synced: bool) -> str:
         """Return the id of a store that has been opened, and write it durably.
 
-        `is_empty` says that the store has no commit log. `is_synced` says that from now on no
-        message is acknowledged before it is synced. A second call in the same process keeps the id.
-        Raises OSError.
+        The id of the last run is kept if no acknowledged message can have been lost since.
+        Otherwise, or for a new store, the id is a new random text. A second call in the same
+        process keeps the id.
+
+        `is_empty` means that the store has no commit log. `is_synced` means that from now on no
+        message is acknowledged before it is synced. Raises OSError.
         """
         if not self.text:
             previous = _load_incarnation(self._files, self._path)
@@ -64,7 +67,9 @@ class Incarnation:
     def _has_survived(self, previous: dict[str, str | bool], *, is_empty: bool) -> bool:
         """Return whether every acknowledged message of the last run is still there.
 
-        `previous` is what the last run has written, and `is_empty` says that there is no log now.
+        That is so if the last run synced each message before it was acknowledged, or if the machine
+        was not booted since. `previous` is what the last run has written. `is_empty` means that
+        there is no log now; if there was one, its messages are lost.
         """
         has_lost_log = is_empty and previous.get("isEmpty") is not True
         if has_lost_log:
@@ -72,7 +77,7 @@ class Incarnation:
         return previous.get("isSynced") is True or previous.get("boot") == self._boot
 
     def note_log(self) -> None:
-        """Write that the store has a commit log now, unless that is written already.
+        """Note durably that the store has a commit log, unless that is noted already.
 
         Raises OSError.
         """
@@ -113,7 +118,7 @@ def read_incarnation(files: Files, root: str) -> str:
 
 
 def _load_incarnation(files: Files, path: str) -> dict[str, str | bool]:
-    """Return the content of an incarnation file; {} if it is missing or damaged. Raises OSError."""
+    """Read an incarnation file; return {} if it is missing or damaged. Raises OSError."""
     try:
         content = json.loads(read_text(files, path) or "{}")
     except ValueError:

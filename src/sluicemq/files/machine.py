@@ -20,7 +20,7 @@ LOWER_BY: Final = 10
 
 
 def boot_id() -> str:
-    """Return a text that differs after each boot, or the host name if the system has none."""
+    """Return a text that is different after each boot; the host name if the system has none."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -28,7 +28,10 @@ def boot_id() -> str:
 
 
 def process_space() -> str:
-    """Return a text that is the same for all processes in one process id namespace."""
+    """Return a text that is the same for all processes that share their process ids.
+
+    Processes in another container (process id namespace) get another text.
+    """
     try:
         return f"{boot_id()}:{_PROCESSES.readlink().name}"
     except OSError:
@@ -44,16 +47,19 @@ class Priority:
     """
 
     def __init__(self) -> None:
-        """Take the calling thread's priority as the usual one, and test the permission."""
+        """Note the calling thread's priority as the usual one, and test whether it can change."""
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._may_change = False
         if sys.platform == "linux":
-            probe = threading.Thread(target=self._probe)
+            probe = threading.Thread(target=self._try_to_change)
             probe.start()
             probe.join()
 
-    def _probe(self) -> None:
-        """Find out whether a thread may raise its priority again after lowering it."""
+    def _try_to_change(self) -> None:
+        """Lower the priority of this thread and raise it again, to find out if that is allowed.
+
+        Sets `_may_change`.
+        """
         try:
             for niceness in (self._usual + 1, self._usual):
                 os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -107,9 +113,9 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _find_allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
-    """Return (count_free_bytes, trim), two functions of the C library.
+    """Return two functions of the C library: (count_free_bytes, trim).
 
-    The first one returns how many bytes the C library keeps free, and the second one returns them
+    `count_free_bytes()` returns how many bytes the C library keeps free, and `trim()` returns them
     to the system. Return None if the C library does not have these functions.
     """
     try:
@@ -125,9 +131,9 @@ def _find_allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
 def trim_memory() -> int:
     """Return free memory of the C library to the system, if it is more than FREE_BYTES_MAX.
 
-    Return the number of bytes that were free before; 0 if the C library does not say. The C library
-    itself keeps memory that a large request once needed, if a single small object lies above it.
-    Other threads continue meanwhile.
+    The C library does not do so itself if a single small object lies above the free memory. Return
+    the number of bytes that were free before; 0 if the C library does not say. Other threads
+    continue meanwhile.
     """
     allocator = _find_allocator()
     if allocator is None:

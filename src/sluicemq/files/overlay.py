@@ -50,9 +50,9 @@ _COPY_BYTES: Final = 1 << 20
 
 
 def _make_map(size: int) -> mmap.mmap:
-    """Return an anonymous map of zeros that takes memory in pages of 4 KiB.
+    """Return a map of `size` zeros in memory, which takes memory only for pages that are written.
 
-    With huge pages, one written byte would take 2 MiB.
+    The pages have 4 KiB. With huge pages, one written byte would take 2 MiB.
     """
     zeros = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with contextlib.suppress(OSError, AttributeError):
@@ -66,7 +66,10 @@ class ReadOnlyFiles(SystemFiles):
     __slots__ = ()
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open a file for reading. Raises OSError if it does not exist, even with `create`."""
+        """Open a file for reading, even if `create` is set.
+
+        Raises OSError if the file does not exist or is a directory.
+        """
         if create and not self.exists(path):
             raise _make_read_only_error(path)
         file = SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -125,9 +128,9 @@ class _FileContent:
     )
 
     def __init__(self, files: Files, below: str | None) -> None:
-        """Use the content of the file `below` of `files`, or begin empty if it is None.
+        """Create the content of a file, taken from the file `below` of `files`.
 
-        The file is opened, to find out its size.
+        If `below` is None, the content is empty. The file is opened to find out its size.
         """
         self._files = files
         self._file: File | None = None
@@ -163,9 +166,9 @@ class _FileContent:
             file.close()
 
     def mapped(self) -> mmap.mmap | None:
-        """Return the map of the content, or None if the file is empty. Create it if necessary.
+        """Return the map of the content. Create it if necessary. Return None if the file is empty.
 
-        A map of a file on the disk exists while a view of it exists, and permanently once it was
+        A map of a file on the disk exists as long as a view of it, and permanently once it was
         written. The caller must hold `lock`.
         """
         if self._map is not None or not self.size:
@@ -182,7 +185,7 @@ class _FileContent:
         return disk_map
 
     def _map_file(self, file: File) -> mmap.mmap:
-        """Return a map of the file on the disk. Changes of the map stay in memory."""
+        """Map the file on the disk. Changes of the map stay in memory."""
         if hasattr(file, "read_view"):  # a file in memory cannot be mapped: copy it
             copy = _make_map(self.size)
             copy[:] = file.pread(self.size, 0)
@@ -203,7 +206,7 @@ class _FileContent:
             return self._open_below(self.below).pread(stop - offset, offset)
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write `data` at `offset` into memory. The file grows if necessary."""
+        """Write `data` at `offset`, in memory only. The file grows if necessary."""
         end = offset + len(data)
         if end == offset:
             return
@@ -225,7 +228,7 @@ class _FileContent:
                 self._resize(size)
 
     def _resize(self, size: int) -> None:
-        """Move the content, cut or extended to `size` bytes, into a new map in memory.
+        """Move the content into a new map in memory, cut or extended to `size` bytes.
 
         Views of the old content stay as they are. The caller must hold `lock`.
         """
@@ -249,7 +252,10 @@ class _FileContent:
         self.written_end = kept_bytes
 
     def data_start(self, offset: int) -> int | None:
-        """Return what `File.data_start` returns: data is what was written, or is on the disk."""
+        """Return the first position at or after `offset` that may not be zero, or None.
+
+        Data is what was written here, and what is on the disk. None means that only holes follow.
+        """
         with self.lock:
             starts = []
             if offset < self.written_end:
@@ -261,7 +267,10 @@ class _FileContent:
             return min(starts, default=None)
 
     def data_end(self, offset: int) -> int:
-        """Return what `File.data_end` returns. All bytes between two writes count as data."""
+        """Return the end of the data that contains `offset`, or `offset` if it is in a hole.
+
+        All bytes between two writes count as data.
+        """
         with self.lock:
             end = self.written_end if self.written_start <= offset else offset
             if self.below is not None:
@@ -315,7 +324,7 @@ class OverlayFile:
         return self._get_content().data_end(offset)
 
     def read_view(self) -> memoryview:
-        """Return a view of the whole file. It shows later writes, until the size changes."""
+        """Return a view of the whole file. It shows later writes until the file's size changes."""
         node = self._get_content()
         with node.lock:
             content = node.mapped()
@@ -327,6 +336,7 @@ class OverlayFile:
         raise OSError(errno.ENOTSUP, "a file in memory has no descriptor", self.path)
 
     def close(self) -> None:
+        """Close the file. Closing it again does nothing."""
         node = self._node
         self._node = None
         if node is not None:
@@ -340,7 +350,10 @@ class OverlayFiles:
     """
 
     def __init__(self, base: Files = READ_ONLY_FILES, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Begin with the files of `base`, without changes. `clock` gives the times of changes."""
+        """Create an overlay that shows the files of `base`. Changes will stay in memory.
+
+        `clock` gives the times of changes.
+        """
         self._base = base
         self.pool = DescriptorPool()
         self.clock = clock
@@ -354,6 +367,10 @@ class OverlayFiles:
     # --- the protocol Files
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open a file, whose changes stay in memory. Raises OSError.
+
+        If `create`, a missing file is created in memory. `access` is ignored.
+        """
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
@@ -372,6 +389,7 @@ class OverlayFiles:
             return self._is_created(path) or (path not in self._removed and self._base.exists(path))
 
     def names(self, directory: str) -> list[str]:
+        """Return the sorted names in a directory, as the changes in memory leave it."""
         directory = directory.rstrip("/")
         with self._lock:
             names = set(self._created.get(directory, ()))
@@ -381,6 +399,7 @@ class OverlayFiles:
         return sorted(names)
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """Create a directory and its missing parents, in memory."""
         with self._lock:
             missing = []
             while path and not self.exists(path):
@@ -391,6 +410,7 @@ class OverlayFiles:
                 self._add_name(directory)
 
     def remove(self, path: str) -> None:
+        """Remove a file or an empty directory, in memory only. Raises OSError."""
         with self._lock:
             if not self.exists(path):
                 raise _make_error(errno.ENOENT, path)
@@ -401,6 +421,7 @@ class OverlayFiles:
             self._drop_name(path)
 
     def rename(self, old_path: str, new_path: str) -> None:
+        """Rename a file, in memory only. Raises OSError for a directory or a missing file."""
         with self._lock:
             if old_path in self._directories or self._base.names(old_path):
                 raise _make_error(errno.ENOTSUP, old_path)
@@ -427,6 +448,7 @@ class OverlayFiles:
         return self._base.usage(path or "/")
 
     def modified_ms(self, path: str) -> int:
+        """Return the time of the last write to a file, in milliseconds since 1970."""
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
@@ -440,9 +462,10 @@ class OverlayFiles:
     # --- called by OverlayFile
 
     def release_handle(self, path: str, node: _FileContent) -> None:
-        """Note that an `OverlayFile` was closed.
+        """Note that an `OverlayFile` of `path` was closed. `node` is its content.
 
-        When it was the last one, content that does not differ from the file in `base` is dropped.
+        When no file uses the content any more, it is dropped unless it differs from the file in
+        `base`.
         """
         with self._lock:
             node.users -= 1
@@ -461,10 +484,10 @@ class OverlayFiles:
         return name in self._created.get(directory, ())
 
     def _find_or_create_content(self, path: str, *, create: bool) -> _FileContent:
-        """Return the content of a file that is not open: of the file in `base`, or an empty one.
+        """Return the content of a file that is not open, from `base` or empty.
 
-        With `create`, a missing file is created; its directory must exist. Raises OSError (ENOENT)
-        if there is no such file, and EISDIR for a directory.
+        If `create`, a missing file is created; its directory must exist. Raises OSError with ENOENT
+        if there is no such file, and with EISDIR for a directory.
         """
         if path in self._directories:
             raise _make_error(errno.EISDIR, path)

@@ -122,7 +122,7 @@ class AcceptedConnection(UpgradableConnection):
     )
 
     def __init__(self, server: "Server") -> None:
-        """Create the connection; `connection_made` gives it a transport and a peer."""
+        """Create a connection of `server`. `connection_made` gives it a transport and a peer."""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._scheduler = server.scheduler
@@ -160,6 +160,10 @@ class AcceptedConnection(UpgradableConnection):
     # ---------------------------------------------------------------------- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Create the peer, set options of the socket, and register the connection with its server.
+
+        asyncio calls this. In protected mode, a client on another machine is marked as refused.
+        """
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         self.peer = Peer(
@@ -186,6 +190,11 @@ class AcceptedConnection(UpgradableConnection):
         self._server.connection_closed(self)
 
     def data_received(self, data: bytes) -> None:
+        """Handle bytes from the client. Does nothing after the connection was closed.
+
+        Reading pauses until the next iteration of the event loop after BYTES_PER_ITERATION_MAX
+        bytes. While frames wait for a scheduling round, the bytes are kept behind them.
+        """
         peer = self.peer
         if peer.closed or self._is_ending:
             return
@@ -223,7 +232,7 @@ class AcceptedConnection(UpgradableConnection):
         self._scheduler.schedule_read(self.peer, self._handle_deferred_frames)
 
     def _handle_deferred_frames(self) -> None:
-        """Handle the frames that `_defer_frames` kept, and read again. The scheduler calls this."""
+        """Handle the frames that were deferred, and resume reading. The scheduler calls this."""
         frames = self._deferred_frames
         self._deferred_frames = None
         if not self.peer.closed:
@@ -236,7 +245,11 @@ class AcceptedConnection(UpgradableConnection):
         self._resume_reading()
 
     def _resume_reading(self) -> None:
-        """Read from the transport again, unless there is another reason not to."""
+        """Resume reading from the transport, unless there is still a reason to pause.
+
+        Reasons are a used-up byte budget, a client that does not read its responses, frames that
+        wait, and a connection that is about to close.
+        """
         must_pause = (
             self._is_over_budget
             or self._is_writing_paused
@@ -247,9 +260,10 @@ class AcceptedConnection(UpgradableConnection):
             self._transport.resume_reading()
 
     def _count_unfinished(self, size: int) -> None:
-        """Count `size` bytes of unfinished frames for this connection, instead of those before.
+        """Tell the server that this connection now holds `size` bytes of unfinished frames.
 
-        Close the connection at once if all connections of the server hold too many.
+        The server counts these bytes of all connections. If they are too many, this connection is
+        closed at once.
         """
         unfinished = self._server.unfinished
         added_bytes = size - self._counted_bytes
@@ -275,9 +289,9 @@ class AcceptedConnection(UpgradableConnection):
         self.peer.close()
 
     def close_after_responses(self, reason: str) -> None:
-        """Log `reason`, stop reading, and close the connection after LAST_RESPONSES_S.
+        """Log `reason`, stop reading, and close the connection after LAST_RESPONSES_S seconds.
 
-        Until then, responses to earlier requests may still be sent.
+        Until then, responses to earlier requests may still be sent. Does nothing at a second call.
         """
         if not self._is_ending:
             self._is_ending = True
@@ -305,10 +319,10 @@ class Server:
     ) -> None:
         """Create a server; `start` opens its ports.
 
-        `scheduler` shares the time of the event loop between connections. `is_guarded` says that
+        `scheduler` shares the time of the event loop between connections. `is_guarded` means that
         access control decides about requests. `on_disconnect` is called with the peer of each
-        connection that has ended. `tls` serves TLS on the same ports; None serves plain
-        connections only.
+        connection that has ended. `tls` serves TLS on the same ports; None serves plain connections
+        only.
         """
         self.tls = tls
         self.scheduler = scheduler
@@ -351,8 +365,8 @@ class Server:
     def duplicate_sockets(self) -> ListeningSockets:
         """Return duplicates of the listening sockets, by port.
 
-        They stay open when this server closes. Connections that clients open meanwhile wait for
-        the next server that starts with them as `inherited_sockets`.
+        They stay open when this server closes. Clients that connect meanwhile wait for the next
+        server, which gets the duplicates as `inherited_sockets`.
         """
         duplicates: dict[int, socket.socket] = {}
         for listener in self._listeners:
@@ -362,7 +376,7 @@ class Server:
         return duplicates
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Listen on every port in `ports`; afterwards `self.ports` has their numbers.
+        """Listen on every port in `ports`, and set `self.ports` to their numbers.
 
         Port 0 stands for a free port. `host` None or "" means all addresses. Raise
         ConfigurationError if a port cannot be opened or a certificate cannot be used; then no port
@@ -380,16 +394,19 @@ class Server:
                 listener = await self._open_listener(host, port, make_protocol)
             except OSError as error:
                 await self.close()
-                raise _listen_error(host, port, error) from error
+                raise _make_listen_error(host, port, error) from error
             self._listeners.append(listener)
             opened_ports.append(listener.sockets[0].getsockname()[1])
         self.ports = tuple(opened_ports)
-        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
+        self._sweep_timer = loop.call_later(self._sweep_s, self._abort_stale_connections)
 
     async def _open_listener(
         self, host: str | None, port: int, make_protocol: Callable[[], asyncio.Protocol]
     ) -> asyncio.Server:
-        """Listen on a port, or on the inherited socket of the port. Raise OSError on failure."""
+        """Listen on a port. If there is an inherited socket for it, use that. Raise OSError.
+
+        `make_protocol` makes the protocol of each accepted connection.
+        """
         endpoint: dict[str, Any] = {"host": host or None, "port": port}
         inherited = self.inherited_sockets.get(port)
         if inherited is not None:
@@ -445,7 +462,7 @@ class Server:
     # -------------------------------------------------------------------- called by connections
 
     def connection_opened(self, connection: AcceptedConnection, descriptor: int) -> None:
-        """Add an accepted connection, or abort it if it exceeds a limit or the server is closing.
+        """Register an accepted connection. Abort it if it exceeds a limit or the server is closing.
 
         `descriptor` is the file descriptor of its socket, -1 if it is unknown.
         """
@@ -464,9 +481,9 @@ class Server:
         self._connections[connection.peer] = connection
 
     def connection_closed(self, connection: AcceptedConnection) -> None:
-        """Remove a connection that has ended, and call `on_disconnect` with its peer.
+        """Forget a connection that has ended, and call `on_disconnect` with its peer.
 
-        Do nothing for a connection that `connection_opened` aborted, because it was never added.
+        Do nothing for a connection that was never registered because of a limit.
         """
         if self._connections.pop(connection.peer, None) is None:
             return  # `connection_opened` had aborted it
@@ -486,11 +503,11 @@ class Server:
             self._logged.add(key)
             log.warning("%s %s: %s", action, peer.remote, reason)
 
-    def _sweep(self) -> None:
+    def _abort_stale_connections(self) -> None:
         """Abort the connections that were silent, or left a frame unfinished, for too long.
 
-        Both are counted in sweeps, so times are exact to a quarter of the shorter limit. Each call
-        schedules the next one.
+        Each call schedules the next one. Times are counted in sweeps, so they are exact to a
+        quarter of the shorter limit.
         """
         for peer, connection in tuple(self._connections.items()):
             peer.idle_sweeps += 1
@@ -505,11 +522,11 @@ class Server:
                 self.log_once(peer, "it left a frame unfinished for too long")
                 connection.abort()
         loop = asyncio.get_running_loop()
-        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
+        self._sweep_timer = loop.call_later(self._sweep_s, self._abort_stale_connections)
 
 
-def _listen_error(host: str | None, port: int, error: OSError) -> ConfigurationError:
-    """Return the error that explains why the server cannot listen on `port`."""
+def _make_listen_error(host: str | None, port: int, error: OSError) -> ConfigurationError:
+    """Make the error that explains why the server cannot listen on `port`, with a fix."""
     endpoint = f"{host or '*'}:{port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigurationError(

@@ -39,10 +39,11 @@ class BlockingChannel:
     """
 
     def __init__(self, address: str, timeout_s: float = 5.0, tls: Tls | None = None) -> None:
-        """Connect to `address`, which is `host:port`. Without `tls` the connection is plain.
+        """Connect to `address`, which is `host:port`. If `tls` is None, the connection is plain.
 
-        Raise ProtocolError if `address` is malformed, and ConfigurationError if the files of `tls`
-        cannot be used.
+        `timeout_s` limits each wait for the socket. Raise ProtocolError if `address` is malformed,
+        ConfigurationError if the files of `tls` cannot be used, and ConnectionLostError or
+        RequestTimeoutError if connecting fails.
         """
         self.address = address
         self._is_tls = tls is not None
@@ -58,7 +59,7 @@ class BlockingChannel:
         try:
             self._socket = socket.create_connection((host.address, host.port), timeout_s)
         except OSError as error:
-            raise self._failure("connecting to", error, is_connected=False) from error
+            raise self._close_and_make_error("connecting to", error, is_connected=False) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is None:
             return
@@ -71,7 +72,7 @@ class BlockingChannel:
             )
         except OSError as error:
             plain.close()
-            raise self._failure("TLS handshake with", error) from error
+            raise self._close_and_make_error("TLS handshake with", error) from error
         except BaseException:
             self.close()
             raise
@@ -79,8 +80,8 @@ class BlockingChannel:
     def call(self, command: Command) -> Command:
         """Send a request, wait for its response, and return it.
 
-        Set the opaque of `command`. Responses to other requests are dropped. The body of the
-        response is valid until the next call.
+        Sets `command.opaque`, the number by which the response is recognised. Other responses are
+        dropped. The body of the response is valid until the next call.
         """
         self.send(command)
         response = self.receive()
@@ -89,7 +90,7 @@ class BlockingChannel:
         return response
 
     def send(self, command: Command) -> None:
-        """Send a request without waiting for its response. Set its opaque."""
+        """Send a request without waiting for its response. Set `command.opaque` to its number."""
         self._check_open()
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
@@ -98,10 +99,11 @@ class BlockingChannel:
             if len(command.body) < LARGE_BODY_BYTES or self._is_tls:
                 self._socket.sendall(encode(command))
             else:
+                # Send a large body without copying it into one buffer with the header.
                 self._socket.sendall(encode_start(command), _MSG_MORE)
                 self._socket.sendall(command.body)
         except OSError as error:
-            raise self._failure("sending to", error) from error
+            raise self._close_and_make_error("sending to", error) from error
 
     def send_oneway(self, command: Command) -> None:
         """Send a request that has no response. Set its one-way flag and opaque."""
@@ -109,10 +111,11 @@ class BlockingChannel:
         self.send(command)
 
     def receive(self) -> Command:
-        """Wait for the next response and return it. Its body is valid until the next call.
+        """Wait for the next response of the server, and return it.
 
-        Requests of the server are dropped, because a blocking channel cannot serve them. Raise
-        ProtocolError if the server sends a bad frame; the channel is then closed.
+        Its body is valid until the next call. Requests of the server are dropped, because a
+        blocking channel cannot serve them. Raise ProtocolError if the server sends a bad frame; the
+        channel is then closed.
         """
         self._check_open()
         command = self._receive_frame()
@@ -129,9 +132,9 @@ class BlockingChannel:
     # -------------------------------------------------------------------------------- receiving
 
     def _receive_frame(self) -> Command:
-        """Wait for the next frame of the server, and decode it in place.
+        """Wait for the next frame of the server, and decode it without copying.
 
-        Close the channel at any error, also at a timeout.
+        At any error, also a timeout, the channel is closed.
         """
         try:
             self._fill(4)
@@ -141,7 +144,7 @@ class BlockingChannel:
             start = self._start + 4
             command = decode(memoryview(self._buffer)[start : start + frame_bytes])
         except OSError as error:
-            raise self._failure("waiting for", error) from error
+            raise self._close_and_make_error("waiting for", error) from error
         except BaseException:
             # After a bad frame, or an interrupt between two reads, the position in the stream of
             # frames is unknown.
@@ -151,10 +154,10 @@ class BlockingChannel:
         return command
 
     def _fill(self, size: int) -> None:
-        """Read from the socket until the buffer holds `size` bytes from index `_start` on.
+        """Read from the socket until the buffer has `size` unread bytes, from index `_start` on.
 
-        The bytes are moved to the front of the buffer, or to a larger buffer, if they do not fit
-        behind `_start`. Raise OSError, also if the server closes the connection.
+        If they do not fit behind `_start`, they are moved to the front of the buffer, or to a
+        larger buffer. Raise OSError, also if the server closes the connection.
         """
         if self._filled - self._start >= size:
             return
@@ -172,7 +175,7 @@ class BlockingChannel:
             self._filled += count
 
     def _move_to_front(self, size: int) -> None:
-        """Move the unread bytes to the front of the buffer, which must have room for `size` bytes.
+        """Move the unread bytes to the front of the buffer, so that it has room for `size` bytes.
 
         If it is too small, it is replaced by a larger one.
         """
@@ -188,13 +191,13 @@ class BlockingChannel:
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
 
-    def _failure(
+    def _close_and_make_error(
         self, activity: str, error: OSError, *, is_connected: bool = True
     ) -> ConnectionLostError | RequestTimeoutError:
-        """Close the channel, and return the error that says that `activity` failed by `error`.
+        """Close the channel, and return the error to raise for an OSError.
 
-        `activity` precedes the address, for example "sending to". `is_connected` says that the TCP
-        connection was made.
+        `activity` says what failed, and precedes the address: for example "sending to".
+        `is_connected` means that the TCP connection was made.
         """
         self.close()
         if isinstance(error, TimeoutError):

@@ -74,11 +74,11 @@ class Channel:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
     ) -> None:
-        """Create a channel that is not connected; `dial` makes a connected one.
+        """Create a channel that is not connected. `dial` makes a connected one.
 
         `address` is shown in errors. `on_request` is called with each request of the server and
-        must not block; without it these requests are ignored. `on_close` is called once, when the
-        connection is gone.
+        must not block; None means that these requests are ignored. `on_close` is called once, when
+        the connection has ended.
         """
         self.address = address
         self.closed: bool = False
@@ -105,9 +105,9 @@ class Channel:
     async def call(self, command: Command, timeout_s: float) -> Command:
         """Send a request, wait for its response, and return it, whatever its response code.
 
-        Set the opaque of `command`. Raise ConnectionLostError if the connection is closed or
-        breaks, RequestTimeoutError after `timeout_s`, and ProtocolError if the request exceeds the
-        size of a frame.
+        Sets `command.opaque`, the number by which the response is recognised. Raise
+        ConnectionLostError if the connection is closed or breaks, RequestTimeoutError after
+        `timeout_s`, and ProtocolError if the request exceeds the size of a frame.
         """
         try:
             return await self.start_call(command, timeout_s)
@@ -118,20 +118,22 @@ class Channel:
     def start_call(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
         """Send a request and return the future of its response, without waiting.
 
-        The future gets the errors that `call` raises after sending; ProtocolError, and
-        ConnectionLostError for a closed channel, are raised here. If the caller cancels the future,
-        the call is forgotten when its response arrives, or at its deadline.
+        Raise ProtocolError if the request exceeds the size of a frame, and ConnectionLostError if
+        the channel is closed. The future gets ConnectionLostError if the connection breaks, and
+        RequestTimeoutError after `timeout_s`. If the caller cancels the future, the call is
+        forgotten when its response arrives, or at its deadline.
         """
         if self.closed:
-            raise self._closed_error()
+            raise self._make_closed_error()
         loop = self._loop
+        # The response will have the same number, which is never negative.
         opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         start = encode_start(command)
         future: asyncio.Future[Command] = loop.create_future()
         deadline_s = loop.time() + timeout_s
         self._calls[opaque] = future, command.code, timeout_s, deadline_s
         if deadline_s < self._next_expiry_s:
-            self._expire_at(deadline_s)
+            self._set_expiry_timer(deadline_s)
         if self._can_write:
             if not self._outgoing:
                 loop.call_soon(self._flush)
@@ -151,9 +153,10 @@ class Channel:
         self._send(command)
 
     def send_response(self, opaque: int, response: Command) -> None:
-        """Respond to the server's request with this opaque, for which `on_request` returned None.
+        """Send the response to the server's request with this opaque (request number).
 
-        Do nothing if the connection is closed.
+        This is for requests for which `on_request` returned None. Does nothing if the connection is
+        closed.
         """
         if not self.closed:
             response.opaque = opaque
@@ -161,7 +164,7 @@ class Channel:
             self._send(response)
 
     async def close(self) -> None:
-        """Close the connection and wait until it is gone, at most 1 s.
+        """Close the connection and wait at most 1 s until it has ended.
 
         Open calls fail with ConnectionLostError.
         """
@@ -177,7 +180,7 @@ class Channel:
     def _send(self, command: Command) -> None:
         """Send one frame. Raise ConnectionLostError if the channel is closed."""
         if self.closed:
-            raise self._closed_error()
+            raise self._make_closed_error()
         self._write(encode_start(command), command.body)
 
     def _write(self, start: bytes, body: bytes | memoryview) -> None:
@@ -186,11 +189,14 @@ class Channel:
             self._loop.call_soon(self._flush)
         self._outgoing += (start, body)
 
-    def _closed_error(self) -> ConnectionLostError:
+    def _make_closed_error(self) -> ConnectionLostError:
         return ConnectionLostError(f"The connection to {self.address} is closed.")
 
     def _flush(self) -> None:
-        """Send the frames of this iteration in one write, or drop them if the channel is closed."""
+        """Write the frames that were collected in this iteration of the event loop, all at once.
+
+        If the channel is closed, they are dropped.
+        """
         buffers = self._outgoing
         self._outgoing = []
         if buffers and not self.closed and self._transport is not None:
@@ -198,15 +204,15 @@ class Channel:
 
     # ------------------------------------------------------------------------------- deadlines
 
-    def _expire_at(self, time_s: float) -> None:
-        """Check the deadlines at `time_s` on the loop's clock, instead of when planned before."""
+    def _set_expiry_timer(self, time_s: float) -> None:
+        """Set the timer that checks the deadlines to `time_s` on the loop's clock."""
         if self._timer is not None:
             self._timer.cancel()
         self._next_expiry_s = time_s
-        self._timer = self._loop.call_at(time_s, self._expire)
+        self._timer = self._loop.call_at(time_s, self._fail_expired_calls)
 
-    def _expire(self) -> None:
-        """Fail the calls whose deadline has passed, and set the timer for the next deadline.
+    def _fail_expired_calls(self) -> None:
+        """Fail the calls whose deadline has passed, and set the timer to the next deadline.
 
         The future of such a call gets RequestTimeoutError. Without open calls there is no timer.
         """
@@ -219,16 +225,16 @@ class Channel:
                 continue
             expired.append(opaque)
             if not future.done():
-                future.set_exception(self._timeout_error(code, timeout_s))
+                future.set_exception(self._make_timeout_error(code, timeout_s))
         for opaque in expired:
             del self._calls[opaque]
         self._timer = None
         self._next_expiry_s = math.inf
         if earliest_s < math.inf:
-            self._expire_at(max(earliest_s, now_s + EXPIRE_GAP_S))
+            self._set_expiry_timer(max(earliest_s, now_s + EXPIRE_GAP_S))
 
-    def _timeout_error(self, code: int, timeout_s: float) -> RequestTimeoutError:
-        """Return the error of a call of request `code` whose deadline has passed."""
+    def _make_timeout_error(self, code: int, timeout_s: float) -> RequestTimeoutError:
+        """Make the error of a call of request `code` whose deadline has passed."""
         return RequestTimeoutError(
             f"{self.address} did not respond to request {code} within {timeout_s:g} s.",
             fix="Check whether the server is overloaded or the network is slow.",
@@ -244,7 +250,7 @@ class Channel:
     def data_received(self, data: bytes) -> None:
         """Complete the calls whose responses are in `data`, and handle requests of the server.
 
-        Bytes that do not follow the protocol close the connection.
+        If the bytes do not follow the protocol, the connection is closed.
         """
         self._has_received = True
         try:
@@ -265,7 +271,10 @@ class Channel:
                 self._handle_request(command)
 
     def _handle_request(self, command: Command) -> None:
-        """Handle a request of the server, and send the response if there is one."""
+        """Handle a request of the server with `on_request`, and send the response if there is one.
+
+        An exception of `on_request` is only logged.
+        """
         response: Command | None = None
         try:  # an error of the handler must not end the connection
             if self._on_request is not None:
@@ -276,7 +285,7 @@ class Channel:
             self.send_response(command.opaque, response)
 
     def _settle_sends(self, data: bytes) -> bytes:
-        """Let the compiled engine complete calls of plain sends; return the bytes it left."""
+        """Complete calls of plain sends with the compiled engine; return the bytes it leaves."""
         assert _settle_sends is not None
         frames = self._reader.join(data)
         if not frames:
@@ -285,9 +294,10 @@ class Channel:
         return frames[settled_bytes:]
 
     def set_writing_paused(self, is_paused: bool) -> None:
-        """Keep further calls back while the transport has paused writing, and send them afterwards.
+        """Note that the transport has paused or resumed writing.
 
-        Calls that were cancelled or timed out meanwhile are not sent.
+        While it is paused, further calls wait; afterwards they are sent, except those that were
+        cancelled or timed out meanwhile.
         """
         self._can_write = not is_paused
         if not is_paused:
@@ -297,9 +307,9 @@ class Channel:
             self._unwritten.clear()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Close the channel and fail every open call, because the connection is gone.
+        """Close the channel and fail every open call, because the connection has ended.
 
-        `error` says why, if it is known. Further calls of this method do nothing.
+        `error` says why, if that is known. Further calls of this method do nothing.
         """
         self.closed = True
         self._unwritten.clear()
@@ -307,7 +317,7 @@ class Channel:
         self._calls = {}
         for future, *_ in calls.values():
             if not future.done():
-                future.set_exception(self._lost_error(error))
+                future.set_exception(self._make_lost_error(error))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -316,8 +326,8 @@ class Channel:
             if self._on_close is not None:
                 self._on_close(self)
 
-    def _lost_error(self, error: Exception | None) -> ConnectionLostError:
-        """Return the error of a call that was open when the connection broke by `error`."""
+    def _make_lost_error(self, error: Exception | None) -> ConnectionLostError:
+        """Make the error of a call that was open when the connection broke because of `error`."""
         if self.is_tls and error is not None:
             from sluicemq.net.openssl import is_tls_error, tls_connection_error  # noqa: PLC0415 - rare
 
@@ -341,6 +351,7 @@ class _ChannelProtocol(asyncio.Protocol):
         self._channel = channel
 
     def connection_made(self, transport: Any) -> None:
+        """Set options of the socket, and connect the channel to `transport`, for asyncio."""
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -371,10 +382,10 @@ async def dial(
 ) -> Channel:
     """Connect to `address`, which is `host:port`, and return the channel.
 
-    `on_request` and `on_close` are those of `Channel`. Without `tls` the connection is plain. Raise
-    ConnectionLostError if the connection or the TLS handshake fails, RequestTimeoutError after
-    `timeout_s`, ProtocolError if `address` is malformed, and ConfigurationError if the files of
-    `tls` cannot be used.
+    `on_request` is called with each request of the server, and `on_close` when the connection has
+    ended. If `tls` is None, the connection is plain. Raise ConnectionLostError if the connection or
+    the TLS handshake fails, RequestTimeoutError after `timeout_s`, ProtocolError if `address` is
+    malformed, and ConfigurationError if the files of `tls` cannot be used.
     """
     channel = Channel(address, on_request=on_request, on_close=on_close)
     channel.is_tls = tls is not None
@@ -389,9 +400,11 @@ async def connect_protocol(
     timeout_s: float = DIAL_TIMEOUT_S,
     tls: Tls | None = None,
 ) -> None:
-    """Connect the protocol that `make_protocol` returns to `address`, which is `host:port`.
+    """Connect to `address`, which is `host:port`, with the protocol that `make_protocol` makes.
 
-    Raise the errors of `dial`.
+    If `tls` is None, the connection is plain. Raise ConnectionLostError if the connection or the
+    TLS handshake fails, RequestTimeoutError after `timeout_s`, ProtocolError if `address` is
+    malformed, and ConfigurationError if the files of `tls` cannot be used.
     """
     host = parse_host(address)
     options: dict[str, Any] = {}
@@ -415,14 +428,14 @@ async def connect_protocol(
             fix="Check host and port, and that no firewall blocks the connection.",
         ) from error
     except OSError as error:
-        raise _connect_error(address, error, is_tls=tls is not None) from error
+        raise _make_connect_error(address, error, is_tls=tls is not None) from error
 
 
 def connect_failure_text(error: OSError) -> str:
     """Return why a connection could not be made, such as "Connection refused".
 
-    The texts of asyncio repeat the address as a tuple, once for each address of the host. For
-    those, the result is the text of the operating system for each distinct error number.
+    The text of asyncio repeats the address for each address of the host. It is replaced by the
+    texts of the operating system, each one once.
     """
     error_text = error.strerror or str(error)
     if "Connect call failed" not in error_text:
@@ -432,8 +445,10 @@ def connect_failure_text(error: OSError) -> str:
     return "; ".join(reasons) or error_text
 
 
-def _connect_error(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
-    """Return the error that explains why connecting to `address`, or its handshake, failed."""
+def _make_connect_error(
+    address: str, error: OSError, *, is_tls: bool = False
+) -> ConnectionLostError:
+    """Make the error that explains why connecting to `address`, or its TLS handshake, failed."""
     if is_tls and not isinstance(error, ConnectionRefusedError):
         from sluicemq.net.openssl import is_tls_error, tls_connection_error  # noqa: PLC0415 - rare
 
@@ -470,11 +485,11 @@ class ChannelPool:
         clock: Clock = SYSTEM_CLOCK,
         connect: Dialer | None = None,
     ) -> None:
-        """Create an empty pool.
+        """Create an empty pool of channels, one for each address.
 
-        `timeout_s` limits each attempt to connect. `on_request` and `on_close` are those of every
-        channel. `clock` measures the delay after a failure. `connect` opens channels; None means
-        `dial`.
+        `timeout_s` limits each attempt to connect. Each channel gets `on_request`, which is called
+        with requests of the server, and `on_close`, which is called when the connection has ended.
+        `clock` measures the delay after a failure. `connect` opens channels; None means `dial`.
         """
         self._connect = connect
         self._timeout_s = timeout_s
@@ -489,15 +504,15 @@ class ChannelPool:
         self._closed = False
 
     async def get(self, address: str) -> Channel:
-        """Return the channel to `address`, and open it first if there is none.
+        """Return the channel to `address`. Open it if there is none.
 
-        Raise ConnectionLostError or RequestTimeoutError if it cannot be opened. During the delay
-        after a failure, raise the same failure without a new attempt. Raise ClosedError after
-        `close`.
+        Raise ConnectionLostError or RequestTimeoutError if it cannot be opened. For some time after
+        a failure, raise the same error without a new attempt. Raise ClosedError after `close`.
         """
         channel = self.channels.get(address)
         if channel is not None and not channel.closed:
             return channel
+        # The lock lets several tasks that need the channel share one attempt.
         async with self._locks.setdefault(address, asyncio.Lock()):
             if self._closed:
                 raise ClosedError("The connections are closed.", fix="Make a new client.")
@@ -513,7 +528,7 @@ class ChannelPool:
             return channel
 
     def _raise_recent_failure(self, address: str) -> None:
-        """Raise the last failure of an address again if its delay has not passed."""
+        """Raise the last error of an address again, if the delay after it has not passed."""
         failure = self._failures.get(address)
         if failure is None:
             return
@@ -524,7 +539,7 @@ class ChannelPool:
     async def _open(self, address: str) -> Channel:
         """Connect to `address`, and return the channel.
 
-        Raise ConnectionLostError or RequestTimeoutError on failure. The delay until the next
+        Raise ConnectionLostError or RequestTimeoutError on failure. Then the delay until the next
         attempt doubles with each failure in a row, up to BACK_OFF_MAX_S.
         """
         failure = self._failures.get(address)

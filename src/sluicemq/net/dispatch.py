@@ -80,10 +80,10 @@ class Transport(Protocol):
 
 
 def host_from_socket_name(name: Any) -> Host:
-    """Return the address and port of `name`, a value of `getsockname()` or `getpeername()`.
+    """Convert `name`, a result of `getsockname()` or `getpeername()`, to a Host.
 
-    An IPv4-mapped IPv6 address becomes an IPv4 address, and a scope id is removed. Return
-    UNKNOWN_HOST if `name` is not a tuple of address and port.
+    An IPv4 address that is mapped into IPv6 becomes an IPv4 address, and a scope id is removed.
+    Return UNKNOWN_HOST if `name` is not a tuple of address and port.
     """
     if not isinstance(name, tuple) or len(name) < 2:
         return UNKNOWN_HOST
@@ -113,10 +113,10 @@ class Peer:
     )
 
     def __init__(self, transport: Transport, remote: Host, local: Host) -> None:
-        """Create the peer of a connection that `transport` carries.
+        """Create the peer: the client at the other end of a connection.
 
-        `remote` is the client's address, and `local` the address at which it reached the server.
-        Raise ValueError if `remote` has no IP address.
+        `transport` sends bytes to it. `remote` is the client's address, and `local` the address at
+        which it reached the server. Raise ValueError if `remote` has no IP address.
         """
         self._transport = transport
         self._pending_requests: dict[int, Callable[[Command], None]] = {}
@@ -137,11 +137,10 @@ class Peer:
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the client has closed the connection.
+        """Whether the client has closed the connection, even if bytes from it are still unread.
 
-        Bytes that it sent before may not be read yet. The answer comes from the operating system
-        where that is possible (Linux), else only a close that the event loop has seen counts. Any
-        thread may read this property.
+        On Linux the operating system is asked. Elsewhere only a close that the event loop has
+        noticed counts. Any thread may read this property.
         """
         if self.closed:
             return True
@@ -174,10 +173,10 @@ class Peer:
             self._transport.write(frame)
 
     def write_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send one frame that is split over several buffers.
+        """Send one frame that is split over several buffers, without copying them.
 
-        The buffers must not change afterwards, because a socket transport keeps them without a
-        copy. A transport without `writelines` receives them joined.
+        The buffers must not change afterwards, because a socket transport keeps them. A transport
+        without `writelines` receives them joined. Does nothing if the connection is closed.
         """
         write = getattr(self._transport, "writelines", None)
         if write is None:
@@ -212,7 +211,7 @@ class Peer:
         self.write(self._encode_request(command))
 
     def send_request(self, command: Command, on_response: Callable[[Command], None]) -> int:
-        """Send a request to the client and return its opaque, without waiting.
+        """Send a request to the client, and return its opaque (request number), without waiting.
 
         `on_response` is called with the client's response. It is never called if the client does
         not respond, or after `forget_request(opaque)`.
@@ -227,7 +226,7 @@ class Peer:
         self._pending_requests.pop(opaque, None)
 
     def _encode_request(self, command: Command) -> bytes:
-        """Set the opaque and language of a request to the client, and return its frame."""
+        """Encode a request to the client as a frame. Set its opaque (number) and language."""
         # Server and client number their requests independently (spec/remoting.md §4).
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
@@ -293,18 +292,20 @@ class Dispatcher:
         scheduler: FairScheduler | None = None,
         run_engine: RunEngine | None = None,
     ) -> None:
-        """Create a dispatcher over `handlers` and `fast_handlers`, both by request code.
+        """Create a dispatcher, which passes each request to the handler of its code.
 
-        `handle_outcome` receives outcomes of handlers that are not bytes, a Command or None.
+        `handlers` and `fast_handlers` are the handlers by request code; a fast handler is tried
+        first. `handle_outcome` receives results of handlers that are not bytes, a Command or None.
+
         `authorize` is called before each handler. `authorize_fast` does the same before each fast
-        handler; if it returns False, the request takes the general path and `authorize`. If there
-        is an `authorize` but no `authorize_fast`, the fast handlers are not used.
+        handler; if it returns False, the request goes to `authorize` and the ordinary handler. If
+        there is an `authorize` but no `authorize_fast`, the fast handlers are not used.
 
         `frame_bytes_max` limits the bytes of a frame without its leading length. Only requests in
         `codes_with_messages` may have a body as large as a frame; None means all requests.
 
         `scheduler` shares the time of the event loop between connections; None means that no
-        connection waits. `run_engine` is the entry of the compiled engine.
+        connection waits. `run_engine` is the entry point of the compiled engine.
         """
         self.handlers: dict[int, Handler] = {
             int(code): handler for code, handler in handlers.items()
@@ -418,8 +419,8 @@ class Dispatcher:
     def handle_command(self, command: Command, peer: Peer) -> bytes:
         """Handle a request that did not arrive as a frame and is authorized already.
 
-        Return the encoded response. Return b"" if there is none, or if it follows later with
-        `peer.write`.
+        Return the encoded response. Return b"" if there is none, or if a handler writes it to
+        `peer` later.
         """
         fast_handler = self.fast_handlers.get(command.code)
         if fast_handler is not None:
@@ -432,13 +433,14 @@ class Dispatcher:
             try:
                 response = fast_handler(header, command.body, peer)  # type: ignore[arg-type]
                 if response:
+                    # True means that the response comes later.
                     return b"" if response is True else response
             except Exception as error:  # noqa: BLE001 - it becomes the response
                 return self._encode_failure(error, command)
         return self._handle_request(command, peer, is_authorized=True)
 
     def handle_data(self, frame_buffer: FrameBuffer, peer: Peer, data: bytes) -> None:
-        """Handle bytes of a connection that is never made to wait, and write the responses.
+        """Handle bytes of a connection that the scheduler never makes wait. Write the responses.
 
         `frame_buffer` keeps the bytes of the frame that is not complete yet. A bad frame closes the
         connection.
@@ -459,7 +461,10 @@ class Dispatcher:
     def _handle_request(
         self, command: Command, peer: Peer, *, is_authorized: bool = False
     ) -> bytes:
-        """Handle a request on the general path. Return its encoded response, b"" without one."""
+        """Handle a request with its ordinary handler. Return the encoded response, b"" if none.
+
+        The request is authorized first unless `is_authorized`. An exception becomes a response too.
+        """
         try:
             outcome: Outcome
             handler = self.handlers.get(command.code)
@@ -473,6 +478,7 @@ class Dispatcher:
                 if outcome is None:
                     outcome = handler(command, peer)
 
+            # Bytes are an encoded response already.
             if outcome.__class__ is not bytes and outcome is not None:
                 if isinstance(outcome, Command):
                     outcome = encode_response_to(outcome, command)
@@ -488,10 +494,11 @@ class Dispatcher:
         return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
 
     def _decode_unusual_frame(self, data: bytes, start: int, end: int, header_mark: int) -> Command:
-        """Decode `data[start:end]`: a frame with wrong lengths, a large header, or one not in JSON.
+        """Decode the frame `data[start:end]`, which may have wrong lengths or a large header.
 
-        Raise ProtocolError if a length is impossible or above its limit, or if the header would
-        take too long to decode.
+        `header_mark` has the encoding of the header in its first byte, and the length in the other
+        three. Raise ProtocolError if a length is impossible or above its limit, or if the header
+        would take too long to decode.
         """
         check_frame_size(end - start, self.frame_bytes_max)
         header_bytes = header_mark & HEADER_MASK
@@ -504,9 +511,9 @@ class Dispatcher:
         return decode(data, start, end)
 
     def _check_access(self, command: Command, peer: Peer) -> Outcome:
-        """Return None if the request is allowed, else the outcome with which it is refused.
+        """Return None if the request is allowed, else the result that refuses it.
 
-        A first allowed request makes the peer trusted. Until then refusals are counted.
+        The first allowed request makes the peer trusted. Before that, refusals are counted.
         """
         assert self._authorize is not None
         outcome = self._authorize(command, peer)
@@ -517,11 +524,14 @@ class Dispatcher:
         return outcome
 
     def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
-        """Handle a response of the client, or a request whose code has no handler."""
+        """Handle a response of the client, or refuse a request whose code has no handler.
+
+        Return the encoded refusal; None for a response.
+        """
         if command.is_response:
             peer.handle_response(command)
             return None
-        if self._is_first_of_kind(command.code, "unsupported"):
+        if self._note_if_new(command.code, "unsupported"):
             log.warning("request code %d from %s is not supported", command.code, peer.remote)
         return encode_response(
             command,
@@ -530,9 +540,10 @@ class Dispatcher:
         )
 
     def _encode_failure(self, error: Exception, command: Command) -> bytes:
-        """Log `error`, and return the response that reports it: a code and a one-line remark.
+        """Return the response that reports `error` to the client: a code and a one-line remark.
 
-        Return b"" for a one-way request. A RequestError is not logged.
+        Return b"" for a one-way request. The first error of each type and request code is logged,
+        except a RequestError, which is expected.
         """
         code = int(ResponseCode.SYSTEM_ERROR)
         error_type = type(error).__name__
@@ -543,20 +554,21 @@ class Dispatcher:
             remark = str(error)
             if isinstance(error, StoreFullError):
                 code = ResponseCode.SERVICE_NOT_AVAILABLE
-            if self._is_first_of_kind(command.code, error_type):
+            if self._note_if_new(command.code, error_type):
                 log.warning("request code %d failed: %s", command.code, remark)
         else:
             remark = f"{error_type}: {error}"
-            if self._is_first_of_kind(command.code, error_type):
+            if self._note_if_new(command.code, error_type):
                 log.error("request code %d failed", command.code, exc_info=error)
         if command.flag & FLAG_ONEWAY:
             return b""
         return encode_response(command, code, remark=remark)
 
-    def _is_first_of_kind(self, code: int, failure: str) -> bool:
-        """Note a failure of the request code; return whether it is new and must be logged.
+    def _note_if_new(self, code: int, failure: str) -> bool:
+        """Note a failure of a request code. Return whether it is new, so that it must be logged.
 
-        `failure` is the type of the error, or another name of the failure.
+        `failure` is the type of the error, or another name of the failure. After LOGGED_MAX kinds,
+        nothing is new.
         """
         noted = (code, failure)
         if noted in self._logged or len(self._logged) >= LOGGED_MAX:
@@ -566,9 +578,10 @@ class Dispatcher:
 
 
 def encode_response_to(response: Command, request: Command) -> bytes:
-    """Encode `response` as the response to `request`, as JSON.
+    """Encode `response` as the response to `request`, in JSON.
 
-    Set its opaque, response flag, language and serialization.
+    Sets the opaque (request number), the response flag, the language and the encoding of
+    `response`.
     """
     response.opaque = request.opaque
     response.flag |= FLAG_RESPONSE

@@ -130,9 +130,10 @@ class Call(Stream):
         stream_id: int,
         headers: dict[str, str],
     ) -> None:
-        """Create the call that begins with `headers`; `methods` has its handler.
+        """Create the call that a client begins with `headers`.
 
-        `deadlines` are those of the server. The other arguments are those of `Stream`.
+        `methods` maps paths to handlers. `deadlines` ends calls that take too long; this call is
+        added. `stream_id` is the HTTP/2 stream of the call on `connection`.
         """
         super().__init__(connection, stream_id, headers)
         self._methods = methods
@@ -154,7 +155,7 @@ class Call(Stream):
     # ------------------------------------------------------------------------------ requests
 
     def headers_received(self) -> None:
-        """Find the method of the call, or end the call if it cannot be handled."""
+        """Look up the method of the call. End the call with a status if it cannot be handled."""
         headers = self.headers
         connection = self.connection
         handler = self._methods.get(headers.get(":path", ""))
@@ -173,6 +174,11 @@ class Call(Stream):
 
     # Called for each DATA frame, which is nearly always one whole message: keep it cheap.
     def data_received(self, data: bytes) -> None:
+        """Handle bytes of the request: call the method with each whole message.
+
+        A message has a prefix of 5 bytes: whether it is compressed, and its size. Bytes of a
+        message that is not whole are kept. Does nothing after the response is complete.
+        """
         if self.is_response_complete:
             return
         if self._buffer is None and len(data) >= _PREFIX.size:
@@ -191,7 +197,11 @@ class Call(Stream):
         self.data_received(b"")
 
     def _collect_messages(self, data: bytes) -> None:
-        """Handle data that is a part of a message, or contains several messages."""
+        """Handle bytes that are part of a message, or contain several messages.
+
+        If the connection has used up its time, the other messages wait for a later scheduling
+        round.
+        """
         buffer = self._buffer = self._buffer or bytearray()
         buffer += data
         self.connection.buffered_bytes += len(data)
@@ -211,7 +221,7 @@ class Call(Stream):
     def _take_message(self, buffer: bytearray) -> bytes | None:
         """Remove the first message from the buffer, and return it; None if it is not whole.
 
-        Also return None, and end the call, if the message is compressed or too large.
+        If the message is compressed or too large, end the call and return None.
         """
         is_compressed, size = _PREFIX.unpack_from(buffer)
         end = _PREFIX.size + size
@@ -232,7 +242,10 @@ class Call(Stream):
         return message
 
     def _handle_message(self, message: bytes) -> None:
-        """Call the method with a message. Its result or exception ends the call, unless None."""
+        """Call the method with a message. Send its result as the response.
+
+        If the result is None, the method responds later. An exception ends the call with a status.
+        """
         if self._has_message and self.on_half_close is None:
             self.end(StatusCode.INTERNAL, "This method accepts only one message.")
             return
@@ -251,7 +264,7 @@ class Call(Stream):
                 self.reply(response)
 
     def _handle_half_close(self) -> None:
-        """Check that the request is whole, and call `on_half_close`."""
+        """Handle the end of the request: call `on_half_close`, or fail if it is incomplete."""
         if self._buffer is not None:
             self.end(StatusCode.INTERNAL, "The last message is incomplete.")
         elif not self._has_message:
@@ -270,7 +283,10 @@ class Call(Stream):
         return None if self._timeout_s is None else self._timeout_s - self.age_s
 
     def expire(self) -> None:
-        """End the call with DEADLINE_EXCEEDED, or reset it if response bytes wait for a window."""
+        """End the call with DEADLINE_EXCEEDED, because its deadline has passed.
+
+        If response bytes wait for a flow-control window, reset the stream instead.
+        """
         if self._outgoing is not None:
             self.reset(ErrorCode.CANCEL)
         else:
@@ -300,7 +316,7 @@ class Call(Stream):
         self.send_response(_HEADERS, _PREFIX.pack(0, len(message)) + message, _OK_TRAILERS)
 
     def send(self, message: bytes) -> None:
-        """Send one of several response messages. Call `end` after the last one."""
+        """Send one of several response messages. The caller calls `end` after the last one."""
         if not self._has_sent_headers:
             self._has_sent_headers = True
             self.send_headers(_HEADERS)
@@ -315,7 +331,7 @@ class Call(Stream):
         self.send_response(_HEADERS, b"".join(framed_messages), _OK_TRAILERS)
 
     def end(self, code: StatusCode = StatusCode.OK, text: str = "") -> None:
-        """End the call with a status, after the messages that were sent.
+        """End the call with a status. Messages that were sent before arrive first.
 
         The client receives at most STATUS_TEXT_LENGTH_MAX characters of `text`.
         """
@@ -330,7 +346,7 @@ class Call(Stream):
 
 
 def _parse_timeout_s(header: str) -> float | None:
-    """Return the seconds of a `grpc-timeout` value, such as "100m"; None if it is not valid."""
+    """Parse a `grpc-timeout` value, such as "100m" for 0.1 s. Return None if it is not valid."""
     match = _TIMEOUT.fullmatch(header)
     if match is None:
         return None
@@ -346,7 +362,7 @@ class Deadlines:
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        """Measure time with the clock `now_s`."""
+        """Create an empty collection of deadlines. `now_s` is the clock."""
         self._now_s = now_s
         self._calls: dict[int, set[Call]] = {}
         """The calls by their deadline in milliseconds, on the clock `now_s`."""
@@ -354,7 +370,7 @@ class Deadlines:
         """A heap of the keys of `_calls`, and of stale ones whose calls have all ended."""
 
     def add(self, call: Call, timeout_s: float | None) -> int | None:
-        """Add a call that begins now, and return its deadline in milliseconds, for `discard`.
+        """Add a call that begins now. Return its deadline in milliseconds, for `discard`.
 
         Do nothing and return None if `timeout_s` is None.
         """
@@ -365,13 +381,14 @@ class Deadlines:
         if calls is None:
             calls = self._calls[due_ms] = set()
             heapq.heappush(self._order, due_ms)
+            # Remove stale entries when they are the majority. A sorted list is a heap.
             if len(self._order) > 2 * len(self._calls) + STALE_DEADLINES:
                 self._order = sorted(self._calls)
         calls.add(call)
         return due_ms
 
     def discard(self, call: Call, due_ms: int | None) -> None:
-        """Remove a call with the deadline that `add` returned, if it is there."""
+        """Remove a call, if it is there. `due_ms` is the deadline that `add` returned."""
         calls = None if due_ms is None else self._calls.get(due_ms)
         if calls is not None and due_ms is not None:
             calls.discard(call)
@@ -400,7 +417,13 @@ class GrpcServer(Http2Server):
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """Create a server for `methods`; `start` opens its ports. The rest is as for `Server`."""
+        """Create a server for `methods`, which maps paths to handlers. `start` opens its ports.
+
+        `scheduler` shares the time of the event loop between connections. `is_guarded` means that
+        access control decides about requests. `on_disconnect` is called with the peer of each
+        connection that has ended. `tls` serves TLS on the same ports; None serves plain connections
+        only.
+        """
         self._deadlines = Deadlines(scheduler.now_s)
         make_call = cast(Any, partial(Call, methods, self._deadlines))
         super().__init__(
@@ -419,6 +442,7 @@ class GrpcServer(Http2Server):
         self._expiry_timer = loop.call_later(EXPIRE_PERIOD_S, self._expire_calls)
 
     async def close(self) -> None:
+        """Stop listening, close every connection, and stop checking deadlines."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
@@ -434,7 +458,7 @@ class GrpcServer(Http2Server):
         return calls
 
     def _expire_calls(self) -> None:
-        """End the calls whose deadline has passed, and schedule the next call of this method."""
+        """End the calls whose deadline has passed. Schedule the next call of this method."""
         for call in self._deadlines.pop_expired():
             call.expire()
         loop = asyncio.get_running_loop()
@@ -466,7 +490,7 @@ def call_unary(
     """Call a method on a new blocking connection, and return the response message.
 
     `address` is `host:port`, and `path` is "/package.Service/Method". `message` must be small,
-    because flow control is not respected. `metadata` has names in lower case. Without `tls` the
+    because flow control is not respected. `metadata` has names in lower case. If `tls` is None, the
     connection is plain. `timeout_s` limits each wait for the socket.
 
     Raise CallError if the call ends with a status other than OK, ConnectionLostError if the
@@ -501,7 +525,10 @@ def _encode_call(
     *,
     is_tls: bool,
 ) -> tuple[bytes, bytes]:
-    """Return the frames of a call: its headers, and its only message. See `call_unary`."""
+    """Encode a call with one message. Return (HEADERS frame, DATA frame).
+
+    `metadata` are further headers. `is_tls` decides the scheme, https or http.
+    """
     fields = [
         (":method", "POST"),
         (":scheme", "https" if is_tls else "http"),
@@ -520,9 +547,9 @@ def _encode_call(
 def _exchange(
     host: Host, request: bytes, tls: Tls | None, timeout_s: float
 ) -> tuple[dict[str, str], bytes]:
-    """Send a request on a new connection. Return the headers and the data of the response.
+    """Send a request on a new connection. Return (headers, data) of the response.
 
-    Raise OSError or ConnectionLostError if the connection fails.
+    `request` contains encoded frames. Raise OSError or ConnectionLostError if the connection fails.
     """
     with socket.create_connection((host.address, host.port), timeout_s) as plain:
         if tls is None:
@@ -535,7 +562,7 @@ def _exchange(
 
 
 def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
-    """Read until the response ends. Return its headers and trailers together, and its data.
+    """Read frames until the response ends. Return (headers and trailers together, data).
 
     Raise ConnectionLostError if the server closes the connection before.
     """
@@ -554,7 +581,7 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
 
 
 def _iter_frames(connection: socket.socket) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the type, flags, stream id and payload of each frame, until the connection ends."""
+    """Yield (type, flags, stream id, payload) of each frame, until the connection ends."""
     unread = b""
     while received := connection.recv(1 << 18):
         unread += received

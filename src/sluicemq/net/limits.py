@@ -119,7 +119,7 @@ class ServerLimits:
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> "ServerLimits":
-        """Return the limits that `config` sets, and the defaults where it has no setting."""
+        """Return the limits of a server: those in `config`, and defaults for the others."""
         configured: dict[str, Any] = {}
         for field in fields(cls):
             if hasattr(config, field.name):
@@ -134,11 +134,11 @@ _JSON_START: Final = re.compile(rb"[ \t\r\n\f\b]*[{\[]")
 
 
 def check_request(command: Command, codes_with_messages: Collection[int] | None) -> None:
-    """Raise RequestError if a request has too many header fields or too large a body for its code.
+    """Raise RequestError if a request has too many header fields or too large a body.
 
-    Requests in `codes_with_messages` may have a body of any size. None means that all requests
-    may. A body that is JSON must also be cheap to decode (`check_json`), unless
-    `codes_with_messages` is None or the code is in CODES_WITH_MESSAGES.
+    Requests in `codes_with_messages` may have a body of any size. None means that all requests may.
+    A JSON body that takes too long to decode is an error too, unless `codes_with_messages` is None
+    or the code is in CODES_WITH_MESSAGES.
     """
     header_fields = command.fields
     if header_fields is not None and len(header_fields) > FIELDS_MAX:
@@ -163,10 +163,10 @@ def check_request(command: Command, codes_with_messages: Collection[int] | None)
 
 
 def check_json(code: int, body: bytes) -> None:
-    """Raise RequestError if `body`, of request `code`, is JSON that takes too long to decode.
+    """Raise RequestError if a body is JSON that takes more than a few milliseconds to decode.
 
-    "Too long" means more than a few milliseconds. A body that is not JSON passes. Values are
-    counted by commas, colons and brackets, also by those within strings.
+    `code` is the request code. A body that is not JSON passes. The number of values is estimated by
+    counting commas, colons and brackets, also within strings.
     """
     if _JSON_START.match(body) is None or len(body) <= EXTENDED_JSON_VALUES_MAX:
         return
@@ -182,10 +182,10 @@ def check_json(code: int, body: bytes) -> None:
 
 
 def check_fastjson_extensions(body: bytes) -> None:
-    """Raise RequestError if `body` uses fastjson's extensions of JSON and is too large for that.
+    """Raise RequestError if a large body uses fastjson's extensions of JSON.
 
-    Extensions are what only the lenient parser reads, and references. A body of a request in
-    CODES_WITH_LISTS is checked where it is decoded, because the check itself takes time.
+    Extensions are everything that is not standard JSON, and references. They take longer to decode.
+    The check itself takes time, so large bodies are checked where they are decoded.
     """
     values = fastjson.bound_counts(body).values
     if len(body) <= EXTENDED_JSON_BYTES_MAX and values <= EXTENDED_JSON_VALUES_MAX:
@@ -210,7 +210,7 @@ def check_fastjson_extensions(body: bytes) -> None:
 def check_header(header: bytes) -> None:
     """Raise ProtocolError if a header has more than HEADER_VALUES_MAX values.
 
-    Call it for headers longer than HEADER_UNCHECKED_BYTES, before they are decoded.
+    Call it before decoding a header that is longer than HEADER_UNCHECKED_BYTES.
     """
     if fastjson.bound_counts(header).values <= HEADER_VALUES_MAX:
         return
@@ -240,7 +240,7 @@ class AddressLimit:
         self._count: dict[str, int] = {}
 
     def acquire(self, address: str) -> bool:
-        """Count one more connection of `address`. Return False, and count nothing, at the limit."""
+        """Count one more connection of `address`. If the limit is reached, return False instead."""
         count = self._count.get(address, 0)
         if 0 < self.count_max <= count and not self._is_exempt(address):
             return False
@@ -248,7 +248,7 @@ class AddressLimit:
         return True
 
     def release(self, address: str) -> None:
-        """Count one connection of `address` less."""
+        """Count one connection of `address` less. Call it when a connection has ended."""
         count = self._count.get(address, 0) - 1
         if count > 0:
             self._count[address] = count
@@ -270,16 +270,21 @@ class UnfinishedBytes:
     __slots__ = ("_max", "_untrusted_max", "total_bytes", "untrusted_bytes")
 
     def __init__(self, bytes_max: int, *, is_guarded: bool) -> None:
-        """Allow `bytes_max` bytes. `is_guarded` says that access control decides about requests."""
+        """Create a counter that allows `bytes_max` bytes of all connections together.
+
+        `is_guarded` means that access control decides about requests. Then clients that are not
+        trusted yet may hold only a part of these bytes.
+        """
         self._max = bytes_max
         self._untrusted_max = bytes_max // UNTRUSTED_DIVISOR if is_guarded else bytes_max
         self.total_bytes = 0
         self.untrusted_bytes = 0
 
     def add(self, size: int, *, is_trusted: bool) -> bool:
-        """Add `size` bytes that a connection holds; a negative size subtracts them.
+        """Count `size` bytes that a connection holds; a negative size subtracts them.
 
-        Return False if that exceeds the limit. The bytes are counted even then.
+        Return False if the limit is exceeded. The bytes are counted even then. `is_trusted` says
+        whether access control has allowed a request of the connection.
         """
         self.total_bytes += size
         if not is_trusted:
@@ -304,7 +309,10 @@ class LogRateLimit(logging.Filter):
     """
 
     def __init__(self, count_max: int = 50, period_s: float = 60.0) -> None:
-        """Create a filter that lets `count_max` records of each kind pass in each period."""
+        """Create a filter that lets `count_max` records of each kind pass in `period_s` seconds.
+
+        Records are of the same kind if they have the same logger and text.
+        """
         super().__init__()
         self._count_max = count_max
         self._period_s = period_s
@@ -312,7 +320,11 @@ class LogRateLimit(logging.Filter):
         """By logger and text: when the period began, and the number of records in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record may be logged, and count it."""
+        """Count a log record. Return whether it may be logged.
+
+        If records of its kind were suppressed in the last period, their number is added to the
+        text.
+        """
         kind_of_record = (record.name, str(record.msg)[:200])
         begin_s, count = self._kinds.get(kind_of_record, (record.created, 0))
         # Below 0 if the wall clock was set back.
@@ -352,6 +364,7 @@ class _OwnerState:
     __slots__ = ("is_waiting", "open_weight", "pending_read", "slices", "used_s")
 
     def __init__(self) -> None:
+        """Create the state of an owner that has used no time and waits for nothing."""
         self.used_s = 0.0
         self.slices: deque[Run] = deque()
         self.pending_read: Run | None = None
@@ -369,10 +382,10 @@ class _OwnerState:
         return self.pending_read is not None and self.open_weight < WORK_WEIGHT_MAX
 
     def take_next(self) -> Run:
-        """Remove and return what runs next: the read if it may run, else a slice.
+        """Remove and return the function to run next: the read if it may run, else a slice.
 
-        Return a function that does nothing if neither may run, because the owner began further work
-        items while it waited.
+        If neither may run, because the owner began further work items while it waited, return a
+        function that does nothing.
         """
         if self.can_read and self.pending_read is not None:
             read = self.pending_read
@@ -391,7 +404,10 @@ class FairScheduler:
     """
 
     def __init__(self, now_s: Callable[[], float], call_soon: Callable[[Run], object]) -> None:
-        """Measure time with the clock `now_s`, and schedule rounds with the loop's `call_soon`."""
+        """Create a scheduler, which shares the time of the event loop between owners.
+
+        `now_s` is the clock. `call_soon` is the event loop's function that schedules a call.
+        """
         self.now_s = now_s
         self._call_soon = call_soon
         self._owners: defaultdict[Hashable, _OwnerState] = defaultdict(_OwnerState)
@@ -420,9 +436,10 @@ class FairScheduler:
 
     # Called for each request that has no fast handler: keep it cheap.
     def spent(self, owner: Hashable, begin_s: float, code: int = 0) -> float:
-        """Charge `owner` the time since `begin_s`, in which a request was handled. Return the time.
+        """Charge `owner` the time since `begin_s`, in which a request was handled.
 
-        `code` is the request code, for the log of slow requests. Times are those of `now_s`.
+        Return the present time by `now_s`. `code` is the request code, for the log of slow
+        requests. If the budget of this round is used up, further requests wait.
         """
         now_s = self.now_s()
         passed_s = now_s - begin_s
@@ -468,10 +485,9 @@ class FairScheduler:
         self._enqueue(state)
 
     def begin_work(self, owner: Hashable, weight: int = 1) -> None:
-        """Note that `owner` has one more open work item.
+        """Note that `owner` has one more open work item, of this weight.
 
-        Its further requests need not wait, as long as its open work items together weigh less than
-        WORK_WEIGHT_MAX.
+        If the weights of its open work items reach WORK_WEIGHT_MAX, its further requests wait.
         """
         state = self._owners[owner]
         state.open_weight += weight
@@ -480,7 +496,11 @@ class FairScheduler:
             self.is_tight = True
 
     def end_work(self, owner: Hashable, weight: int = 1) -> None:
-        """Note that a work item of `owner` has ended, which began with the same `weight`."""
+        """Note that a work item of `owner` has ended.
+
+        `weight` is the weight with which the item began. If the weights of the owner's open work
+        items are below WORK_WEIGHT_MAX again, its requests need not wait for that any more.
+        """
         state = self._owners.get(owner)
         if state is not None:
             state.open_weight -= weight
@@ -496,10 +516,11 @@ class FairScheduler:
         self.is_tight = self._is_budget_used or bool(self._full_owners)
 
     def _enqueue(self, state: _OwnerState) -> None:
-        """Let an owner wait for a round, unless it waits already or has nothing to run."""
+        """Queue an owner for a round, unless it waits already or has nothing to run."""
         if state.is_waiting or not state.has_runnable:
             return
         state.is_waiting = True
+        # An owner that was idle for long gets at most CREDIT_S ahead of the others.
         state.used_s = max(state.used_s, self._virtual_time_s - CREDIT_S)
         heapq.heappush(self._waiting, (state.used_s, next(self._serial_numbers), state))
         self._schedule_round()
@@ -511,11 +532,11 @@ class FairScheduler:
             self._call_soon(lambda: self._call_soon(self._run_round))
 
     def _run_round(self) -> None:
-        """Renew the budget, and run the owners that wait, those that have used least time first.
+        """Run the waiting owners, those that have used the least time first, with a new budget.
 
         Each is run once, then waits again if it has more to run. The round ends when the budget is
-        used up, nothing waits, or RUNS_PER_ROUND_MAX were run. An exception is logged. Schedules
-        the next round if owners still wait.
+        used up, nothing waits, or RUNS_PER_ROUND_MAX were run. An exception is logged. If owners
+        still wait, the next round is scheduled.
         """
         self._is_scheduled = self._is_budget_used = False
         self.is_tight = bool(self._full_owners)

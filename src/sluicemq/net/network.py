@@ -61,7 +61,7 @@ class Listener(Protocol):
 def duplicate_sockets(listeners: Iterable[Listener]) -> ListeningSockets:
     """Return duplicates of the listening sockets of several servers, by port.
 
-    The caller closes those that it does not pass on.
+    The caller must close the duplicates, or pass them to another server.
     """
     sockets: dict[int, Any] = {}
     for listener in listeners:
@@ -123,9 +123,11 @@ class SocketNetwork:
     __slots__ = ("_server_tls", "_tls", "dial")
 
     def __init__(self, tls: Tls | None = None, server_tls: TlsConfig | None = None) -> None:
-        """Use `tls` for outgoing connections and `server_tls` for listeners.
+        """Create a network of real sockets.
 
-        None means plain connections only, as does a `server_tls` whose mode is "disabled".
+        Outgoing connections use TLS with the settings `tls`; None means plain connections.
+        Listeners serve TLS with the settings `server_tls`; None, or the mode "disabled", means
+        plain connections only.
         """
         self.dial: Dialer = partial(dial, tls=tls)
         self._tls = tls
@@ -203,7 +205,11 @@ class _MemoryConnection:
     def __init__(
         self, listener: "MemoryListener", channel: Channel, remote: Host, local: Host
     ) -> None:
-        """Connect `channel`, whose address is `remote`, to `listener`, whose address is `local`."""
+        """Connect `channel` to `listener` in memory.
+
+        `remote` is the address of the client, to which the channel belongs, and `local` the address
+        of the listener.
+        """
         self._listener = listener
         self._channel = channel
         self._to_client = _MemoryTransport(channel.data_received, self.disconnect)
@@ -234,13 +240,17 @@ class MemoryListener(MemoryListenerBase):
     def __init__(
         self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
     ) -> None:
+        """Create a listener of a memory network, which passes requests to `dispatcher`.
+
+        `on_disconnect` is called with the peer of each connection that has ended.
+        """
         super().__init__(network.listeners)
         self.dispatcher = dispatcher
         self.on_disconnect = on_disconnect
         self.connections: set[_MemoryConnection] = set()
 
     async def close(self) -> None:
-        """Stop listening and end all connections, after responses written before have arrived."""
+        """Stop listening and end all connections. Responses written before still arrive."""
         await asyncio.sleep(0)
         self.stop_listening()
         for connection in tuple(self.connections):
@@ -277,7 +287,11 @@ class MemoryNetwork:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
     ) -> Channel:
-        """Connect a channel to `address`. Raise ConnectionLostError if no listener serves it."""
+        """Return a channel that is connected to `address` in memory.
+
+        `timeout_s` is ignored. `on_request` is called with requests of the server, and `on_close`
+        when the connection has ended. Raise ConnectionLostError if no listener has the address.
+        """
         del timeout_s  # connecting in memory takes no time
         listener, remote, local = self._find_listener(address, MemoryListener)
         channel = Channel(address, on_request=on_request, on_close=on_close)
@@ -302,9 +316,10 @@ class MemoryNetwork:
         return listener.connect(protocol, remote, local)
 
     def _find_listener(self, address: str, listener_type: type[L]) -> tuple[L, Host, Host]:
-        """Return the listener of `address`, and the client's and server's address for a connection.
+        """Return (listener of `address`, client's address, server's address) for a new connection.
 
-        Raise ConnectionLostError if no listener of this type has the address.
+        The client gets a new port. Raise ConnectionLostError if no listener of this type has the
+        address.
         """
         listener = self.listeners.get(address)
         if not isinstance(listener, listener_type):

@@ -58,26 +58,26 @@ class ReloadingContext:
     def __init__(
         self, make_context: Callable[[], ssl.SSLContext], files: tuple[str, ...], name: str
     ) -> None:
-        """Make the context now. `name` appears in the log.
+        """Make the context now with `make_context`, which reads `files`.
 
-        Raise the ConfigurationError of `make_context` if the files cannot be used.
+        `name` appears in the log. Raises ConfigurationError if the files cannot be used.
         """
         self._make_context = make_context
         self._files = files
         self._name = name
-        self._loaded_states = self._last_states = _states_of(files)
+        self._loaded_states = self._last_states = _read_states(files)
         self.context = make_context()
         self.loads = 1
         """How often the context was made."""
 
     def reload_if_changed(self, *, at_once: bool = False) -> ssl.SSLContext:
-        """Check the files, replace the context if they have changed, and return it.
+        """Return the context. If the files have changed, make it again first.
 
-        A change counts only if the files are the same as at the previous check, unless `at_once`.
-        Files that cannot be used are logged, and the old context stays. The check takes a few
-        microseconds if nothing has changed.
+        A changed file may still be written. So unless `at_once`, a change counts only if the files
+        have not changed since the previous check. If the files cannot be used, that is logged, and
+        the old context stays. The check takes a few microseconds if nothing has changed.
         """
-        states = _states_of(self._files)
+        states = _read_states(self._files)
         is_settled = at_once or states == self._last_states
         self._last_states = states
         if states != self._loaded_states and is_settled:
@@ -92,13 +92,13 @@ class ReloadingContext:
         return self.context
 
 
-def _states_of(files: tuple[str, ...]) -> tuple[FileState, ...]:
+def _read_states(files: tuple[str, ...]) -> tuple[FileState, ...]:
     """Return a value that differs when one of the files was written, replaced or removed."""
-    return tuple(_state_of(name) for name in files)
+    return tuple(_read_state(name) for name in files)
 
 
-def _state_of(name: str) -> FileState:
-    """Return a value that differs when a file was written or replaced; None if it is missing."""
+def _read_state(name: str) -> FileState:
+    """Return a value that changes when a file is written or replaced; None if it is missing."""
     try:
         stat = Path(name).stat()
     except OSError:
@@ -115,12 +115,12 @@ def client_context(tls: Tls) -> ssl.SSLContext:
     Contexts are cached for each value of `tls`, and replaced when their files have changed. Raise
     ConfigurationError if the files of `tls` cannot be used.
     """
-    return _reloading_client_context(tls).reload_if_changed(at_once=True)
+    return _make_reloading_client_context(tls).reload_if_changed(at_once=True)
 
 
 @functools.lru_cache(CONTEXTS_MAX)
-def _reloading_client_context(tls: Tls) -> ReloadingContext:
-    """Return the context of clients with these settings, which follows changes of their files."""
+def _make_reloading_client_context(tls: Tls) -> ReloadingContext:
+    """Make the SSL context of clients with these settings. It is reloaded when its files change."""
 
     def make_context() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -145,10 +145,10 @@ def _reloading_client_context(tls: Tls) -> ReloadingContext:
 def load_server_context(
     config: TlsConfig, protocols: Sequence[str] = ()
 ) -> ReloadingContext | None:
-    """Return the SSL context of a server with these settings, None if it has no certificate.
+    """Make the SSL context of a server. Return None if no certificate is configured.
 
-    Without a certificate, connections with TLS are refused, or in test mode get a certificate that
-    is made for the first of them. `protocols` are offered to clients by ALPN. Raise
+    Without a certificate, connections with TLS are refused; in test mode they get a certificate
+    that is made when the first one arrives. `protocols` are offered to clients by ALPN. Raise
     ConfigurationError if a file cannot be used, if clients must show a certificate but no authority
     is set to verify it, or if TLS is enforced without a certificate and without test mode.
     """
@@ -173,7 +173,7 @@ def load_server_context(
 
 
 def _check_server_settings(config: TlsConfig) -> None:
-    """Raise ConfigurationError if a file is missing in the settings that others of them require."""
+    """Raise ConfigurationError if a setting requires a file that is not configured."""
     if config.tls_client_auth != "none" and not config.tls_ca:
         raise ConfigurationError(
             f"tls.server.need.client.auth is {config.tls_client_auth}, but without "
@@ -189,7 +189,7 @@ def _check_server_settings(config: TlsConfig) -> None:
 
 
 def _new_server_context(protocols: Sequence[str]) -> ssl.SSLContext:
-    """Return a context without a certificate, which offers `protocols` by ALPN."""
+    """Make a server's SSL context without a certificate. It offers `protocols` by ALPN."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if protocols:
         context.set_alpn_protocols([*protocols])
@@ -200,7 +200,7 @@ def _new_server_context(protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def self_signed_context(protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """Return a server context with a self-signed certificate that is made now, for test mode.
+    """Make a server's SSL context with a new self-signed certificate, for test mode.
 
     `protocols` are offered to clients by ALPN. The call takes about 10 ms. Raise ConfigurationError
     if no temporary file can be written.
@@ -230,26 +230,26 @@ def _load_chain(
 ) -> None:
     """Load the certificate chain and private key of this side into `context`.
 
-    `key` None means that the key is in the file `certificate`. `name` is the setting, for errors.
-    Raise ConfigurationError if the files cannot be used.
+    `key` None means that the key is in the file `certificate`. `name` is the name of the setting,
+    for errors. Raise ConfigurationError if the files cannot be used.
     """
     try:
         # Without a function, OpenSSL would ask for the password on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: password)
     except FileNotFoundError:
-        missing = certificate if _state_of(certificate) is None else key
+        missing = certificate if _read_state(certificate) is None else key
         raise ConfigurationError(
             f"{name}: the file {missing} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
         files = f"{certificate} and {key}" if key else certificate
         raise ConfigurationError(
-            f"{name}: {files} cannot be used: {_reason(error)}.", fix=_find_chain_fix(error)
+            f"{name}: {files} cannot be used: {_find_reason(error)}.", fix=_find_chain_fix(error)
         ) from None
 
 
 def _find_chain_fix(error: OSError) -> str:
-    """Return what the user can do if a certificate or its private key cannot be loaded."""
+    """Return what to do if a certificate or its private key cannot be loaded, as a sentence."""
     if isinstance(error, PermissionError):
         return "Give this user permission to read it."
     error_text = str(error)
@@ -267,7 +267,8 @@ def _find_chain_fix(error: OSError) -> str:
 def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
     """Load the authorities that sign the certificates of the other side into `context`.
 
-    `name` is the setting, for errors. Raise ConfigurationError if the file cannot be used.
+    `name` is the name of the setting, for errors. Raise ConfigurationError if the file cannot be
+    used.
     """
     try:
         context.load_verify_locations(path)
@@ -277,12 +278,12 @@ def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
         ) from None
     except OSError as error:
         raise ConfigurationError(
-            f"{name}: {path} cannot be used: {_reason(error)}.",
+            f"{name}: {path} cannot be used: {_find_reason(error)}.",
             fix="Use a PEM file with the certificates of authorities.",
         ) from None
 
 
-def _reason(error: OSError) -> str:
+def _find_reason(error: OSError) -> str:
     """Return OpenSSL's reason in lower-case words, or the error's text without one."""
     reason = getattr(error, "reason", None)
     return str(reason or error.strerror or error).lower().replace("_", " ")
@@ -304,7 +305,7 @@ _WRONG_CA: Final = "Set ca to the certificate of the authority that signed it."
 
 
 def tls_connection_error(address: str, error: BaseException) -> ConnectionLostError:
-    """Return the error that explains why TLS with `address` failed, and how to fix it.
+    """Make the error that explains why TLS with `address` failed, with a fix.
 
     `error` is an error of OpenSSL or of the socket, usually from the handshake.
     """
@@ -320,12 +321,12 @@ def tls_connection_error(address: str, error: BaseException) -> ConnectionLostEr
         )
     if "CERTIFICATE_REQUIRED" in error_text or "HANDSHAKE_FAILURE" in error_text:
         return ConnectionLostError(
-            f"{address} refused the TLS handshake: {_alert(error)}.",
+            f"{address} refused the TLS handshake: {_find_alert(error)}.",
             fix="If it requires a certificate of the client, give certificate and key.",
         )
     if "ALERT" in error_text:
         return ConnectionLostError(
-            f"{address} refused the TLS handshake: {_alert(error)}.",
+            f"{address} refused the TLS handshake: {_find_alert(error)}.",
             fix="Check that it trusts the authority of the client's certificate.",
         )
     shown_error = f": {error_text}" if error_text else ""
@@ -336,7 +337,7 @@ def tls_connection_error(address: str, error: BaseException) -> ConnectionLostEr
     )
 
 
-def _alert(error: BaseException) -> str:
+def _find_alert(error: BaseException) -> str:
     """Return the alert by which the other side has refused, in lower-case words."""
     return str(getattr(error, "reason", None) or error).lower().replace("_", " ")
 
@@ -391,6 +392,11 @@ class TlsDetector(asyncio.Protocol):
         self._connection.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        """Find out from the first byte whether the client uses TLS, and continue accordingly.
+
+        A client with TLS begins a handshake. Another client is served without TLS, or refused if
+        TLS is enforced.
+        """
         if data[0] == TLS_HELLO:
             self._acceptor.begin_handshake(self._connection, self._transport, data)
         elif self._acceptor.is_enforcing:
@@ -427,6 +433,10 @@ class TlsStream(asyncio.Protocol):
         transport: asyncio.Transport,
         acceptor: "TlsAcceptor",
     ) -> None:
+        """Create a TLS stream between `transport` and `connection`, for `acceptor`.
+
+        The handshake begins when `use_context` gives the stream a certificate.
+        """
         self._connection = connection
         self._transport = transport
         self._acceptor = acceptor
@@ -441,9 +451,10 @@ class TlsStream(asyncio.Protocol):
     # ---------------------------------------------------------------------- asyncio's protocol
 
     def data_received(self, data: bytes) -> None:
+        """Handle encrypted bytes: decrypt them, or continue the handshake with them."""
         self._incoming.write(data)
         if self.is_open:
-            self._read()
+            self._decrypt_incoming()
             return
         self._handshake_bytes += len(data)
         if self._handshake_bytes > HELLO_BYTES_MAX:
@@ -464,7 +475,7 @@ class TlsStream(asyncio.Protocol):
     # ------------------------------------------------------------------------------- handshake
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Abort the connection if its handshake has not ended `timeout_s` from now."""
+        """Abort the connection if its handshake has not ended after `timeout_s` seconds."""
 
         def expire() -> None:
             self._timer = None
@@ -480,7 +491,10 @@ class TlsStream(asyncio.Protocol):
             self._acceptor.schedule_step(self)
 
     def step(self) -> None:
-        """Continue the handshake with the bytes that have arrived. Called by the acceptor."""
+        """Continue the handshake with the bytes that have arrived. The acceptor calls this.
+
+        If it fails, the connection is closed. If it succeeds, the stream is open.
+        """
         if self._tls is None or self.is_open or self._connection.peer.closed:
             return
         try:
@@ -494,7 +508,7 @@ class TlsStream(asyncio.Protocol):
             self.is_open = True
             self._end_handshake()
             self._flush()
-            self._read()
+            self._decrypt_incoming()
 
     def fail(self, reason: str) -> None:
         """End the handshake, log `reason`, and close the connection."""
@@ -503,7 +517,7 @@ class TlsStream(asyncio.Protocol):
         self._connection.close_with_reason(reason)
 
     def _end_handshake(self) -> None:
-        """Cancel the timeout and tell the acceptor, whether the handshake succeeded or not."""
+        """Cancel the timeout, and tell the acceptor that the handshake has succeeded or failed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -511,8 +525,11 @@ class TlsStream(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ bytes
 
-    def _read(self) -> None:
-        """Decrypt what has arrived, and pass it to the connection as one piece."""
+    def _decrypt_incoming(self) -> None:
+        """Decrypt the bytes that have arrived, and pass them to the connection as one piece.
+
+        Closes the connection if the bytes are not valid, or if the client has ended the stream.
+        """
         tls = self._tls
         assert tls is not None
         pieces = []
@@ -586,7 +603,7 @@ class TlsStream(asyncio.Protocol):
 
 
 def _describe(error: BaseException) -> str:
-    """Return the reason of a TLS error of an accepted connection, as a phrase for the log."""
+    """Describe a TLS error of an accepted connection, as a phrase for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of the client was rejected: {error.verify_message}"
     reason = getattr(error, "reason", None)
@@ -597,7 +614,7 @@ class TlsAcceptor:
     """The TLS state of one server: its certificate, and its open handshakes with their limits."""
 
     def __init__(self, config: TlsConfig, protocols: Sequence[str] = ()) -> None:
-        """Create an acceptor; `start` loads its certificate.
+        """Create an acceptor of TLS connections; `start` loads its certificate.
 
         `protocols` are offered to clients by ALPN.
         """
@@ -619,9 +636,9 @@ class TlsAcceptor:
         self._is_step_scheduled = False
 
     def start(self) -> None:
-        """Load the certificate, and check its files for changes from now on.
+        """Load the certificate, and regularly check its files for changes from now on.
 
-        Raise ConfigurationError if `load_server_context` does.
+        Raise ConfigurationError if the settings are not valid, or a file cannot be used.
         """
         self.close()
         self._loop = asyncio.get_running_loop()
@@ -645,9 +662,9 @@ class TlsAcceptor:
     def begin_handshake(
         self, connection: UpgradableConnection, transport: asyncio.Transport, data: bytes
     ) -> None:
-        """Put TLS between `transport` and `connection`, whose first bytes are `data`.
+        """Put TLS between `transport` and `connection`. `data` are the client's first bytes.
 
-        Close the connection if there are too many open handshakes.
+        If there are too many unfinished handshakes, close the connection instead.
         """
         address = connection.peer.remote.address
         refusal = ""
@@ -672,9 +689,10 @@ class TlsAcceptor:
         self._choose_context(stream)
 
     def _choose_context(self, stream: TlsStream) -> None:
-        """Begin a handshake with the server's context, if there is one.
+        """Begin a handshake with the server's certificate, if there is one.
 
-        Otherwise let it fail or, in test mode, wait until a certificate has been made.
+        Without a certificate the handshake fails. In test mode the handshake waits until a
+        certificate has been made.
         """
         context = self._test_context if self._reloading is None else self._reloading.context
         if context is not None:
@@ -691,8 +709,8 @@ class TlsAcceptor:
     async def _make_test_context(self) -> None:
         """Make a self-signed certificate for test mode, then continue the waiting handshakes.
 
-        Set `_test_context` to a context with the certificate, or `_test_context_error` if it
-        cannot be made. The handshakes of clients that came in the meantime then continue or fail.
+        Sets `_test_context`, or `_test_context_error` if the certificate cannot be made; then the
+        handshakes fail.
         """
         try:
             # On another thread, because it takes about 10 ms.
@@ -713,7 +731,7 @@ class TlsAcceptor:
             self._choose_context(stream)
 
     def handshake_ended(self, stream: TlsStream) -> None:
-        """Forget the handshake of `stream`. Do nothing if it is not open."""
+        """Forget the unfinished handshake of `stream`, and count it if it has succeeded."""
         address = self._handshakes.pop(stream, None)
         if address is None:
             return
@@ -729,7 +747,7 @@ class TlsAcceptor:
             self._loop.call_soon(self._run_steps)
 
     def _run_steps(self) -> None:
-        """Do the next step of some handshakes, and of the others in later iterations."""
+        """Do the next step of some handshakes. The others follow in later iterations."""
         for stream in tuple(self._ready_for_step)[:HANDSHAKES_PER_ITERATION]:
             self._ready_for_step.pop(stream, None)
             stream.step()

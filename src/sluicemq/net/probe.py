@@ -35,10 +35,10 @@ class ProbeResult:
 
 
 def probe_connection(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeResult:
-    """Connect to `address`, which is `host:port`, and close the connection again.
+    """Find out whether a server accepts connections at `address`, which is `host:port`.
 
-    The result is RESPONDS, UNRESOLVED, REFUSED or UNREACHABLE. `timeout_s` limits the attempt for
-    each IP address of the host.
+    The result is RESPONDS, UNRESOLVED, REFUSED or UNREACHABLE. The connection is closed again.
+    `timeout_s` limits the attempt for each IP address of the host.
     """
     try:
         host = parse_host(address)
@@ -52,7 +52,7 @@ def probe_connection(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeR
 
 
 def _connect_to_any(resolved: list[Any], timeout_s: float) -> ProbeResult:
-    """Connect to one address after the other until one accepts, and close the connection again.
+    """Try to connect to one address after the other, until one accepts. Close the connection.
 
     `resolved` is a result of `socket.getaddrinfo`. `timeout_s` limits each attempt.
     """
@@ -80,9 +80,9 @@ def probe(
     tls: Tls | None = None,
     timeout_s: float = PROBE_TIMEOUT_S,
 ) -> ProbeResult:
-    """Send `command` to `address`, which is `host:port`, and find out why it fails.
+    """Send `command` to `address`, which is `host:port`, and find out why it fails, if it does.
 
-    Without `tls` the connection is plain. `timeout_s` limits each wait for the socket.
+    If `tls` is None, the connection is plain. `timeout_s` limits each wait for the socket.
     """
     connection_result = probe_connection(address, timeout_s)
     if connection_result.reachability is not Reachability.RESPONDS:
@@ -101,6 +101,7 @@ def probe(
         reachability = _CERTIFICATE_PROBLEMS.get(cause.verify_code, Reachability.UNTRUSTED)
     elif tls is None:
         reachability = _detect_protocol(parse_host(address), timeout_s)
+    # TLS failed. Does the server respond without it?
     elif probe(address, command, None, timeout_s).reachability is Reachability.RESPONDS:
         reachability = Reachability.PLAIN
     elif "ALERT" in str(cause) or "REQUIRED" in str(cause):
@@ -119,9 +120,9 @@ _CERTIFICATE_PROBLEMS: Final = {
 
 
 def _detect_protocol(host: Host, timeout_s: float) -> Reachability:
-    """Return TLS, GRPC or HTTP for a server that does not respond as RocketMQ, else UNRESPONSIVE.
+    """Find out which protocol a server speaks that does not respond as RocketMQ.
 
-    GRPC means HTTP/2 over TLS.
+    Return TLS, GRPC (HTTP/2 over TLS) or HTTP, or else UNRESPONSIVE.
     """
     context = ssl.create_default_context()
     context.check_hostname = False

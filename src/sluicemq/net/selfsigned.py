@@ -65,80 +65,82 @@ _BASIC_CONSTRAINTS: Final = bytes((_OID, 3)) + bytes.fromhex("551d13")
 
 
 def make_self_signed_pem() -> str:
-    """Return a new certificate for localhost and 127.0.0.1, and its private key, as PEM."""
-    private_key = _random_scalar()
-    public_point = _multiply(private_key, _BASE_POINT)
+    """Make a private key and a certificate for localhost and 127.0.0.1. Return both as PEM."""
+    private_key = _choose_random_scalar()
+    public_point = _multiply_point(private_key, _BASE_POINT)
     assert public_point is not None, "a multiple below the order is not the point at infinity"
     x, y = public_point
-    public_key = b"\x04" + _scalar_bytes(x) + _scalar_bytes(y)  # 4: both coordinates follow
+    public_key = b"\x04" + _encode_scalar(x) + _encode_scalar(y)  # 4: both coordinates follow
 
-    certificate = _certificate(private_key, public_key)
-    key = _der(
+    certificate = _make_certificate(private_key, public_key)
+    key = _encode_der(
         _SEQUENCE,
-        _der_integer(_EC_KEY_VERSION_1),
-        _der(_OCTET_STRING, _scalar_bytes(private_key)),
-        _der(_KEY_CURVE_FIELD, _CURVE),
-        _der(_KEY_PUBLIC_FIELD, _der_bits(public_key)),
+        _encode_der_integer(_EC_KEY_VERSION_1),
+        _encode_der(_OCTET_STRING, _encode_scalar(private_key)),
+        _encode_der(_KEY_CURVE_FIELD, _CURVE),
+        _encode_der(_KEY_PUBLIC_FIELD, _encode_der_bits(public_key)),
     )
-    return _pem("CERTIFICATE", certificate) + _pem("EC PRIVATE KEY", key)
+    return _encode_pem("CERTIFICATE", certificate) + _encode_pem("EC PRIVATE KEY", key)
 
 
-def _certificate(private_key: int, public_key: bytes) -> bytes:
-    """Return the certificate of `public_key` in DER, signed with `private_key`.
+def _make_certificate(private_key: int, public_key: bytes) -> bytes:
+    """Make the certificate of `public_key` in DER, signed with `private_key`.
 
     The fields are in the order of RFC 5280, section 4.1. Issuer and subject are the same name,
     because the certificate is self-signed.
     """
-    common_name = _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8_STRING, _NAME))
-    distinguished_name = _der(_SEQUENCE, _der(_SET, common_name))
-    validity = _der(_SEQUENCE, _der(_UTC_TIME, _FIRST_DAY), _der(_UTC_TIME, _LAST_DAY))
-    key_algorithm = _der(_SEQUENCE, _EC_KEY, _CURVE)
-    signature_algorithm = _der(_SEQUENCE, _ECDSA_SHA256)
+    common_name = _encode_der(_SEQUENCE, _COMMON_NAME, _encode_der(_UTF8_STRING, _NAME))
+    distinguished_name = _encode_der(_SEQUENCE, _encode_der(_SET, common_name))
+    validity = _encode_der(
+        _SEQUENCE, _encode_der(_UTC_TIME, _FIRST_DAY), _encode_der(_UTC_TIME, _LAST_DAY)
+    )
+    key_algorithm = _encode_der(_SEQUENCE, _EC_KEY, _CURVE)
+    signature_algorithm = _encode_der(_SEQUENCE, _ECDSA_SHA256)
 
-    signed_part = _der(
+    signed_part = _encode_der(
         _SEQUENCE,
-        _der(_VERSION_FIELD, _der_integer(_X509_VERSION_3)),
-        _der_integer(secrets.randbits(SERIAL_BITS)),
+        _encode_der(_VERSION_FIELD, _encode_der_integer(_X509_VERSION_3)),
+        _encode_der_integer(secrets.randbits(SERIAL_BITS)),
         signature_algorithm,
         distinguished_name,  # the issuer
         validity,
         distinguished_name,  # the subject
-        _der(_SEQUENCE, key_algorithm, _der_bits(public_key)),
-        _der(_EXTENSIONS_FIELD, _extensions()),
+        _encode_der(_SEQUENCE, key_algorithm, _encode_der_bits(public_key)),
+        _encode_der(_EXTENSIONS_FIELD, _encode_extensions()),
     )
     r, s = _sign(signed_part, private_key)
-    signature = _der(_SEQUENCE, _der_integer(r), _der_integer(s))
-    return _der(_SEQUENCE, signed_part, signature_algorithm, _der_bits(signature))
+    signature = _encode_der(_SEQUENCE, _encode_der_integer(r), _encode_der_integer(s))
+    return _encode_der(_SEQUENCE, signed_part, signature_algorithm, _encode_der_bits(signature))
 
 
-def _extensions() -> bytes:
-    """Return the extensions of the certificate in DER: its host names, and that it may sign.
+def _encode_extensions() -> bytes:
+    """Encode the extensions of the certificate in DER: its host names, and that it may sign.
 
     It signs itself, so it must be marked as the certificate of an authority.
     """
-    host_names = _der(
+    host_names = _encode_der(
         _SEQUENCE,
-        _der(_DNS_NAME_FIELD, b"localhost"),
-        _der(_IP_ADDRESS_FIELD, bytes((127, 0, 0, 1))),
+        _encode_der(_DNS_NAME_FIELD, b"localhost"),
+        _encode_der(_IP_ADDRESS_FIELD, bytes((127, 0, 0, 1))),
     )
-    is_authority = _der(_SEQUENCE, _der(_BOOLEAN, _TRUE))
-    return _der(
+    is_authority = _encode_der(_SEQUENCE, _encode_der(_BOOLEAN, _TRUE))
+    return _encode_der(
         _SEQUENCE,
-        _der(_SEQUENCE, _ALTERNATIVE_NAMES, _der(_OCTET_STRING, host_names)),
-        _der(_SEQUENCE, _BASIC_CONSTRAINTS, _der(_OCTET_STRING, is_authority)),
+        _encode_der(_SEQUENCE, _ALTERNATIVE_NAMES, _encode_der(_OCTET_STRING, host_names)),
+        _encode_der(_SEQUENCE, _BASIC_CONSTRAINTS, _encode_der(_OCTET_STRING, is_authority)),
     )
 
 
 # ---------------------------------------------------------------------------------- the curve
 
 
-def _random_scalar() -> int:
+def _choose_random_scalar() -> int:
     """Return a random private key or nonce."""
     return 1 + secrets.randbelow(_ORDER - 1)
 
 
-def _add(first_point: Point, second_point: Point) -> Point:
-    """Return the sum of two points."""
+def _add_points(first_point: Point, second_point: Point) -> Point:
+    """Return the sum of two points of the elliptic curve. None is the point at infinity."""
     if first_point is None:
         return second_point
     if second_point is None:
@@ -149,7 +151,7 @@ def _add(first_point: Point, second_point: Point) -> Point:
     if x1 == x2:
         if (y1 + y2) % _PRIME == 0:
             return None
-        # The points are the same: the slope is that of the tangent.
+        # The points are the same: take the slope of the tangent, (3x² + a) / 2y with a = -3.
         slope = 3 * (x1 * x1 - 1) * pow(2 * y1, -1, _PRIME)
     else:
         slope = (y2 - y1) * pow(x2 - x1, -1, _PRIME)
@@ -157,26 +159,29 @@ def _add(first_point: Point, second_point: Point) -> Point:
     return x, (slope * (x1 - x) - y1) % _PRIME
 
 
-def _multiply(factor: int, point: Point) -> Point:
-    """Return the sum of `factor` times the point, by doubling the point for each bit of it."""
+def _multiply_point(factor: int, point: Point) -> Point:
+    """Return the point of the elliptic curve that is `factor` times `point`.
+
+    The point is doubled for each bit of `factor`. None is the point at infinity.
+    """
     product: Point = None
     while factor:
         if factor & 1:
-            product = _add(product, point)
-        point = _add(point, point)
+            product = _add_points(product, point)
+        point = _add_points(point, point)
         factor >>= 1
     return product
 
 
 def _sign(signed_part: bytes, private_key: int) -> tuple[int, int]:
-    """Return the ECDSA signature (r, s) of `signed_part`.
+    """Sign `signed_part` with ECDSA. Return the signature (r, s).
 
-    Choose another nonce if r or s becomes 0, as the standard demands.
+    Another nonce is chosen if r or s becomes 0, as the standard demands.
     """
     digest = int.from_bytes(sha256(signed_part).digest())
     while True:
-        nonce = _random_scalar()
-        point = _multiply(nonce, _BASE_POINT)
+        nonce = _choose_random_scalar()
+        point = _multiply_point(nonce, _BASE_POINT)
         r = point[0] % _ORDER if point else 0
         s = pow(nonce, -1, _ORDER) * (digest + r * private_key) % _ORDER
         if r and s:
@@ -186,8 +191,8 @@ def _sign(signed_part: bytes, private_key: int) -> tuple[int, int]:
 # ------------------------------------------------------------------------------- the encoding
 
 
-def _der(tag: int, *parts: bytes) -> bytes:
-    """Return a DER value with this tag, whose content is the parts joined."""
+def _encode_der(tag: int, *parts: bytes) -> bytes:
+    """Encode a DER value: this tag, and the joined parts as content."""
     content = b"".join(parts)
     size = len(content)
     if size < 0x80:
@@ -197,22 +202,22 @@ def _der(tag: int, *parts: bytes) -> bytes:
     return bytes((tag, 0x80 | len(size_bytes))) + size_bytes + content
 
 
-def _der_integer(number: int) -> bytes:
+def _encode_der_integer(number: int) -> bytes:
     """Return a DER integer. It has room for a sign bit, so `number` must not be negative."""
-    return _der(_INTEGER, number.to_bytes(number.bit_length() // 8 + 1))
+    return _encode_der(_INTEGER, number.to_bytes(number.bit_length() // 8 + 1))
 
 
-def _der_bits(whole_bytes: bytes) -> bytes:
+def _encode_der_bits(whole_bytes: bytes) -> bytes:
     """Return a DER bit string of whole bytes, so that 0 bits of its last byte are unused."""
-    return _der(_BIT_STRING, b"\0", whole_bytes)
+    return _encode_der(_BIT_STRING, b"\0", whole_bytes)
 
 
-def _scalar_bytes(scalar: int) -> bytes:
+def _encode_scalar(scalar: int) -> bytes:
     """Return a coordinate or a private key as 32 bytes, the first byte being the highest."""
     return scalar.to_bytes(_SCALAR_BYTES)
 
 
-def _pem(label: str, content: bytes) -> str:
+def _encode_pem(label: str, content: bytes) -> str:
     """Return `content` in base64 between the lines that PEM puts around a `label`."""
     lines = encodebytes(content).decode()
     return f"-----BEGIN {label}-----\n{lines}-----END {label}-----\n"

@@ -24,7 +24,10 @@ class RefusingDispatcher(Dispatcher):
         super().__init__({}, frame_bytes_max=1 << 20)
 
     def _handle_other(self, command: Command, peer: Peer) -> bytes | None:
-        """Refuse a request. Raise ProtocolError for a response, since no request was sent."""
+        """Return a refusal of a request, for protected mode.
+
+        Raise ProtocolError for a response, because this server has sent no request.
+        """
         if command.is_response:
             raise ProtocolError("A response was received, but no request was sent.")
         peer.count_refusal()
@@ -40,6 +43,7 @@ class Connection(AcceptedConnection):
     __slots__ = ("_dispatcher", "_frame_buffer", "_has_received_frame")
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
+        """Create a connection of `server`, whose requests go to `dispatcher`."""
         super().__init__(server)
         self._dispatcher = dispatcher
         self._frame_buffer = FrameBuffer(dispatcher.frame_bytes_max)
@@ -51,9 +55,10 @@ class Connection(AcceptedConnection):
 
     # Called for every chunk: keep it cheap.
     def _handle_data(self, data: bytes) -> None:
-        """Handle a chunk: first the frames that the compiled engine knows, then `_handle_frames`.
+        """Handle bytes from the client.
 
-        The engine is not used for a refused connection, or while bytes of a frame are kept.
+        The compiled engine handles the first frames if it knows them; `_handle_frames` handles the
+        rest. The engine is not used for a refused connection, or while bytes of a frame are kept.
         """
         run_engine = self._dispatcher.run_engine
         if run_engine is None or self.is_refused or self._counted_bytes or len(self._frame_buffer):
@@ -68,10 +73,11 @@ class Connection(AcceptedConnection):
             self._handle_frames(data[used_bytes:] if used_bytes else data, skip_engine=True)
 
     def _handle_frames(self, whole: bytes | None, *, skip_engine: bool = False) -> None:
-        """Handle the frames in `whole`, and keep the rest for later.
+        """Handle frames, write the responses, and keep the bytes of the last incomplete frame.
 
-        `whole` begins with a whole frame; None means that none has arrived. `skip_engine` says
-        that the compiled engine has already declined the first frame.
+        `whole` begins with a whole frame, and may continue with others. None means that no frame is
+        whole yet. `skip_engine` means that the compiled engine has declined the first frame. If the
+        connection must wait for its turn, the rest is handled in a later scheduling round.
         """
         peer = self.peer
         scheduler = self._scheduler
@@ -105,7 +111,10 @@ class Connection(AcceptedConnection):
             self._count_unfinished(len(self._frame_buffer))
 
     def _close_after_bad_frame(self, data: bytes, error: ProtocolError) -> None:
-        """Close the connection, because `data` begins with a bad frame, as `error` says."""
+        """Close the connection, because `data` begins with a bad frame. `error` says why.
+
+        If good frames came before, their responses are still sent.
+        """
         reason = str(error)
         if data[:1] == bytes((TLS_HELLO,)):
             reason = (
@@ -128,7 +137,7 @@ class RemotingServer(Server):
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """Create a server for `dispatcher`; `start` opens its ports.
+        """Create a server that passes requests to `dispatcher`; `start` opens its ports.
 
         `on_disconnect` is called with the peer of each connection that has ended. `tls` serves TLS
         on the same ports; None serves plain connections only.

@@ -82,7 +82,10 @@ class _AcceptedStream(AcceptedConnection):
             self._protocol.connection_lost()
 
     def _handle_data(self, data: bytes) -> None:
-        """Pass `data` to the stream's protocol, which the first bytes create."""
+        """Pass `data` to the protocol of the stream. The first bytes create the protocol.
+
+        A SluiceError closes the connection.
+        """
         try:
             if self._protocol is None:
                 self._protocol = self._accept(self.peer)
@@ -129,6 +132,7 @@ class _DialedStream(asyncio.Protocol):
         self.stream: ByteStream
 
     def connection_made(self, transport: Any) -> None:
+        """Set options of the socket, and create the byte stream. asyncio calls this."""
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,8 +161,9 @@ async def dial_stream(
 ) -> ByteStream:
     """Connect to `address`, which is `host:port`, and return the stream.
 
-    `protocol` receives what happens on it. Without `tls` the connection is plain. Raise the errors
-    of `channel.dial`.
+    `protocol` receives what happens on the stream. If `tls` is None, the connection is plain. Raise
+    ConnectionLostError if connecting fails, RequestTimeoutError after `timeout_s`, ProtocolError if
+    `address` is malformed, and ConfigurationError if the files of `tls` cannot be used.
     """
     dialed = _DialedStream(protocol)
     await connect_protocol(address, lambda: dialed, timeout_s=timeout_s, tls=tls)
@@ -166,7 +171,7 @@ async def dial_stream(
 
 
 def deliver(stream: ByteStream, data: bytes, receiver: Callable[[bytes], None]) -> None:
-    """Call `receiver` with `data`, unless the stream is closed.
+    """Call `receiver(data)`, unless the stream is closed.
 
     A SluiceError that `receiver` raises is logged and closes the stream.
     """
@@ -186,7 +191,10 @@ class MemoryListenerBase:
     """A listener at some addresses of a memory network. Subclasses decide what it serves."""
 
     def __init__(self, listeners: dict[str, Any]) -> None:
-        """Create a listener. `listeners` are those of the memory network, by address."""
+        """Create a listener that does not listen yet.
+
+        `listeners` are all listeners of the memory network, by address; `start` adds this one.
+        """
         self.ports: tuple[int, ...] = ()
         self.inherited_sockets: ListeningSockets = {}
         self._listeners = listeners
@@ -197,10 +205,10 @@ class MemoryListenerBase:
         return {}
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        """Listen on every port; 0 stands for a free one. Afterwards `ports` has their numbers.
+        """Listen on every port in `ports`, and set `self.ports` to their numbers.
 
-        `host` None or "" means 127.0.0.1. Raise ConfigurationError if another listener of the
-        network has one of the addresses.
+        Port 0 stands for a free port. `host` None or "" means 127.0.0.1. Raise ConfigurationError
+        if another listener of the network has one of the addresses.
         """
         chosen_ports = tuple(port or next(_FREE_MEMORY_PORTS) for port in ports)
         addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in chosen_ports)
@@ -233,14 +241,14 @@ class MemoryStreamListener(MemoryListenerBase):
         """Open a stream to this listener, and return the end of the side that connects.
 
         `protocol` receives what happens on that end. `remote` is the address of the side that
-        connects, `local` that of this listener.
+        connects, and `local` the address of this listener.
         """
         pair = _StreamPair(self, protocol, remote, local)
         self.open_pairs.add(pair)
         return pair.dialed
 
     async def close(self) -> None:
-        """Stop listening and end all streams, after bytes written before have arrived."""
+        """Stop listening and end all streams. Bytes that were written before still arrive."""
         await asyncio.sleep(0)
         self.stop_listening()
         for pair in tuple(self.open_pairs):
@@ -259,7 +267,11 @@ class _FlowControlledTransport:
         resume_writing: Callable[[], None],
         on_close: Callable[[], None],
     ) -> None:
-        """`resume_writing` is called when the unsent bytes have fallen to LOW_WATER_BYTES."""
+        """Create a transport that calls `deliver` with the bytes that are written to it.
+
+        `resume_writing` is called when the unsent bytes have fallen to LOW_WATER_BYTES, and
+        `on_close` when the transport is closed.
+        """
         self._deliver = deliver
         self._resume_writing = resume_writing
         self._on_close = on_close
@@ -270,7 +282,10 @@ class _FlowControlledTransport:
         asyncio.get_running_loop().call_soon(self._deliver_later, bytes(data))
 
     def _deliver_later(self, data: bytes) -> None:
-        """Deliver `data`, in a later iteration of the event loop than that of `write`."""
+        """Deliver bytes that were written in an earlier iteration of the event loop.
+
+        Calls `resume_writing` if few enough unsent bytes are left.
+        """
         self._unsent_bytes -= len(data)
         self._deliver(data)
         if self._unsent_bytes <= LOW_WATER_BYTES < self._unsent_bytes + len(data):
@@ -293,7 +308,10 @@ class _StreamPair:
         remote: Host,
         local: Host,
     ) -> None:
-        """Connect both ends. The arguments are those of `MemoryStreamListener.connect`."""
+        """Connect the protocol that has dialed to `listener`, in memory.
+
+        `remote` is the address of the end that has dialed, and `local` the address of the listener.
+        """
         self._listener = listener
         self._dialed_protocol = protocol
         self._accepted_protocol: StreamProtocol | None = None  # created with the first bytes

@@ -67,11 +67,14 @@ class Tls:
 
     @classmethod
     def resolve(cls, tls: "Tls | bool | None") -> "Tls | None":
-        """Return the settings that the `tls` argument of a client means, None for no TLS.
+        """Return the settings that the `tls` argument of a client means; None for no TLS.
 
-        True means TLS with the settings of the environment or the authorities of the system. False
-        means no TLS. None means what `default_tls` or the environment says. Raise
-        ConfigurationError for another value, or for an invalid environment variable.
+        - True means TLS with the settings of the environment, or with the authorities of the
+          system.
+        - False means no TLS.
+        - None means what the block of `default_tls` says, or else the environment.
+
+        Raise ConfigurationError for another value, or for an invalid environment variable.
         """
         if isinstance(tls, Tls):
             return tls
@@ -103,7 +106,10 @@ _DEFAULT: ContextVar[tuple[Tls | None] | None] = ContextVar("tls", default=None)
 
 @contextmanager
 def default_tls(tls: Tls | None) -> Iterator[None]:
-    """Use `tls` for clients created with `tls=None` inside the block. None means no TLS."""
+    """Use `tls` for clients that are created with `tls=None` inside the block.
+
+    None means that they use no TLS.
+    """
     token = _DEFAULT.set((tls,))
     try:
         yield
@@ -112,12 +118,12 @@ def default_tls(tls: Tls | None) -> Iterator[None]:
 
 
 def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | None:
-    """Return the TLS settings of the environment variables, None if they ask for no TLS.
+    """Return the TLS settings in environment variables; None if they ask for no TLS.
 
-    `environment` None means that of the process. The variables are SLUICE_TLS (true or false; if it
-    is not set, a SLUICE_TLS_CA or SLUICE_TLS_CERTIFICATE means true), SLUICE_TLS_CA,
-    SLUICE_TLS_CERTIFICATE, SLUICE_TLS_KEY, SLUICE_TLS_KEY_PASSWORD, SLUICE_TLS_VERIFY (full, ca or
-    none) and SLUICE_TLS_SERVER_NAME. Raise ConfigurationError if a value is invalid.
+    `environment` None means the variables of the process. SLUICE_TLS is true or false; if it is not
+    set, a SLUICE_TLS_CA or SLUICE_TLS_CERTIFICATE means true. The others are SLUICE_TLS_KEY,
+    SLUICE_TLS_KEY_PASSWORD, SLUICE_TLS_VERIFY (full, ca or none) and SLUICE_TLS_SERVER_NAME. Raise
+    ConfigurationError if a value is invalid.
     """
     variables = os.environ if environment is None else environment
     if not _is_tls_on(variables):
@@ -157,7 +163,7 @@ def _is_tls_on(variables: Mapping[str, str]) -> bool:
 
 
 def broker_client_tls(config: BrokerConfig) -> Tls | None:
-    """Return the TLS settings of a broker's own connections, for example to name servers.
+    """Return the TLS settings for the connections that a broker opens, for example to name servers.
 
     Return None if they use no TLS. Host names are not verified, as in RocketMQ.
     """

@@ -157,7 +157,15 @@ class RecordDecoder:
         body_bytes_max: int = BODY_BYTES_MAX,
         keeps_raw: bool = False,
     ) -> None:
-        """Prepare the schema of the batches. The class describes the parameters."""
+        """Prepare the schema of the batches, which have the columns `columns` and `promoted`.
+
+        - `promoted` maps the names of further columns to names of properties.
+        - `broker` is the value of the column `broker`.
+        - Rows without one of `tags` are left out; None keeps all rows.
+        - `hidden` are names of properties that the column `properties` leaves out.
+        - A body that has more than `body_bytes_max` bytes when decompressed is undecodable.
+        - An undecodable body is null, or its stored bytes if `keeps_raw`.
+        """
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
         schema_fields = [pa.field(name, _TYPES.get(name, pa.string())) for name in self.columns]
@@ -192,17 +200,17 @@ class RecordDecoder:
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
         """Yield batches of the records that begin at `starts` in `data`, in ascending order.
 
-        The batches are those of `decode`. There may be at most BLOCK_ROWS_MAX records with
-        BLOCK_BYTES_MAX bytes together. Each must be whole, according to its size. Raises
-        ProtocolError if a record is not valid.
+        The batches have the same form as the batches of `decode`. There may be at most
+        BLOCK_ROWS_MAX records with BLOCK_BYTES_MAX bytes together. Each record must be whole,
+        according to its size. Raises ProtocolError if a record is not valid.
         """
         yield from self._decode_block(_Rows(np.frombuffer(data, np.uint8), starts))
 
     def _decode_block(self, block: _Rows) -> Iterator[Any]:
-        """Yield the batches of a block.
+        """Yield the batches of a block of records.
 
-        There is no batch if `tags` excludes all rows, and several if the decompressed bodies have
-        more than BATCH_BODY_BYTES_MAX bytes together.
+        There is no batch if `tags` excludes all rows. There are several if the decompressed bodies
+        have more than BATCH_BODY_BYTES_MAX bytes together.
         """
         if self._tags is not None:
             tags = text_column(block.properties, TAGS)
@@ -241,7 +249,11 @@ class RecordDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _make_column(self, name: str, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
-        """Return the Arrow array of the column `name`. `decoded` is that of `_make_batch`."""
+        """Return the Arrow array of the column `name`.
+
+        `decoded` has the decoded body, or why it could not be decoded, of each row whose stored
+        body is compressed.
+        """
         if name == "properties":
             return self._make_properties_column(block)
         if name == "broker":
@@ -267,10 +279,10 @@ class RecordDecoder:
         return pa.array([topic.decode(errors="replace") for topic in encoded], pa.string())
 
     def _make_body_column(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
-        """Return the bodies of the records.
+        """Return the bodies of the records as an Arrow array.
 
-        A row in `decoded` has its decoded body. If that is undecodable, the row has the stored
-        bytes if `keeps_raw` was set, else null. Other rows have their stored bytes.
+        `decoded` has the decoded bodies by row. Other rows get their stored bytes. A row whose body
+        cannot be decoded is null, or its stored bytes if `keeps_raw` was set.
         """
         starts = block.body_starts
         lengths = block.body_lengths
@@ -299,6 +311,7 @@ class RecordDecoder:
     def _make_properties_column(self, block: _Rows) -> Any:
         """Return the properties of the records as an Arrow map array, without the hidden names."""
 
+        # A shape is a group of rows that have the same property names in the same order.
         def make_map_array(shape: Shape) -> Any:
             visible_names: list[bytes] = []
             visible_values: list[ValueSpans] = []
@@ -329,9 +342,9 @@ def _replace_invalid_utf8(encoded_text: bytes) -> bytes:
 
 
 def _make_message_id_column(block: _Rows) -> Any:
-    """Return the message ids: UNIQ_KEY, or the offset message id if a message has none.
+    """Return the message ids: UNIQ_KEY, or for a message without it the offset message id.
 
-    The offset message id consists of store host and position in hexadecimal digits.
+    The offset message id consists of the store host and the position in the log, in hexadecimal.
     """
     ids = text_column(block.properties, UNIQ_KEY)
     if not ids.null_count:
@@ -362,9 +375,10 @@ def _view_as_byte_matrix(values: NDArray[Any]) -> Bytes:
 
 
 def _make_time_column(name: str, block: _Rows) -> Any:
-    """Return the times of field `name` as a timestamp column in microseconds.
+    """Return a time field of the records as a timestamp column in microseconds.
 
-    The field contains ms. A time is null if its microseconds do not fit into 64 bits.
+    The field `name` contains milliseconds. A time is null if its microseconds do not fit into 64
+    bits.
     """
     times = block.field(name)
     too_far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
@@ -375,7 +389,7 @@ def _make_time_column(name: str, block: _Rows) -> Any:
 
 
 def _make_host_column(name: str, block: _Rows) -> Any:
-    """Return the hosts of field `name` as a string column. Each different host is decoded once."""
+    """Return a host field of the records as a string column. Decode each different host once."""
     indices = np.empty(len(block), np.int64)
     host_texts: list[str] = []
     for rows, hosts in block.hosts(name):
@@ -436,7 +450,10 @@ class ArrowColumns(LazyColumns):
     __slots__ = ("arrays",)
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Keep the arrays by name. Nothing is converted yet."""
+        """Create columns from Arrow dictionary arrays, given by name.
+
+        Each is converted to a `Column` when it is first read.
+        """
 
         def make(name: str) -> Column:
             values = Values(arrays[name].dictionary.to_pylist())
@@ -448,7 +465,7 @@ class ArrowColumns(LazyColumns):
 
 
 def _get_codes(array: Any) -> NDArray[Any]:
-    """Return the codes of an Arrow dictionary array, with -1 for null."""
+    """Return the indices of an Arrow dictionary array as a NumPy array, with -1 for null."""
     codes = array.indices
     if array.null_count:
         codes = codes.fill_null(-1)
@@ -491,13 +508,16 @@ def build_block(
     columns_max: int = COLUMNS_MAX,
     names: Collection[str] | None = None,
 ) -> ColumnBlock:
-    """Return the block of the records with these positions in the log and these sizes.
+    """Make a block of property columns from the records at these positions of the log.
 
-    `first_offset` is the queue offset of the first row. A row is odd if its record is in none of
-    `pieces`, if the record has another size or position than the caller says, or if its lengths do
-    not agree. With `names`, the block has the columns of these names, whatever their values are,
-    and no others. Otherwise it has at most `columns_max` columns: those of the properties that most
-    rows have, without those that `_make_column_arrays` excludes.
+    Row i is the record of `sizes[i]` bytes at `positions[i]`. `first_offset` is the queue offset of
+    the first row, and `pieces` are the files of the log. A row is odd, and its columns are null, if
+    its record is in none of `pieces`, or has another size or position, or if its lengths do not
+    agree.
+
+    If `names` is given, the block has exactly the columns of these properties. Otherwise it has the
+    properties that most rows have, at most `columns_max`. Properties with mostly unique long values
+    are left out; their names are in `excluded` of the block.
     """
     row_count = len(positions)
     located = _merge_pieces([_locate_properties(piece, positions, sizes) for piece in pieces])
@@ -532,10 +552,10 @@ def _insert_null_rows(array: Any, rows: Positions, row_count: int) -> Any:
 
 
 def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) -> _PropertyRows:
-    """Return where the properties of those records are that are valid and in `piece`.
+    """Find the properties of the records that are valid and in `piece`.
 
-    `positions` and `sizes` are those of all rows of the block. A record is valid if it is whole,
-    its lengths agree, and its head has the same position and size.
+    Row i of the block is the record of `sizes[i]` bytes at `positions[i]` of the log. A record is
+    valid if it is whole, its lengths agree, and its head has the same position and size.
     """
     base, raw = piece
     rows = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
@@ -562,9 +582,9 @@ def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) 
 
 
 def _merge_pieces(located_pieces: list[_PropertyRows]) -> _PropertyRows:
-    """Merge the property bytes of several pieces into one buffer, sorted by row.
+    """Join the property bytes of several pieces into one buffer, sorted by row.
 
-    If only one piece has rows, return it as it is.
+    If only one piece has rows, it is returned as it is.
     """
     located_pieces = [located for located in located_pieces if len(located.rows)]
     if not located_pieces:
@@ -595,10 +615,10 @@ def _merge_pieces(located_pieces: list[_PropertyRows]) -> _PropertyRows:
 def _make_column_arrays(
     properties: Properties, columns_max: int
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the column arrays by name, and the names that occur but get no column.
+    """Return (columns by name, names that occur but get no column).
 
-    A name gets no column if it is in NEVER_COLUMNS, if most of its values are long and occur once
-    (`_is_unique`), or if `columns_max` names that more rows have get one.
+    A property gets no column if it is in NEVER_COLUMNS, if most of its values are long and unique,
+    or if `columns_max` properties that occur in more rows have a column already.
     """
     row_counts: Counter[str] = Counter()  # the number of rows that have each name
     for shape in properties.shapes:
@@ -624,7 +644,10 @@ def _make_column_arrays(
 
 
 def _is_unique(array: Any) -> bool:
-    """Return whether most values are long and occur once, so that a column would be of no use."""
+    """Return whether most values of a dictionary array are long and occur only once.
+
+    Such a column would be of no use.
+    """
     distinct = len(array.dictionary)
     rows = len(array) - array.null_count
     if rows < _UNIQUE_ROWS_MIN or 2 * distinct < rows:
@@ -633,9 +656,9 @@ def _is_unique(array: Any) -> bool:
 
 
 def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
-    """Return an Arrow dictionary array of these codes, which are indices in `values`.
+    """Make an Arrow dictionary array: element i is `values[codes[i]]`, or null if the code is -1.
 
-    A code of -1 becomes null. The codes are stored in the smallest integer type for `values`.
+    The codes are stored in the smallest integer type that is sufficient for `values`.
     """
     codes = np.ascontiguousarray(codes, _choose_code_type(len(values)))
     has_value = codes >= 0
@@ -649,11 +672,11 @@ def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
 
 
 def merge_block_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the columns of consecutive blocks as arrays by name, and the excluded names.
+    """Return (columns by name, excluded names) of consecutive blocks joined into one.
 
-    Each array has the rows of all blocks. A name is excluded if one of the blocks excludes it, or
-    if most values of the merged column are long and occur once. All blocks must come from
-    `build_block`.
+    Each column is an Arrow array with the rows of all blocks. A name is excluded if a block
+    excludes it, or if most values of the joined column are long and unique. The blocks must be made
+    by `build_block`.
     """
     excluded: set[str] = set()
     names: dict[str, None] = {}  # in the order in which they first occur
@@ -674,9 +697,9 @@ def merge_block_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], f
 
 
 def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
-    """Return one dictionary array of a column that at least one of the blocks has.
+    """Join a column of several blocks into one Arrow dictionary array.
 
-    Rows of blocks without this column are null.
+    At least one block must have the column. Rows of blocks without it are null.
     """
     arrays = []
     for block in blocks:

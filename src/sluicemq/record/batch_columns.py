@@ -83,10 +83,10 @@ class Spans:
         return self.data[start : start + int(self.sizes[index])]
 
     def slices(self) -> list[Any]:
-        """Return a list of all pieces.
+        """Return all pieces as a list.
 
-        They are memoryviews of `data` if `data` has more than `_COPIED_BYTES_MAX` bytes for each
-        piece, else copies (bytes).
+        A piece is a copy (bytes), or a memoryview of `data` if `data` has more than
+        `_COPIED_BYTES_MAX` bytes for each piece.
         """
         data: Any = self.data
         common_size = int(self.sizes[0])
@@ -107,10 +107,7 @@ class Spans:
         return bool((self.read_rows(prefix_bytes) == np.frombuffer(prefix, np.uint8)).all())
 
     def join(self) -> Any:
-        """Return one buffer with the bytes of all pieces, without gaps.
-
-        It is a memoryview if all pieces have the same size, else bytes.
-        """
+        """Join all pieces into one buffer: a memoryview if all have the same size, else bytes."""
         width = int(self.sizes[0])
         if (self.sizes == width).all():
             return self.read_rows(width).data
@@ -127,9 +124,9 @@ class Spans:
     def is_nearly_even(self, slack_bytes: int | None = None) -> bool:
         """Return whether the sizes are similar enough to copy all pieces with the longest size.
 
-        They are if that would copy at most twice the bytes of the pieces, plus `_SPARE_BYTES` for
-        each piece. `slack_bytes` is a further limit: the largest allowed difference between the
-        longest and the shortest piece. None means that there is no such limit.
+        They are if that copies at most twice the bytes of the pieces, plus `_SPARE_BYTES` for each.
+        If `slack_bytes` is given, the longest piece must also exceed the shortest one by at most
+        this number.
         """
         longest = int(self.sizes.max())
         if slack_bytes is not None and longest - int(self.sizes.min()) > slack_bytes:
@@ -139,8 +136,9 @@ class Spans:
     def copy_to(self, target: Bytes, target_starts: Positions) -> None:
         """Copy piece i to `target[target_starts[i]:]`, for all pieces, in order.
 
-        Pieces are copied with the size of the longest one, so surplus bytes are written behind a
-        shorter piece. `target` must have room for them behind the last piece.
+        Every piece is copied with the size of the longest one, which is faster. So surplus bytes
+        follow a shorter piece, and the next piece overwrites them. `target` must have room for the
+        surplus of the last piece.
         """
         width = int(self.sizes.max())
         if not width:
@@ -196,7 +194,11 @@ class PropertyTable:
     def __init__(
         self, names: tuple[bytes, ...], flat: Bytes, width: int, starts: Positions, ends: Positions
     ) -> None:
-        """Create a table of checked properties, as `make_property_table` does."""
+        """Create a table of properties: one column for each of `names`, one row for each message.
+
+        The row of a message has `width` bytes in `flat`. `starts[k, i]` and `ends[k, i]` are the
+        bounds in `flat` of property k of message i. Nothing is checked.
+        """
         self.names = names
         self.flat = flat
         self.width = width
@@ -225,10 +227,11 @@ class PropertyTable:
         return self._starts[index] + (self._name_sizes[index] + 1), self._ends[index]
 
     def map_values(self, index: int, code_of: Callable[[bytes], int]) -> Positions:
-        """Return an array with `code_of(value)` for the value of property `index` in each row.
+        """Return an array with `code_of(value)` for the value of one property in each row.
 
-        `code_of` must return the same code for equal values. It is called for each row if a value
-        is longer than 8 bytes, else at most twice for each different value.
+        `index` is the column of the property. `code_of` must return the same code for equal values.
+        It is called for each row if a value is longer than 8 bytes, else at most twice for each
+        different value.
         """
         starts, ends = self.value_bounds(index)
         sizes = ends - starts
@@ -241,7 +244,10 @@ class PropertyTable:
 
 
 def _map_words(words: NDArray[np.uint64], code_of: Callable[[bytes], int]) -> Positions:
-    """Return an array with the code of each word, whose bytes are a value filled up with zeros."""
+    """Return an array with `code_of(value)` for each word.
+
+    A word has 8 bytes: the value, filled up with zeros.
+    """
     codes = np.empty(len(words), np.int64)
     has_no_code = np.ones(len(words), np.bool_)
     for _ in range(_DISTINCT_MAX):
@@ -263,7 +269,7 @@ def _decode_word(number: int) -> bytes:
 
 
 def make_property_table(properties: Spans) -> PropertyTable | None:
-    """Return the table of the encoded properties of several messages.
+    """Make a table of the encoded properties of several messages.
 
     Return None if
 
@@ -301,9 +307,9 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
 
 
 def _copy_into_rows(properties: Spans, width: int) -> Bytes:
-    """Return the properties of each message in a row of `width` bytes, filled up with zeros.
+    """Copy the properties of each message into a row of `width` bytes, filled up with zeros.
 
-    The rows are consecutive. More zeros follow the last one, so that words can be read there.
+    The rows are joined. More zeros follow the last one, so that words can be read there.
     """
     count = len(properties)
     flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
@@ -318,11 +324,11 @@ def _copy_into_rows(properties: Spans, width: int) -> Bytes:
 def _read_common_names(
     flat: Bytes, starts: Positions, first_row_end: int
 ) -> tuple[bytes, ...] | None:
-    """Return the names of the first row, or None if another row has other names.
+    """Return the property names of the first message, or None if another message has other names.
 
-    `starts[index, row]` is the offset of a name in `flat`, and `first_row_end` that of the last
-    0x02 in the first row. The caller has checked that `flat` contains as many 0x01 as names. If
-    each name of each row is followed by 0x01, as checked here, no value contains 0x01.
+    `starts[k, i]` is where name k of message i begins in `flat`, and `first_row_end` is the end of
+    the first message's properties. `flat` must contain as many 0x01 as names. As each name is
+    checked to be followed by 0x01, no value contains 0x01.
     """
     properties = flat[:first_row_end].tobytes().split(b"\2")
     if any(encoded.count(b"\1") != 1 or encoded.startswith(b"\1") for encoded in properties):
@@ -403,10 +409,10 @@ class EncodedRecords(NamedTuple):
 
 
 def find_message_starts(batch: bytes) -> list[int] | None:
-    """Return the offsets in `batch` where the messages of a batch begin.
+    """Return the offsets at which the messages of a batch begin. HOT.
 
     Return None if the sizes of the messages do not add up to the size of `batch`, or if one is
-    smaller than an empty message. Nothing else is checked. Called for every batch: keep it cheap.
+    smaller than an empty message. Nothing else is checked.
     """
     starts: list[int] = []
     add_start = starts.append
@@ -424,16 +430,16 @@ def find_message_starts(batch: bytes) -> list[int] | None:
 def split_batch(
     batch: bytes, suffix: bytes, code_of: Callable[[bytes], int]
 ) -> BatchColumns | None:
-    """Return the messages of a batch as columns, or None if it must be decoded message by message.
+    """Split a batch into columns; return None if it must be decoded message by message.
 
     `suffix` contains encoded properties that are added to each message. `code_of` returns the code
-    of an encoded tag. In the heads, flag, body length and CRC are set. The caller sets the fields
-    that the request contains once for all messages: birth time, hosts and system flag.
+    of an encoded tag. The heads get flag, body length and CRC. The caller sets the fields that are
+    the same for all messages: birth time, hosts and system flag.
 
     None is returned if there are fewer than `COUNT_MIN` or more than `BATCH_MESSAGES_MAX` messages,
-    if lengths do not agree, if a message has no properties or too long ones, or if its properties
-    need special care: see `_read_tag_codes`. The caller learns the error from `decode_in_steps` or
-    `codec.decode_batch`.
+    if lengths do not agree, or if a message has no properties, too long ones, or properties that
+    need special care. `decode_in_steps` or `codec.decode_batch` then raises the error, if there is
+    one.
     """
     (first_size,) = _unpack_size(batch, 0)
     if first_size * COUNT_MIN > 2 * len(batch):
@@ -484,11 +490,11 @@ def split_batch(
 def _read_tag_codes(
     properties: Spans, table: PropertyTable | None, code_of: Callable[[bytes], int]
 ) -> Positions | None:
-    """Return the tag code of each message, 0 for a message without a tag.
+    """Return the tag code of each message; 0 for a message without a tag.
 
-    `table` is the table of `properties`, or None if they have none. `code_of` returns the code of
-    an encoded tag. Return None if a message has, or may have, a property that changes how the
-    message is stored (`_NEEDS_CARE`), or properties that cannot be examined in columns.
+    `table` is the table of `properties`, or None if there is none. `code_of` returns the code of an
+    encoded tag. Return None if a message has, or may have, a property that changes how it is stored
+    (`_NEEDS_CARE`), or if the properties cannot be examined in columns.
     """
     if table is None:
         return _search_tag_codes(properties, code_of)
@@ -503,7 +509,7 @@ def _read_tag_codes(
 def has_more_messages(batch: bytes, count: int) -> bool:
     """Return whether a batch has more than `count` messages, according to their sizes.
 
-    Return False if one of the first `count` messages is smaller than an empty message.
+    Return False if one of the first `count` messages has an impossible size.
     """
     start = 0
     last_start = len(batch) - BATCH_FIXED_BYTES
@@ -520,14 +526,14 @@ def has_more_messages(batch: bytes, count: int) -> bool:
 def decode_in_steps(
     batch: bytes, stored_of: Callable[[bytes], bytes], code_of: Callable[[bytes], int]
 ) -> Generator[None, None, BatchColumns]:
-    """Decode any batch message by message, in steps, and return its columns.
+    """Decode any batch message by message. The generator returns its columns.
 
-    The generator yields None after each STEP_MESSAGES messages and before each of the last two
-    steps, so that the caller can do other work.
+    It yields None after each STEP_MESSAGES messages and before the last two steps, so that the
+    caller can do other work.
 
-    Both functions take the encoded properties that a message was sent with: `stored_of(sent)`
-    returns the properties to store, `code_of(sent)` the tag code of the sent ones. Raises
-    ProtocolError as `codec.iter_batch` does, and what `stored_of` raises.
+    Both functions take the encoded properties with which a message was sent: `stored_of(sent)`
+    returns the properties to store, and `code_of(sent)` the tag code. Raises ProtocolError if the
+    batch is malformed or has too many messages, and what `stored_of` raises.
     """
     flags: list[int] = []
     body_start_list: list[int] = []
@@ -563,7 +569,7 @@ def decode_in_steps(
 
 
 def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Positions | None:
-    """Return the tag codes of properties whose names differ from message to message.
+    """Return the tag code of each message in a batch whose property names differ.
 
     `code_of` returns the code of an encoded tag. All codes are 0 if no message has a tag. Return
     None, so that the batch is decoded message by message, if
@@ -572,7 +578,7 @@ def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Pos
     - a message may have a property that changes how it is stored (`_NEEDS_CARE`),
     - only some messages have a tag, or a message has it as its first property.
 
-    The bytes before any 0x01 in the batch, even in a body, count as a name that a message may have.
+    The whole batch is searched: bytes before a 0x01 in a body count as a name, too.
     """
     data = properties.data
     starts = properties.starts
@@ -641,15 +647,13 @@ def encode_records(
     position: int,
     stored_ms: int,
 ) -> EncodedRecords:
-    """Return the records of the messages in `columns`, and their units of the consume queue.
+    """Encode the records of the messages in `columns`, and their units (queue entries).
 
-    This sets the fields of `columns.heads` that depend on queue, position and time. The records are
-    consecutive: the first one has `queue_offset` and begins at `position` in the log. A unit
-    consists of the position and size of a record, and of the code of its tag.
+    The records follow each other: the first one has `queue_offset` and begins at `position` in the
+    log. Sets the fields of `columns.heads` that depend on queue, position and time.
 
     - `fixed_bytes` is the size of a record of this queue without body and properties.
-    - `topic_part` contains the bytes between the body and the length of the properties, which are
-      the same in each record: length of the topic, and topic.
+    - `topic_part` is what follows the body in each record: the length of the topic, and the topic.
     - `magic` is the magic number of the records, V1 or V2.
     - `stored_ms` is the store time.
     """
@@ -684,7 +688,9 @@ def encode_records(
 
 
 def _list_pieces(columns: BatchColumns, fixed_parts: "_FixedParts") -> list[Any]:
-    """Return all records as a list of bytes objects, which follow each other without gaps."""
+    """Return the records as a list of bytes objects, which form the records when joined."""
+    # Each message has four pieces: the suffix of the message before it and its head, its body, its
+    # topic with the length of the properties, and its properties. The last suffix follows alone.
     pieces: list[Any] = [b""] * (4 * len(columns.heads) + 1)
     pieces[0:-1:4] = _list_rows(fixed_parts.before_bodies)
     # No message precedes the first one, so its row begins with a suffix too many.
@@ -712,7 +718,10 @@ class _FixedParts(NamedTuple):
 
 
 def _build_fixed_parts(columns: BatchColumns, topic_part: bytes) -> _FixedParts:
-    """Return the fixed parts of the records. The heads must be complete."""
+    """Build the parts of the records other than bodies and properties, which have fixed sizes.
+
+    The heads of `columns` must be complete.
+    """
     heads = columns.heads
     prefix = columns.properties_prefix
     suffix = columns.properties_suffix
@@ -733,10 +742,10 @@ def _build_fixed_parts(columns: BatchColumns, topic_part: bytes) -> _FixedParts:
 def _copy_into_one_buffer(
     columns: BatchColumns, starts: Positions, fixed_parts: _FixedParts
 ) -> memoryview:
-    """Return all records in one buffer. `starts` are the offsets of the records in it.
+    """Copy all records into one buffer. Record i begins at `starts[i]` in the result.
 
     Bodies are copied first, then properties, then the fixed parts. Each copy overwrites the surplus
-    of the copies before it.
+    bytes of the copies before it.
     """
     heads = columns.heads
     suffix = columns.properties_suffix

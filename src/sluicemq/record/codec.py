@@ -53,9 +53,9 @@ VALUE_END: Final = chr(layout.VALUE_END)
 
 
 def tag_code_of_properties(properties: bytes) -> int:
-    """Return the code of the tag in encoded properties; 0 if there is no tag.
+    """Return the code (hash) of the tag in encoded properties; 0 if there is no tag. HOT.
 
-    Of several tags the last one counts. Called for each message of a batch: keep it cheap.
+    Of several tags the last one counts.
     """
     start = properties.rfind(b"\x02TAGS\x01")
     if start >= 0:
@@ -71,10 +71,10 @@ def tag_code_of_properties(properties: bytes) -> int:
 
 
 def tag_code_of_text(properties: str) -> int:
-    """Return the code of the tag in the text form of properties; 0 if there is no tag.
+    """Return the code (hash) of the tag in properties as text; 0 if there is no tag. HOT.
 
-    The text form is the encoded form, decoded to str. The last property must end with VALUE_END.
-    Called for each message sent: keep it cheap.
+    The text is the encoded form decoded to str: `name 0x01 value 0x02` for each property. It must
+    end with 0x02.
     """
     start = properties.rfind("\x02TAGS\x01")
     if start >= 0:
@@ -84,24 +84,23 @@ def tag_code_of_text(properties: str) -> int:
     return 0
 
 
-def _code_of(tag: bytes) -> int:
+def _compute_tag_code(tag: bytes) -> int:
     """Return the code of an encoded tag. Bytes that are not UTF-8 are replaced."""
     return tag_code(tag.decode("utf-8", "replace"))
 
 
-_cached_code: Final = lru_cache(maxsize=65_536)(_code_of)
+_cached_code: Final = lru_cache(maxsize=65_536)(_compute_tag_code)
 
 
 def tag_code_of_tag(tag: bytes) -> int:
     """Return the code of an encoded tag. The codes of short tags are cached."""
-    return _cached_code(tag) if len(tag) <= CACHED_LENGTH_MAX else _code_of(tag)
+    return _cached_code(tag) if len(tag) <= CACHED_LENGTH_MAX else _compute_tag_code(tag)
 
 
 def find_property(properties: bytes, name: bytes) -> bytes | None:
-    """Return the value of property `name` in encoded properties; None if it is not there.
+    """Return the value of property `name` in encoded properties; None if it is not there. HOT.
 
-    Of several properties with this name the last one counts. Called for each delayed message: keep
-    it cheap.
+    Of several properties with this name the last one counts.
     """
     start = properties.rfind(b"\x02" + name + b"\x01")
     if start >= 0:
@@ -126,7 +125,7 @@ def format_property_text(properties: dict[str, str]) -> str:
 
 
 def parse_property_text(properties: str) -> dict[str, str]:
-    """Return the dict of the properties that are given in their text form.
+    """Parse properties given as text: `name 0x01 value 0x02` for each property.
 
     Parts without a name or a value are ignored, as by RocketMQ's parser. Of several properties with
     the same name the last one counts.
@@ -224,7 +223,7 @@ _V1_TOPIC_BYTES_MAX: Final = 127
 
 
 def _make_length_error(topic: bytes, properties: Buffer, topic_length_max: int) -> ProtocolError:
-    """Return the error for a topic or properties that are too long for their length field."""
+    """Make the error for a topic or properties that are too long for their length field."""
     if len(topic) > topic_length_max:
         return ProtocolError(
             f"The topic has {len(topic)} bytes, more than its length field can express."
@@ -252,11 +251,11 @@ def encode_record(
     prepared_offset: int = 0,
     version2: bool | None = None,
 ) -> bytes:
-    """Return the bytes of a record. This is the reference for faster encoders.
+    """Encode a record. This is the reference for faster encoders.
 
     - `body` and `properties` are bytes as they are stored, `properties` from `encode_properties`.
-    - `born_host` and `store_host` are encoded hosts of 8 or 20 bytes. Their lengths decide the host
-      bits of the stored system flag; those of `sys_flag` are ignored.
+    - `born_host` and `store_host` are encoded hosts of 8 bytes (IPv4) or 20 (IPv6). They decide the
+      host bits of the stored system flag; the host bits of `sys_flag` are ignored.
     - `version2` selects the V2 layout. None means V2 if the topic has more than 127 bytes.
 
     Raises ProtocolError if the topic or the properties are longer than their length field can
@@ -308,10 +307,11 @@ def encode_record(
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
-    """Return the numbers of the record at `offset` in `data`, and where its parts are in `data`.
+    """Parse the head of the record at `offset` in `data`, and locate its parts.
 
-    Raises ProtocolError unless there is a whole record whose lengths agree with its size. The CRC
-    of the body is not checked; `is_body_intact` does that.
+    The result has the numbers of the record, and slices of `data` for hosts, body, topic and
+    properties. Raises ProtocolError unless there is a whole record whose lengths agree with its
+    size. The CRC of the body is not checked.
     """
     try:
         size_bytes, magic, sys_flag, _ = _FIRST(data, offset)
@@ -373,11 +373,11 @@ def is_body_intact(data: Buffer, head: RecordHead) -> bool:
 def decode_record(
     data: Buffer, offset: int = 0, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> StoredMessage:
-    """Return the message of the record at `offset` in `data`.
+    """Decode the record at `offset` in `data`.
 
-    Its body is decompressed when it is first read. That fails if the body grows beyond
-    `body_bytes_max` bytes. `broker` is stored in the message as the name of its broker. Raises
-    ProtocolError if there is no whole record.
+    The body is decompressed when it is first read; that fails if it grows beyond `body_bytes_max`
+    bytes. `broker` is the name of the broker in the message. Raises ProtocolError if there is no
+    whole record.
     """
     head = parse_head(data, offset)
     return StoredMessage(
@@ -405,10 +405,10 @@ def decode_record(
 def decode_records(
     data: Buffer, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> list[StoredMessage]:
-    """Return the messages of concatenated records, such as the body of the response to a pull.
+    """Decode records that follow each other, such as the body of the response to a pull.
 
-    The arguments are those of `decode_record`. Raises ProtocolError if `data` does not consist of
-    whole records.
+    `broker` is the name of the broker in the messages. A compressed body may grow to
+    `body_bytes_max` bytes. Raises ProtocolError if `data` does not consist of whole records.
     """
     messages = []
     offset = 0
@@ -426,14 +426,14 @@ def split_records(
     tags: Collection[str] = (),
     body_bytes_max: int = BODY_BYTES_MAX,
 ) -> list[tuple[int, int, bytes | StoredMessage]]:
-    """Split concatenated records without decoding plain ones.
+    """Split records that follow each other, without decoding plain ones. HOT: for each pull.
 
     Return (queue offset, size, record) for each record. A plain record is returned as its bytes,
-    for `decode_record`. A record is not plain if it has layout V2, a compressed body or an IPv6
-    host. It is returned as a message, whose body is not decompressed yet.
+    which `decode_record` decodes later. A record with layout V2, a compressed body or an IPv6 host
+    is not plain. It is returned as a message, whose body is not decompressed yet.
 
     If `tags` is not empty, only records with one of these tags are returned. Raises ProtocolError
-    if `data` does not consist of whole records. Called for each pull: keep it cheap.
+    if `data` does not consist of whole records.
     """
     records: list[tuple[int, int, bytes | StoredMessage]] = []
     offset = 0
@@ -463,10 +463,7 @@ def split_records(
 
 
 def _find_tag(record: bytes, begin: int) -> str | None:
-    """Return the tag of a record whose properties begin at offset `begin`; None if it has none.
-
-    Called for each record of a pull: keep it cheap.
-    """
+    """Return the tag of a record whose properties begin at `begin`; None if it has none. HOT."""
     start = record.rfind(b"\x02TAGS\x01", begin) + 6
     if start < 6:  # `rfind` has returned -1
         if not record.startswith(b"TAGS\x01", begin):
@@ -483,7 +480,8 @@ def _find_tag(record: bytes, begin: int) -> str | None:
 def raw_body_of(record: bytes | StoredMessage) -> bytes:
     """Return the stored body of a record that `split_records` returned.
 
-    The stored body of a record that is bytes is not compressed. That of a message may be.
+    If the record is bytes, its stored body is not compressed. If it is a StoredMessage, its stored
+    body may be compressed.
     """
     if not isinstance(record, bytes):
         return record.raw_body
@@ -498,14 +496,14 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
-    """Return the slice of `data` with the encoded properties of the record at `offset`.
+    """Return the slice of `data` with the encoded properties of the record at `offset`. HOT.
 
-    The record must be valid: nothing is checked, because the store checked it when it was written.
-    Called by property filters for each message: keep it cheap.
+    Nothing is checked: the record must be valid.
     """
     (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
     index = offset + _LENGTH_AT[sys_flag & HOST_BITS]
     index += 4 + _INT.unpack_from(data, index)[0]
+    # Byte 7 is the last one of the magic number. It tells how long the length of the topic is.
     if data[offset + 7] == MAGIC_V1 & 0xFF:
         index += 1 + data[index]
     else:
@@ -523,9 +521,9 @@ _CHECKSUM_PLACE: Final = CHECKSUM_START + b"0" * _DIGITS + _END
 
 
 def reserve_checksum(properties: bytes) -> bytes:
-    """Return encoded properties with a checksum property of zeros at their end.
+    """Return encoded properties with a checksum property of zeros added at the end.
 
-    `fill_checksum` replaces the zeros. A checksum that a client sent is removed.
+    `fill_checksum` later replaces the zeros. A checksum that a client sent is removed.
     """
     if CHECKSUM_START in properties:
         # Without the checksum of a client.
@@ -546,7 +544,7 @@ def fill_checksum(record: bytes) -> bytes:
     All other bytes must be final, and its properties must come from `reserve_checksum`.
     """
     content = record[:-CHECKSUM_BYTES]
-    return content + CHECKSUM_START + _digits(zlib.crc32(content)) + _END
+    return content + CHECKSUM_START + _encode_checksum(zlib.crc32(content)) + _END
 
 
 def has_valid_checksum(record: Buffer) -> bool:
@@ -555,10 +553,13 @@ def has_valid_checksum(record: Buffer) -> bool:
     Return False if it has no checksum.
     """
     content = memoryview(record)[:-CHECKSUM_BYTES]
-    return bytes(record[len(content) :]) == CHECKSUM_START + _digits(zlib.crc32(content)) + _END
+    return (
+        bytes(record[len(content) :])
+        == CHECKSUM_START + _encode_checksum(zlib.crc32(content)) + _END
+    )
 
 
-def _digits(crc: int) -> bytes:
+def _encode_checksum(crc: int) -> bytes:
     """Return the value of the checksum property for a CRC-32.
 
     It has ten decimal digits, the least significant first, of the CRC's lower 31 bits.
@@ -575,11 +576,11 @@ _unpack_lengths = BATCH_HEAD.struct_of("size", "flag", "body_length").unpack_fro
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
-    """Return the body of a batch request.
+    """Encode messages as the body of a batch request.
 
-    `messages` are (flag, body, encoded properties) of each message. Its number is not checked.
-    Raises ProtocolError if the properties of a message have more than PROPERTIES_BYTES_MAX bytes,
-    or if a number does not fit into its field.
+    `messages` yields (flag, body, encoded properties) for each message. Their number is not
+    checked. Raises ProtocolError if the properties of a message have more than PROPERTIES_BYTES_MAX
+    bytes, or if a number does not fit into its field.
     """
     batch_parts: list[bytes | memoryview] = []
     for flag, body, properties in messages:
@@ -604,12 +605,13 @@ bytes has this number."""
 
 
 def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (flag, body start, body end, message end) of each message in a batch.
+    """Yield (flag, body start, body end, message end) of each message in a batch. HOT.
 
     The last three are offsets in `batch`. The encoded properties begin two bytes behind the body,
-    and end with the message. Raises ProtocolError at the first message whose lengths do not agree
-    with its size, or that extends beyond the batch, and at the message number BATCH_MESSAGES_MAX +
-    1. Called for each batch: keep it cheap.
+    and end with the message.
+
+    Raises ProtocolError at a message whose lengths do not agree with its size, or that extends
+    beyond the batch, and if there are more than BATCH_MESSAGES_MAX messages.
     """
     unpack_head = _unpack_lengths
     unpack_length = _SHORT.unpack_from
@@ -641,11 +643,11 @@ def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]
 
 
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
-    """Return (flag, body, encoded properties, tag code) of each message in a batch.
+    """Return (flag, body, encoded properties, tag code) for each message in a batch. HOT.
 
-    If the batch has more than COPIED_BYTES_MAX bytes, the bodies are views of it. Those of a
-    smaller batch are copies, which take less time than views. Raises ProtocolError as `iter_batch`
-    does. Called for each batch: keep it cheap.
+    If the batch has more than COPIED_BYTES_MAX bytes, the bodies are views of it. Otherwise they
+    are copies, which take less time. Raises ProtocolError if the batch is malformed or has too many
+    messages.
     """
     is_small = len(body) <= COPIED_BYTES_MAX
     batch: bytes | memoryview = bytes(body) if is_small else memoryview(body)
@@ -723,9 +725,10 @@ class RecordKeyHashes(NamedTuple):
 
 
 def hash_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeyHashes:
-    """Return what the key index stores for the record at `offset`.
+    """Return the hashes and the store time that the key index stores for a record.
 
-    Return no hashes and a store time of 0 if there is no whole record.
+    The record is at `offset` in `data`. If there is no whole record, the result has no hashes and a
+    store time of 0.
     """
     try:
         record = read_keys(data, offset)

@@ -69,10 +69,10 @@ class ColumnBlock(NamedTuple):
         return self.first_offset + self.rows
 
     def slice_offsets(self, start: int, stop: int) -> "ColumnBlock":
-        """Return the block of the rows with queue offsets from `start` up to `stop`, exclusive.
+        """Return the rows with queue offsets in [start, stop) as a block.
 
-        Both must be within this block. Return the block itself if these are all of its rows. The
-        columns of the result may have values that occur in no row.
+        Both ends must be within this block. If these are all of its rows, the block itself is
+        returned. The columns of the result may list values that occur in no row.
         """
         first_row = start - self.first_offset
         end_row = stop - self.first_offset
@@ -91,7 +91,7 @@ class ColumnBlock(NamedTuple):
         return ColumnBlock(self.first_offset, len(rows), columns, self.excluded, self.odd[:0])
 
     def _take_columns(self, rows: "slice | NDArray[np.intp]") -> "LazyColumns":
-        """Return the columns of these rows. Each is made when it is first read."""
+        """Return the columns with only these rows. Each column is made when it is first read."""
 
         def make(name: str) -> Column:
             codes, values = self.columns[name]
@@ -181,10 +181,11 @@ def compute_block_stats(block: ColumnBlock) -> BlockStats:
 
 
 def compute_column_stats(column: Column) -> ColumnStats:
-    """Return the statistics of a column.
+    """Compute the statistics of a column, with which filters can skip a whole block.
 
     They list the distinct values if there are at most VALUES_MAX, with VALUES_CHARACTERS_MAX
-    characters together. Otherwise they have the range if all values are plain numbers.
+    characters together. Otherwise they have the lowest and highest value if all values are plain
+    numbers.
     """
     values = column.values
     has_null = bool((column.codes < 0).any())

@@ -47,7 +47,10 @@ class Layout:
     """
 
     def __init__(self, *fields: tuple[str, str]) -> None:
-        """Compute sizes and offsets of fields, given as pairs of name and kind."""
+        """Create a layout of `fields`, pairs of a name and a kind, in the order of the bytes.
+
+        A kind is i (signed), u (unsigned) or V (bytes), and the size in bytes, such as i4 or V8.
+        """
         self.fields = fields
         names = [name for name, _ in fields]
         kinds = [kind for _, kind in fields]
@@ -58,11 +61,11 @@ class Layout:
         self._ends = dict(zip(names, ends, strict=True))
 
     def describe_misfit(self, *values: object) -> str:
-        """Return a sentence about the first integer that does not fit into its field.
+        """Describe the first integer that does not fit into its field; return "" if all fit.
 
-        `values` are those of all fields, in order; fields of any content are not examined. Return
-        "" if all integers fit. Use this for the text of an error, because the error of `struct`
-        names neither the field nor the value.
+        `values` has the values of all fields, in order. Fields of kind V are not examined. The
+        result is a sentence for an error, because the error of `struct` names neither the field nor
+        the value.
         """
         for (name, kind), value in zip(self.fields, values, strict=True):
             if kind[0] == "V" or not isinstance(value, int):
@@ -72,8 +75,8 @@ class Layout:
                 value_min = 0
                 value_max = (1 << bits) - 1
             else:
-                value_min = -(1 << bits - 1)
-                value_max = (1 << bits - 1) - 1
+                value_min = -(1 << (bits - 1))
+                value_max = (1 << (bits - 1)) - 1
             if not value_min <= value <= value_max:
                 noun = name.replace("_", " ")
                 return (
@@ -91,7 +94,7 @@ class Layout:
         return Layout(*self.fields[names.index(first_name) : names.index(last_name) + 1])
 
     def struct_of(self, *names: str) -> Struct:
-        """Return a struct that unpacks the values of the fields `names`, which must be in order.
+        """Return a struct that unpacks only the fields `names`, which must be in order.
 
         It begins at the start of the layout, skips the bytes of other fields, and ends with the
         last of `names`.
@@ -120,7 +123,10 @@ HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 
 
 def _record_head(host_bits: int) -> Layout:
-    """Return the layout of a record before its body, for the host bits of the system flag."""
+    """Return the layout of a record's head, which comes before its body.
+
+    The sizes of the two hosts depend on `host_bits`, the host bits of the system flag.
+    """
     born_host_bytes = HOST_BYTES_IPV6 if host_bits & BORN_HOST_IPV6 else HOST_BYTES_IPV4
     store_host_bytes = HOST_BYTES_IPV6 if host_bits & STORE_HOST_IPV6 else HOST_BYTES_IPV4
     return Layout(

@@ -75,7 +75,7 @@ def read_words(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
 
 
 def all_begin_with(raw: Bytes, starts: Positions, prefix: bytes) -> bool:
-    """Return whether `prefix`, which must not be empty, is at each of the starts.
+    """Return whether the bytes `prefix`, which must not be empty, are at each of the starts.
 
     The bytes are compared in pieces that fit into the processor's cache. In a piece, the first row
     is compared with the prefix, and each other row with the one before.
@@ -92,9 +92,9 @@ def all_begin_with(raw: Bytes, starts: Positions, prefix: bytes) -> bool:
 
 
 def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, arrow_type: Any) -> Any:
-    """Return an Arrow array whose value i has the `lengths[i]` bytes of `raw` from `starts[i]` on.
+    """Make an Arrow array whose value i has the `lengths[i]` bytes of `raw` from `starts[i]` on.
 
-    `arrow_type` is its type: pa.binary() or pa.string(). The array does not refer to `raw`.
+    `arrow_type` is pa.binary() or pa.string(). The array does not refer to `raw`.
     """
     count = len(starts)
     if count and (lengths == lengths[0]).all():
@@ -113,9 +113,9 @@ def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, arrow_ty
 
 
 def join_values(raw: Bytes, starts: Positions, lengths: Positions) -> tuple[Bytes, Positions]:
-    """Return (joined, joined starts): the values of `make_value_array` behind each other.
+    """Copy values behind each other. Return (joined bytes, start of each value in them).
 
-    Value i begins at `joined_starts[i]`.
+    Value i has the `lengths[i]` bytes of `raw` from `starts[i]` on.
     """
     # The data buffer of a binary array contains the values without gaps.
     _, offsets, value_bytes = make_value_array(raw, starts, lengths, pa.binary()).buffers()
@@ -127,11 +127,11 @@ def join_values(raw: Bytes, starts: Positions, lengths: Positions) -> tuple[Byte
 
 
 def _make_views(raw: Bytes, starts: Positions, lengths: Positions) -> NDArray[np.int32]:
-    """Return an Arrow view of each value, one in each row of four numbers of 4 bytes.
+    """Return the Arrow view of each value, as a row of four numbers of 4 bytes.
 
     In the view of a long value they are: length, first 4 bytes of the value, number of the buffer,
-    offset in the buffer. The view of a short value has its length and its bytes. `raw` must have at
-    least _VIEW_BYTES bytes.
+    offset in the buffer. The view of a short value has its length and its bytes. Value i has the
+    `lengths[i]` bytes of `raw` from `starts[i]` on. `raw` must have at least _VIEW_BYTES bytes.
     """
     # A view has the first bytes of its value from byte 4 on. So it is read from 4 bytes before the
     # value on, and the 4 bytes are replaced by the length.
@@ -171,7 +171,7 @@ class RepeatedTexts:
         self._arrays: dict[tuple[bytes, ...], Any] = {}
 
     def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
-        """Return a pa.string() array with `rows` * len(texts) elements: `texts`, again and again.
+        """Return a pa.string() array that repeats `texts`, in order, `rows` times.
 
         The texts must be valid UTF-8. The longest array of each `texts` is cached, and a shorter
         one is a slice of it. The cache is cleared when it has more than 64 arrays.
@@ -189,7 +189,7 @@ class RepeatedTexts:
 
 
 def make_hex_array(matrix: Bytes) -> Any:
-    """Return a pa.string() array with the upper-case hexadecimal digits of each row of a matrix."""
+    """Return a pa.string() array: element i has the upper-case hexadecimal digits of row i."""
     count, row_bytes = matrix.shape
     digits = HEX_PAIRS[matrix]
     return pa.Array.from_buffers(
@@ -246,7 +246,7 @@ class ValueSpans:
         return int(self.lengths.max(initial=0))
 
     def take_rows(self, rows: NDArray[Any]) -> "ValueSpans":
-        """Return the values of the rows that `rows` selects. `rows` are indices or a mask."""
+        """Return only the values of some rows. `rows` are indices or a mask."""
         lengths = self.lengths
         if not isinstance(lengths, int):
             lengths = lengths[rows]
@@ -274,9 +274,9 @@ def first_separators(
 ) -> Positions:
     """Return how many bytes precede the next separator (0x02) from each start on.
 
-    `words` are the first 8 bytes from each start on, as numbers. `sizes_max[row]` is the largest
-    number to return for a row: the number of bytes up to the end of its properties. It is returned
-    if there is no separator before this end, also if it is negative.
+    `words` are the first 8 bytes from each start on, as numbers. `sizes_max[row]` is the number of
+    bytes up to the end of the row's properties. It is returned if there is no separator before,
+    even if it is negative.
 
     The search has three stages. Each examines only the rows without a separator so far: two more
     words, then a window of 64 bytes, then all bytes up to the end.
@@ -302,10 +302,10 @@ def first_separators(
 
 
 def _search_whole_rows(raw: Bytes, starts: Positions, sizes: Positions) -> Positions:
-    """Return how many of the `sizes[i]` bytes from `starts[i]` on precede the first separator.
+    """Return how many bytes precede the first separator in each row; all if there is none.
 
-    That is all of them if there is none. The bytes of all rows are copied behind each other and
-    searched at once.
+    Row i has the `sizes[i]` bytes of `raw` from `starts[i]` on. The rows are copied behind each
+    other and searched at once.
     """
     joined, row_starts = join_values(raw, starts, sizes)
     separators = np.append(np.flatnonzero(joined == SEPARATOR), len(joined))
@@ -336,7 +336,7 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     """Return a pa.string() array of the values of all columns, row by row.
 
     It has `rows` * len(columns) elements, and begins with the values of row 0 in all columns. Bytes
-    that are not UTF-8 are replaced, as by `bytes.decode`.
+    that are not UTF-8 are replaced by U+FFFD.
     """
     if len(columns) == 1:
         column = columns[0]
@@ -356,9 +356,10 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
 
 
 def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
-    """Return the array of `make_text_array`, written in words of 8 bytes.
+    """Return a pa.string() array of the values of all columns, row by row, if they are short.
 
-    Only for values of at most `_WRITTEN_MAX` bytes: it writes one word of all rows at a time.
+    No value may have more than `_WRITTEN_MAX` bytes. The array is written in words of 8 bytes, one
+    word of all rows at a time.
     """
     lengths = np.empty((rows, len(columns)), np.int32)
     first_words = np.empty((rows, len(columns)), np.uint64)
@@ -381,9 +382,9 @@ def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
 
 
 def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: ValueSpans) -> None:
-    """Write the values of a column from their second word on.
+    """Write the values of a column into `target`, from their second word of 8 bytes on.
 
-    Value i goes to byte `target_starts[i]` of `target`, whose element n is the word at byte n.
+    Value i begins at byte `target_starts[i]`. Element n of `target` is the word at byte n.
     """
     for word_start in range(_WORD, column.length_max, _WORD):
         if column.text is not None:  # all values are the same
@@ -398,10 +399,9 @@ def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: 
 
 
 def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
-    """Return a pa.string() array of the values of all columns, row by row.
+    """Return a pa.string() array of the values of all columns, row by row, of any length.
 
-    The result is that of `make_text_array`. It is built from Arrow views, which is faster if some
-    values are long.
+    It is built from Arrow views, which is faster if some values are long.
     """
     shape = (rows, len(columns))
     starts = np.empty(shape, np.int64)
@@ -415,7 +415,7 @@ def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
 
 
 def _make_valid_text_array(count: int, offsets: Any, text_bytes: Bytes) -> Any:
-    """Return the pa.string() array of `count` values with these offsets and bytes.
+    """Make a pa.string() array of `count` values with these offsets and bytes.
 
     Bytes that are not UTF-8 are replaced by U+FFFD.
     """
@@ -454,13 +454,11 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 def split_properties(encoded: bytes) -> Pairs | None:
-    """Return the (name, value) pairs of one row, or None if the row is odd.
-
-    `encoded` contains the encoded properties. Return [] if it is empty.
+    """Split the encoded properties of one row into (name, value) pairs; None if the row is odd.
 
     A regular row consists of name, 0x01, value, 0x02 for each property. Neither is empty, no name
     occurs twice, and names are UTF-8. A value may contain 0x01, because the first 0x01 ends the
-    name. The last 0x02 may be missing.
+    name. The last 0x02 may be missing. Return [] if `encoded` is empty.
     """
     encoded = encoded.removesuffix(_END)
     if not encoded:
@@ -482,15 +480,15 @@ def split_properties(encoded: bytes) -> Pairs | None:
 
 
 def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
-    """Return a guess for each property of the template, in order.
+    """Guess the values of each property of a template, so that they can be compared at once.
 
     `pairs` are names and values of the template, and `sample` the encoded properties of some rows,
-    at least one. Rows of the sample with other names are ignored. A value is guessed if the
-    template and all remaining rows agree: they have the same value (bytes), or values of one length
-    between 8 and 128 bytes (that length). Otherwise the guess is 0.
+    at least one. Rows of the sample with other names are ignored. A guess is the common value of
+    all these rows (bytes); or, if their values only have the same length, from 8 to 128 bytes, this
+    length; or else 0.
 
-    The guess for the last value is 0 if no separator ends the first row of the sample, because the
-    matcher compares a guessed value together with the separator behind it.
+    The guess for the last property is 0 if no separator ends the first row of the sample, because
+    the matcher compares a value together with the separator behind it.
     """
     names = [name for name, _ in pairs]
     value_rows = [[value for _, value in pairs]]
@@ -507,7 +505,7 @@ def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
 
 
 def _guess_value(values: set[bytes]) -> Guess:
-    """Return the guess for a property that has these values in the template and in the sample."""
+    """Guess a value: the only one of `values`, or their common length, or 0."""
     if len(values) == 1:
         return values.pop()
     lengths = set(map(len, values))
@@ -531,7 +529,7 @@ class TemplateMatcher:
     """
 
     def __init__(self, raw: Bytes, starts: Positions, ends: Positions) -> None:
-        """Prepare the rows, whose properties are `raw[starts[i]:ends[i]]`."""
+        """Create a matcher for rows whose encoded properties are `raw[starts[i]:ends[i]]`."""
         self.rows: Positions | None = None
         self.values: list[ValueSpans] = []
         self._raw = raw
@@ -541,11 +539,11 @@ class TemplateMatcher:
         """The bytes before the next name: empty for the first name, then the separator."""
 
     def match(self, names: Sequence[bytes], guesses: Sequence[Guess]) -> None:
-        """Set `rows` and `values` to the rows that have exactly `names`, in this order.
+        """Find the rows that have exactly `names`, in this order. Set `rows` and `values`.
 
-        `guesses` has a guess for the values of each name. A wrong guess takes time, but does not
-        change which rows match. A row with other names, or with an empty value, does not match: it
-        is removed from `rows` and from all entries of `values`.
+        `guesses` has a guess for the values of each name: the bytes, the length, or 0. A wrong
+        guess takes time, but does not change which rows match. A row with other names, or with an
+        empty value, does not match: it is removed from `rows` and from all entries of `values`.
         """
         pairs = zip(names, guesses, strict=True)
         for is_value_guessed, group in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
@@ -559,11 +557,10 @@ class TemplateMatcher:
         self._remove_other_rows((remaining_bytes == 0) | (remaining_bytes == 1))
 
     def _match_guessed_values(self, pairs: Pairs) -> None:
-        """Match consecutive properties, given as (name, guessed value).
+        """Match consecutive properties, given as (name, guessed value), in all rows.
 
         If all rows have these values, one comparison of all names and values is enough. Otherwise
-        each property is compared by itself, and one that still differs is matched as an unknown
-        value.
+        each property is compared alone. If it still differs, its values are read.
         """
         expected = self._separator
         value_offsets = []
@@ -586,7 +583,7 @@ class TemplateMatcher:
         """Match one property whose value may differ from row to row.
 
         `length` is the guessed length of all values; 0 means unknown. Rows with another name or an
-        empty value are removed. One gather reads the name and either a value of this length and its
+        empty value are removed. One read gets the name and either a value of this length with its
         separator, or the first word of the value.
         """
         encoded_name = self._separator + name + _NAME_VALUE
@@ -610,9 +607,9 @@ class TemplateMatcher:
         self._remove_other_rows(lengths > 0)
 
     def _match_guessed_length(self, value_rows: Bytes, length: int) -> bool:
-        """Add the values of a property if all of them have this length. Return whether they do.
+        """Add the values of a property if all of them have `length` bytes. Return whether they do.
 
-        Each row of the matrix `value_rows` has the next `length` + 1 bytes of a row.
+        Row i of `value_rows` has the next `length` + 1 bytes of row i.
         """
         # Is the only separator of each row the one after `length` bytes?
         is_separator = value_rows == SEPARATOR
@@ -629,7 +626,7 @@ class TemplateMatcher:
         self._separator = _END
 
     def _remove_other_rows(self, matches: NDArray[np.bool_]) -> None:
-        """Remove the rows for which `matches` is false from the result and from all later steps."""
+        """Remove the rows for which `matches` is False from the results and all later steps."""
         if matches.all():
             return
         remaining_indices = np.flatnonzero(matches)
@@ -678,11 +675,11 @@ class Properties:
 
 
 def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Properties:
-    """Sort rows into shapes by their properties.
+    """Sort rows into shapes: groups of rows that have the same property names in the same order.
 
     The encoded properties of row i have `lengths[i]` bytes and begin at `starts[i]` in `raw`. The
-    result refers to `raw`; Arrow arrays that are made from it do not. A row is odd if
-    `split_properties` cannot split it, or if there are already SHAPES_MAX shapes.
+    result refers to `raw`; Arrow arrays that are made from it do not. A row is odd if its
+    properties are malformed or repeated, or if there are already SHAPES_MAX shapes.
     """
     ends = starts + lengths
     shapes: list[Shape] = []
@@ -706,10 +703,11 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
 def _extract_shape(
     raw: Bytes, starts: Positions, ends: Positions, unsorted_rows: Positions, pairs: Pairs
 ) -> tuple[Shape, Positions]:
-    """Return the shape of the first of `unsorted_rows`, and those of them with another shape.
+    """Find the rows with the same property names as the first of `unsorted_rows`.
 
-    `pairs` are the names and values of that first row, the template. The encoded properties of row
-    i are `raw[starts[i]:ends[i]]`.
+    Return (shape, other rows): the shape with all these rows, and the rest of `unsorted_rows`.
+    `pairs` are the names and values of the first row. The encoded properties of row i are
+    `raw[starts[i]:ends[i]]`.
     """
     sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
     sample_rows = unsorted_rows[sample_indices].tolist()
@@ -738,10 +736,11 @@ def shape_arrays(
     make_column: Callable[[Shape], Any],
     make_odd_column: Callable[[list[dict[str, str]]], Any],
 ) -> Any:
-    """Return one Arrow array with an element for each row of the block, in order.
+    """Make an Arrow array with an element for each row of a block, in order.
 
-    `make_column(shape)` returns the array for the rows of a shape, and `make_odd_column(dicts)` the
-    array for the odd rows, whose decoded properties are `dicts`. Both must return the same type.
+    `make_column(shape)` returns the array for the rows of a shape (rows with the same property
+    names), and `make_odd_column(dicts)` the array for the odd rows, given their properties. Both
+    must return the same type.
     """
     arrays = [make_column(shape) for shape in properties.shapes]
     if len(arrays) == 1 and properties.shapes[0].rows is None:
@@ -756,10 +755,10 @@ def shape_arrays(
 
 
 def in_row_order(arrays: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
-    """Return one Arrow array of `count` rows, put together from `arrays`.
+    """Join Arrow arrays into one array of `count` elements, in the order of the rows.
 
-    Element k of `arrays[i]` is the value of row `rows[i][k]`. Each row must be in an array. If a
-    row is in several arrays, the last of them counts.
+    Element k of `arrays[i]` becomes element `rows[i][k]`. Each row must be in an array. If a row is
+    in several arrays, the last of them counts.
     """
     row_by_element = np.concatenate(rows)
     element_by_row = np.empty(count, np.int64)
@@ -768,7 +767,7 @@ def in_row_order(arrays: Sequence[Any], rows: Sequence[Positions], count: int) -
 
 
 def text_column(properties: Properties, name: str) -> Any:
-    """Return the values of a property as a pa.string() array, null if a message lacks it."""
+    """Return the values of a property as a pa.string() array; null if a message lacks it."""
     encoded_name = name.encode()
 
     def column(shape: Shape) -> Any:

@@ -91,9 +91,10 @@ def unaligned_view(raw: Bytes, value_type: Any) -> NDArray[Any]:
 
 
 def gather(raw: Bytes, starts: Positions, value_type: Any) -> NDArray[Any]:
-    """Return an array with the value of `value_type`, a NumPy data type, at each start in `raw`.
+    """Return an array with the value at each start in `raw`, read as `value_type`.
 
-    The values may begin at any byte, but must be inside of `raw`.
+    `value_type` is a NumPy data type, such as ">i4". The values may begin at any byte, but must be
+    within `raw`.
     """
     dtype = np.dtype(value_type)
     if not len(starts):
@@ -134,7 +135,7 @@ def matrix_column(matrix: Bytes, column: int, value_type: str) -> NDArray[Any]:
 
 
 def rows_begin_with(matrix: Bytes, prefix: bytes) -> Mask:
-    """Return which rows of a matrix begin with `prefix`, which must not be empty.
+    """Return a mask of the rows of a matrix that begin with `prefix`, which must not be empty.
 
     They are compared as words of 8, 4, 2 or 1 bytes, the last of which may overlap the one before.
     Comparing byte by byte takes several times as long.
@@ -177,7 +178,7 @@ class JavaHashes(NamedTuple):
 
 
 def _compute_powers(base: int) -> NDArray[np.uint32]:
-    """Return the powers of `base` modulo 2^32, from exponent 0 on."""
+    """Return the powers of `base` modulo 2^32, from exponent 0 up to _HASHED_BYTES_MAX + 7."""
     powers = np.ones(_HASHED_BYTES_MAX + 8, np.uint32)
     factors = np.full(len(powers) - 1, base, np.uint32)
     np.cumprod(factors, dtype=np.uint32, out=powers[1:])
@@ -191,9 +192,10 @@ _INVERSES: Final = _compute_powers(pow(31, -1, 1 << 32))
 
 
 def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
-    """Return Java's String.hashCode of each text.
+    """Return Java's String.hashCode of each text, and which texts are odd.
 
-    Text i has the `sizes[i]` bytes of `raw` from `starts[i]` on.
+    Text i has the `sizes[i]` bytes of `raw` from `starts[i]` on. A text is odd if it is not ASCII
+    or too long; its hash is wrong.
 
     The hash is a polynomial in 31 modulo 2^32 over the UTF-16 units, which are the bytes if the
     text is ASCII. It is computed as the product of a matrix of bytes with powers of 31. Rows are
@@ -236,7 +238,7 @@ def read_sizes(raw: Bytes, starts: Positions) -> Positions:
 def find_record_starts(raw: Bytes) -> Positions:
     """Return the start of each record in `raw`, which must consist of whole records.
 
-    Raises ProtocolError where the bytes are not a record.
+    Raises ProtocolError if it does not.
     """
     runs = [np.empty(0, np.int64)]
     end = 0
@@ -251,7 +253,7 @@ def find_record_starts(raw: Bytes) -> Positions:
 
 
 def walk_record_starts(raw: Bytes, start: int) -> Positions:
-    """Return the starts of all records from byte `start` of `raw` up to its end, one by one.
+    """Return the starts of the records from byte `start` of `raw` to its end, found one by one.
 
     Raises ProtocolError, which names the position, where the bytes are not a whole record.
     """
@@ -278,12 +280,11 @@ def walk_record_starts(raw: Bytes, start: int) -> Positions:
 
 
 def find_leading_starts(raw: Bytes) -> Positions:
-    """Return the starts of consecutive records at the start of `raw`, as far as they are proven.
+    """Return the starts of the first records in `raw` that are certainly whole records.
 
     `raw` begins with a record and may end anywhere: within a record, in zeros or in other bytes.
-    All returned records are whole, according to their sizes and magic numbers. There may be more
-    records behind them. The array is empty if nothing can be proven: then read the first record by
-    itself, and call this again for the bytes behind it.
+    More records may follow those that are returned. The array is empty if nothing is certain: then
+    read the first record alone, and call this again for the bytes behind it.
     """
     if len(raw) < RECORD_BYTES_MIN:
         return np.empty(0, np.int64)
@@ -308,10 +309,11 @@ def _are_records(raw: Bytes, starts: Positions, size: int) -> Mask:
 
 
 def _walk_pieces(raw: Bytes, piece_count: int) -> Positions:
-    """Return record starts that are found by walking up to `piece_count` pieces at the same time.
+    """Find record starts by following the sizes of records in several pieces at the same time.
 
-    Only the starts before the start of the last piece are returned, because nothing proves what
-    follows it. The array is empty if `raw` is too short for two pieces, or if nothing is proven.
+    `raw` is divided into up to `piece_count` pieces. Only the starts before the last piece are
+    returned, because nothing proves what follows. The array is empty if `raw` is too short for two
+    pieces, or if nothing is proven.
     """
     first_size = max(int(read_sizes(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
     piece_count = min(piece_count, len(raw) // (first_size * PIECE_RECORDS_MIN))
@@ -332,10 +334,10 @@ def _walk_pieces(raw: Bytes, piece_count: int) -> Positions:
 
 
 def _find_piece_starts(raw: Bytes, piece_count: int, stride: int) -> Positions:
-    """Return where the pieces of a walk begin, in ascending order.
+    """Return where the pieces of `raw` begin, in ascending order.
 
-    The first piece begins at 0. Piece n begins at the first magic number in a window of bytes from
-    `n * stride` on, where a record may begin. There is no piece n if the window has none.
+    The first piece begins at 0. Piece n begins at the first magic number of a record in a window of
+    bytes from `n * stride` on. If the window has none, there is no piece n.
     """
     usual_bytes = int(_WINDOW_RECORDS * stride) // PIECE_RECORDS_MIN
     window_bytes = min(stride, max(_WINDOW_BYTES_MIN, usual_bytes))
@@ -354,11 +356,11 @@ def _find_piece_starts(raw: Bytes, piece_count: int, stride: int) -> Positions:
 
 
 def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Positions | None:
-    """Walk all pieces until each has reached its end, and return the starts that are proven.
+    """Walk all pieces to their ends. Return the record starts that are proven.
 
-    A piece is proven if it ends exactly at its entry of `ends`, where the next piece begins, and if
-    all pieces before it are proven. The result has the record starts in the proven pieces, up to
-    the first record that would be too small. Return None if a piece takes too many steps.
+    To walk means to follow the sizes of records. A piece is proven if the walk hits exactly its
+    entry of `ends`, where the next piece begins, and if all pieces before it are proven. The result
+    ends at the first record that would be too small. Return None if a piece takes too many steps.
     """
     starts_by_step = _walk_in_steps(raw, piece_starts, ends)
     if starts_by_step is None:
@@ -376,8 +378,8 @@ def _walk_in_steps(raw: Bytes, piece_starts: Positions, ends: Positions) -> Posi
     """Walk all pieces, one record at each step, until each has reached its end.
 
     Return the starts of the records as a matrix [step, piece], or None if it takes too many steps.
-    A piece that has reached its end continues to be walked, in the records of the next one or in
-    bytes behind the last end; these starts are meaningless.
+    A piece that has reached its end is still walked until the others have; these starts are
+    meaningless.
     """
     sizes_by_start = unaligned_view(raw, ">u4")
     last_start = len(raw) - 4
@@ -418,7 +420,11 @@ class Records:
     """The size of the encoded properties of each record, in bytes."""
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
-        """Read the heads of the records, locate their parts, and find out which are valid."""
+        """Read the heads of the records at `starts` in `raw`, and locate their parts.
+
+        `raw` begins at position `base` of the log. Sets `valid`, which says for each record whether
+        its lengths agree with its size.
+        """
         self.raw = raw
         self.starts = starts
         self.base = base
@@ -438,7 +444,10 @@ class Records:
         self.valid &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
     def _iter_heads_by_host_kind(self) -> Iterator[tuple[Positions, NDArray[Any]]]:
-        """Yield (rows, heads) of the records whose hosts are of the same kind (IPv4 or IPv6)."""
+        """Yield (rows, heads) for each kind of hosts (IPv4 or IPv6) that occurs.
+
+        `heads` are the heads of the records with the numbers `rows`, which have the same layout.
+        """
         host_bits = self.sys_flag & HOST_BITS
         for bits, head in RECORD_HEADS.items():
             rows = np.flatnonzero(host_bits == bits)
@@ -453,7 +462,7 @@ class Records:
         return len(self.starts)
 
     def field(self, name: str, dtype: Any = np.int64) -> NDArray[Any]:
-        """Return the integer field `name` of the heads, one number of type `dtype` for each row.
+        """Return the integer field `name` of all heads, as an array of `dtype`.
 
         `name` is a field of `layout.RECORD_HEAD`.
         """
@@ -475,7 +484,7 @@ class Records:
             yield np.arange(len(self))[rows], field.view(np.uint8).reshape(len(field), -1)
 
     def _locate_bodies(self) -> None:
-        """Set the sizes, ends, body bounds, layout versions, and `valid` as far as the body."""
+        """Set sizes, ends, and bounds of bodies. Set `valid` where the body fits the record."""
         self.sizes = self.field("size")
         self.ends: Positions = self.starts + self.sizes
         self.body_starts = self.starts + self._parts[0][1].dtype.itemsize
@@ -490,10 +499,10 @@ class Records:
         self.body_ends = self._replace_invalid(body_ends)
 
     def _locate_properties_behind_one_topic(self) -> bool:
-        """Set topic, property starts and property lengths if all records have the same topic.
+        """Set topic and bounds of properties, if all records have the same topic.
 
-        Return whether they do. Otherwise, or if there are no records, one is not valid or has
-        layout V2, only `topic` is set, to None.
+        Return whether they have. If not, or if there are no records, or one is not valid or has
+        layout V2, only set `topic` to None.
         """
         self.topic = None
         if not len(self) or not self.valid.all() or self._is_v2.any():
@@ -510,7 +519,7 @@ class Records:
         return True
 
     def _locate_properties(self) -> None:
-        """Set property starts and property lengths, and `valid` as far as the topic."""
+        """Set the bounds of properties. Clear `valid` of records whose topic does not fit them."""
         topic_ends = self.topic_starts + self.topic_lengths
         self.valid &= (self.topic_lengths >= 0) & (topic_ends + 2 <= self.ends)
         topic_ends = self._replace_invalid(topic_ends)
@@ -518,9 +527,9 @@ class Records:
         self.property_lengths = gather(self.raw, topic_ends, ">i2").astype(np.int64)
 
     def _replace_invalid(self, offsets: Positions) -> Positions:
-        """Return `offsets`, with those of invalid rows replaced by the start of the record.
+        """Return `offsets`, but the start of the record for each row that is not valid.
 
-        So all of them are inside of `raw` and can be read.
+        All offsets of the result are inside of `raw`, so that the bytes there can be read.
         """
         return offsets if self.valid.all() else np.where(self.valid, offsets, self.starts)
 
@@ -543,7 +552,7 @@ class Records:
 
     @cached_property
     def topics(self) -> tuple[list[bytes], Positions]:
-        """The different topics, and an array with the index of the topic of each row.
+        """(topics, indices): the different topics, and the index of each row's topic in them.
 
         A row that is not valid has the topic b"".
         """
@@ -580,7 +589,7 @@ class Records:
         return list(index_by_topic), topic_indices
 
     def _compare_with_first_topic(self, rows: Positions, lengths: Positions) -> tuple[bytes, Mask]:
-        """Return the topic of the first of `rows`, and which of `rows` have it.
+        """Return (topic, mask): the topic of the first of `rows`, and which of `rows` have it.
 
         `lengths` are the lengths of the topics of `rows`.
         """

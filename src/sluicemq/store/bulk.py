@@ -102,6 +102,10 @@ class QueueUnits:
     def __init__(
         self, topic: bytes, queue_id: int, offsets: Positions, units: NDArray[Any]
     ) -> None:
+        """Group the units of one queue: unit i has the queue offset `offsets[i]`.
+
+        `topic` is encoded, and `units` is an array of UNIT_COLUMNS.
+        """
         self.topic = topic
         self.queue_id = queue_id
         self.offsets = offsets
@@ -149,7 +153,10 @@ class Sweep:
 
     @cached_property
     def groups(self) -> list[QueueUnits]:
-        """The units of the records that are in queues, by queue, each in the order of the log."""
+        """The units (queue entries) of the records, grouped by queue, each in the order of the log.
+
+        Records that belong to no queue are left out.
+        """
         rows, boundaries = self._sort_rows_by_queue()
         units = self._make_units(rows)
         topics, topic_indices = self._records.topics
@@ -164,10 +171,10 @@ class Sweep:
         return groups
 
     def _sort_rows_by_queue(self) -> tuple[NDArray[np.intp], list[int]]:
-        """Return (rows, boundaries): the rows of queued records, sorted by queue.
+        """Return (rows, boundaries): the numbers of the records in queues, sorted by queue.
 
-        The rows of one queue stay in the order of the log. They are those between two successive
-        indices in `boundaries`, which is empty if no record is queued.
+        Queue k has the rows from index `boundaries[k]` up to `boundaries[k + 1]`, in the order of
+        the log. `boundaries` is empty if no record is in a queue.
         """
         records = self._records
         count = self.count
@@ -182,7 +189,7 @@ class Sweep:
         return rows, [0, *key_changes.tolist(), len(rows)]
 
     def _make_units(self, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Return the units of the records in these rows, as an array of UNIT_COLUMNS."""
+        """Make the units (queue entries) of the records in these rows: an array of UNIT_COLUMNS."""
         units = np.empty(len(rows), UNIT_COLUMNS)
         units["position"] = self._records.starts[rows] + self._records.base
         units["size"] = self._records.sizes[rows]
@@ -199,13 +206,15 @@ def sweep_piece(
     requires_checksum: bool = False,
     delays_ms: Sequence[int] = DELAYS_MS,
 ) -> Sweep | None:
-    """Return the valid records from byte `start` of a view on, up to the first doubtful one.
+    """Check many records at once. Return the valid ones up to the first doubtful one.
 
-    The view begins at position `base` of the log. At most `PIECE_BYTES` are checked. Returns None
-    if the first record is doubtful: the caller then parses it alone, because it need not be
-    damaged. `check_crc` False skips the CRCs. With `requires_checksum`, records without a valid
-    checksum property are not valid. `delays_ms` are the delays of level 1, 2, …
-    (messageDelayLevel), for the units of delayed messages.
+    The first record begins at byte `start` of `view`, which begins at position `base` of the log.
+    At most `PIECE_BYTES` are checked. Returns None if the first record is doubtful: the caller must
+    then parse it alone, because it need not be damaged.
+
+    CRCs are checked if `check_crc`. If `requires_checksum`, a record without a valid checksum
+    property is not valid. `delays_ms` are the delays of level 1, 2, … (messageDelayLevel), for the
+    units of delayed messages.
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - start), start)
     record_starts = find_leading_starts(raw)
@@ -244,7 +253,7 @@ def _count_leading(is_good: Mask) -> int:
 
 
 def _count_structurally_valid(records: Records) -> int:
-    """Return how many leading records have possible sizes, a topic, a time and their position."""
+    """Count the leading records with possible lengths, a topic, a time and their own position."""
     has_topic = records.topic_lengths > 0
     has_time = records.field("store_time") != 0
     is_at_its_position = records.field("physical_offset") == records.starts + records.base
@@ -252,7 +261,7 @@ def _count_structurally_valid(records: Records) -> int:
 
 
 def _count_valid_bodies(records: Records, count: int) -> int:
-    """Return how many of the first `count` records precede the first body with a wrong CRC."""
+    """Count the leading records whose bodies have the right CRC, among the first `count`."""
     body_starts = records.body_starts[:count].tolist()
     body_ends = records.body_ends[:count].tolist()
     log_bytes = records.raw.data
@@ -276,7 +285,11 @@ class _HashedTags(NamedTuple):
 
 
 def _hash_tags(records: Records, count: int) -> _HashedTags:
-    """Return the tag codes of the first `count` records."""
+    """Compute the tag codes (hashes of tags) of the first `count` records.
+
+    The result also marks odd rows, whose code must be computed from the record alone, and rows at
+    which the sweep must end.
+    """
     codes = np.zeros(count, np.int64)
 
     # The topic alone decides some rows.
@@ -303,7 +316,12 @@ def _hash_tags(records: Records, count: int) -> _HashedTags:
 def _hash_tags_of_length(
     records: Records, rows: NDArray[np.intp], length: int, tags: _HashedTags
 ) -> None:
-    """Set the entries of `tags` for `rows`, whose properties all have `length` bytes."""
+    """Compute the tag codes of the records `rows`, and write them into `tags`.
+
+    The properties of all these records have `length` bytes. Rows are also marked in `tags` as odd
+    if the tag needs the scalar code, and as `ends_sweep` if the record may be damaged or is in
+    several queues.
+    """
     properties = rows_at(records.raw, records.property_starts[rows], length)
     tags.ends_sweep[rows] |= ~properties.all(axis=1)
 
@@ -323,12 +341,12 @@ def _hash_tags_of_length(
         return
     tag_rows = rows_of_names[hits]
 
-    # Odd are names that only end with "TAGS", and rows in which the name occurs twice.
+    # Rows are odd if a longer name ends with "TAGS", or if the name occurs twice.
     byte_before_name = (words_before[hits] >> np.uint64(32)) & np.uint64(0xFF)
     tags.is_odd[tag_rows[byte_before_name != VALUE_END]] = True
     tags.is_odd[tag_rows[1:][tag_rows[1:] == tag_rows[:-1]]] = True
 
-    # Odd are tags that are not ASCII, contain NAME_END, or are too long.
+    # Rows are odd if the tag is not ASCII, contains NAME_END, or is too long.
     tag_starts = name_ends[hits] + 1
     is_tag_end = rows_at(flat, tag_starts, _TAG_BYTES_MAX) == VALUE_END
     tag_lengths = is_tag_end.argmax(axis=1)
@@ -346,12 +364,12 @@ def _hash_tags_of_length(
 def unverified_heads(
     view: memoryview, base: int, units: Units, queue_id: int, offsets: Sequence[int] | Positions
 ) -> list[int]:
-    """Return the indices of the units whose records could not be verified here.
+    """Return the indices of the units whose records do not have the right head.
 
-    `units` are 20-byte entries of a queue, joined. A unit is verified if, at its position, a head
-    has its size, a known magic number, this position, the queue id, and the unit's offset of
-    `offsets`. The rest of the record is not checked. `view` contains the bytes of one file, from
-    position `base` of the log on. Units of records in other files, and of placeholders, are
+    `units` are 20-byte entries of a queue, joined, and `offsets` their queue offsets. The head at a
+    unit's position must have the unit's size, a known magic number, this position, the queue id,
+    and the offset. The rest of the record is not checked. `view` contains one file of the log,
+    which begins at position `base`. Units of records in other files, and of placeholders, are
     returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
@@ -370,7 +388,12 @@ def unverified_rows(
     queue_id: int,
     offsets: Positions,
 ) -> Positions:
-    """Return what `unverified_heads` returns, for units in columns, none of a placeholder."""
+    """Return the indices of the units whose records do not have the right head.
+
+    Unit i locates a record of `sizes[i]` bytes at position `positions[i]`, and has the queue offset
+    `offsets[i]`. The head there must have these values and the queue id. `view` contains one file
+    of the log, which begins at position `base`. Units of records in other files are returned too.
+    """
     raw = np.frombuffer(view, np.uint8)
     starts = positions - base
     is_inside = (starts >= 0) & (starts + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
@@ -435,13 +458,12 @@ class TagHits:
     def at(
         self, queue: Queue, codes: frozenset[int], offset: int, end: int, chunk_units: int
     ) -> ChunkHits | None:
-        """Return the matches of a chunk that contains the queue offset `offset`. HOT.
+        """Return the units with one of the tag codes around the queue offset `offset`. HOT.
 
-        A chunk is a range of units that are compared at once. A cached chunk may begin before
-        `offset`, and may continue behind the queue offset `end`. Otherwise a chunk of `chunk_units`
-        units from `offset` on, at most up to `end`, is compared and cached. It is larger if
-        `offset` is where the cached chunk ends, because a reader that continues will need more.
-        Returns None if the queue has no units at `offset`.
+        A cached range may begin before `offset`, and may continue behind `end`. Otherwise
+        `chunk_units` units from `offset` on, at most up to `end`, are compared and cached. The
+        range is larger if `offset` is where the cached range ends, because a reader that continues
+        will need more. Returns None if the queue has no units at `offset`.
         """
         key = (queue.topic, queue.queue_id, codes)
         cached = self._chunks.get(key)
@@ -465,10 +487,9 @@ class TagHits:
 
 
 def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
-    """Return (queue offsets, joined units) of the units with one of the tag codes.
+    """Return (queue offsets, joined units) of the units with one of the tag codes, in order.
 
-    `units` are 20-byte entries of a queue, joined. `offset` is the queue offset of the first one of
-    `units`. The results are in its order.
+    `units` are 20-byte entries of a queue, joined; the first one has the queue offset `offset`.
     """
     indices = find_tag_codes(units, codes)
     queue_offsets = (indices + offset).tolist()
@@ -489,11 +510,12 @@ class Runs(NamedTuple):
 
 
 def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
-    """Return the runs that the first units form: at most `count_max` units and `bytes_max` bytes.
+    """Find the runs of adjacent records that the first units locate.
 
-    A run consists of consecutive units (20-byte entries of a queue) whose records are adjacent in
-    the log. There are no runs if not even the first unit is within the limits. Returns None if any
-    of the units is blank or has an impossible size, because then they must be examined one by one.
+    A run consists of units (20-byte entries of a queue) whose records follow each other in the log
+    without a gap. At most `count_max` units and `bytes_max` bytes of records are used. If not even
+    the first unit is within these limits, there are no runs. Returns None if any unit is blank or
+    has an impossible size, because then the units must be examined one by one.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)

@@ -80,11 +80,11 @@ class Checkpointer:
         file: CheckpointFile,
         incarnation: Incarnation,
     ) -> None:
-        """Create a checkpointer for a store that was just opened.
+        """Create the writer of checkpoints for a store that was just opened.
 
-        `log`, `queues`, `keys` and `writer` say what a checkpoint covers. `file` receives the
-        checkpoints. `outages` logs failed writes, and that they succeed again. `incarnation` is
-        told when the log gets its first durable record.
+        `log`, `queues`, `keys` and `writer` have the values that a checkpoint contains, and `file`
+        receives it. `outages` logs when writing begins to fail, and when it succeeds again.
+        `incarnation` notes that the log has a durable record.
         """
         self._config = config
         self._files = files
@@ -127,10 +127,10 @@ class Checkpointer:
     # --- queue files
 
     def flush_queues(self, queues: list[Queue], count: int = 1 << 62) -> bool:
-        """Write the last `count` of these queues to their files, and remove them from the list.
+        """Write the last `count` of these queues to their files, and remove them from `queues`.
 
         Returns whether that succeeded. At an OSError it stops, reports the error to `outages`, and
-        returns False; the queues that are left stay in the list, and their units in memory.
+        returns False; the other queues stay in the list, and their units in memory.
         """
         try:
             for _ in range(min(count, len(queues))):
@@ -146,7 +146,7 @@ class Checkpointer:
     def flush_long_tails(self) -> None:
         """Write the queues that have at least the configured number of pages in memory.
 
-        Does nothing if very many queues have units in memory: then each queue is written when its
+        Does nothing if very many queues have units in memory. Then each queue is written when its
         tail reaches `TAIL_BYTES_MAX`, or for a checkpoint.
         """
         if len(self._queues.dirty) > SINGLE_SYNCS_MAX:
@@ -157,12 +157,12 @@ class Checkpointer:
     # --- requesting checkpoints
 
     def tick(self, now_s: float, *, is_quiet: bool) -> None:
-        """Begin a checkpoint if it is time for one, and write some queues for the one begun.
+        """Begin a checkpoint if it is time, and write some queues for one that has begun.
 
         It is time if the log has grown enough, or if the interval has passed since the last one
-        began. No checkpoint begins before the last one was written. `now_s` is the monotonic clock.
-        `is_quiet` says that the log has not grown since the last call. When the last queue is
-        written, the checkpoint is requested: it is due, and `write_due` writes it.
+        began. No checkpoint begins before the last one was written. When the last queue is written,
+        the checkpoint becomes due, and `write_due` writes it. `now_s` is the monotonic clock.
+        `is_quiet` means that the log has not grown since the last call.
         """
         is_last_written = self._due is None and self._prepared is None
         if is_last_written and self._is_time_to_begin(now_s, is_quiet=is_quiet):
@@ -179,9 +179,9 @@ class Checkpointer:
                 self._request_checkpoint(values)
 
     def _is_time_to_begin(self, now_s: float, *, is_quiet: bool) -> bool:
-        """Return whether the log has grown enough, or the interval has passed, since the last one.
+        """Return whether it is time for the next checkpoint: after enough growth, or an interval.
 
-        The arguments are those of `tick`.
+        `now_s` is the monotonic clock. `is_quiet` means that the log does not grow at present.
         """
         config = self._config
         file_count = len(self._queues.unsynced) + len(self._queues.dirty)
@@ -210,7 +210,7 @@ class Checkpointer:
         self._due = self._requested_values = None
 
     def _compute_values(self) -> tuple[int, ...]:
-        """Return the fields of a checkpoint of this moment, without `sequence`."""
+        """Return the present values of all fields of a checkpoint except `sequence`."""
         return (
             self._log.records_end,
             *self._queues.digest(),
@@ -220,10 +220,10 @@ class Checkpointer:
         )
 
     def _request_checkpoint(self, values: tuple[int, ...]) -> None:
-        """Make a checkpoint with these values due, together with the files that it needs synced.
+        """Make a checkpoint with these values due, and collect the paths to sync before it.
 
-        It replaces one that is due already. Does nothing if the last request had the same values,
-        and no file was written since.
+        A checkpoint that is due already is replaced. Does nothing if the last request had the same
+        values, and no file was written since.
         """
         if values == self._requested_values and not self._queues.unsynced and self._keys.is_synced:
             return
@@ -235,10 +235,11 @@ class Checkpointer:
     # --- writing checkpoints
 
     def write_now(self) -> None:
-        """Write all queues to their files, then a checkpoint of this moment. Waits for the disk.
+        """Write all queues to their files, then a checkpoint of the present state. Blocks.
 
-        A checkpoint that is due is written before. One that `tick` has begun is discarded. Raises
-        OSError if a queue cannot be written, and the errors of `write_due`.
+        A checkpoint that is due is written first. A checkpoint that `tick` has begun is discarded.
+        Raises OSError if a queue cannot be written, and StoreTransientError or StoreError if a
+        checkpoint cannot.
         """
         for queue in list(self._queues.dirty):
             self._queues.flush(queue)
@@ -278,7 +279,7 @@ class Checkpointer:
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to its file, and report success or a full disk to `outages`.
 
-        On a full disk the previous checkpoint stays valid, and the next request is never skipped.
+        On a full disk the previous checkpoint stays valid, and the next request is not skipped.
         Raises OSError for any other error.
         """
         try:
@@ -295,7 +296,7 @@ class Checkpointer:
             self._outages.report_success(_CHECKPOINT_WRITE)
 
     def _sync_paths(self, paths: list[str]) -> None:
-        """Sync files and directories; if they are many, their whole file systems. Raises OSError.
+        """Sync files and directories, or their file systems if there are many. Raises OSError.
 
         Each single sync commits the file system's journal, which takes long for thousands of
         queues.
@@ -308,7 +309,7 @@ class Checkpointer:
             self._sync_path(path)
 
     def _sync_path(self, path: str) -> None:
-        """Sync a queue file, an index file or a directory. Does nothing if it has been removed."""
+        """Sync a queue file, an index file or a directory. Do nothing if it does not exist."""
         if not self._files.exists(path):
             return  # the topic was deleted in the meantime
         name = path.rpartition("/")[2]

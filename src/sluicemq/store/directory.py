@@ -125,7 +125,7 @@ class CheckpointContent(NamedTuple):
 
     @property
     def is_checkpoint_current(self) -> bool:
-        """Whether RocketMQ has stored nothing since SluiceMQ's checkpoint was written."""
+        """Whether RocketMQ has stored nothing since SluiceMQ's last checkpoint was written."""
         latest = self.latest
         if latest is None:
             return False
@@ -158,7 +158,7 @@ def parse_slots(data: bytes) -> list[Checkpoint | None]:
 
 
 def _parse_slot(data: bytes, slot_start: int) -> Checkpoint | None:
-    """Return the checkpoint in the slot at byte `slot_start`; None if it is empty or torn."""
+    """Return the checkpoint in the slot at byte `slot_start`; None if the slot has no valid one."""
     magic, crc = _SLOT_HEAD.unpack_from(data, slot_start)
     layout = _LAYOUTS.get(magic)
     if layout is None:  # the slot is empty
@@ -173,11 +173,12 @@ def _parse_slot(data: bytes, slot_start: int) -> Checkpoint | None:
 def write_checkpoint(
     files: Files, path: str, checkpoint: Checkpoint, *, index_time_ms: int = 0
 ) -> None:
-    """Write a checkpoint to its slot, and sync the file, which is created if necessary.
+    """Write a checkpoint to one of the two slots of the file, and sync the file.
 
-    The parity of `sequence` selects the slot; the other slot stays as it is. RocketMQ's fields are
-    written too: `index_time_ms` (0 if not known) limits the time that is written for log and
-    queues. Everything that the checkpoint claims must be synced before. Raises OSError.
+    An even or odd `sequence` selects the slot; the other slot stays as it is. The file is created
+    if necessary. RocketMQ's fields are written too: log and queues get the checkpoint's store time,
+    but not a later time than `index_time_ms` (0 if not known). Everything that the checkpoint
+    claims must be synced before. Raises OSError.
     """
     content = _LAYOUTS[_MAGIC].pack(*checkpoint)
     is_new = not files.exists(path)
@@ -203,7 +204,10 @@ class CheckpointFile:
     """
 
     def __init__(self, files: Files, path: str, initial: CheckpointContent) -> None:
-        """Continue the checkpoints of the file at `path`, whose content is `initial`."""
+        """Create a writer of checkpoints to the file at `path`.
+
+        `initial` is the present content of the file.
+        """
         self._files = files
         self._path = path
         self._lock = threading.RLock()
@@ -229,7 +233,7 @@ class CheckpointFile:
             self.written = numbered
 
     def remove(self) -> None:
-        """Remove the file, durably: nothing is known of log, queues and index. Raises OSError."""
+        """Remove the file durably, so that no start trusts log, queues or index. Raises OSError."""
         with self._lock:
             self.written = None
             if self._files.exists(self._path):
@@ -248,8 +252,8 @@ class CheckpointFile:
     def distrust_queues(self) -> None:
         """Make sure, durably, that no later start trusts the queues that this start has found.
 
-        Writes a checkpoint for the log alone. If there was none of SluiceMQ, removes the file. Call
-        this before the queues are rebuilt. Raises OSError.
+        Writes a checkpoint that describes only the log. If the file had no checkpoint of SluiceMQ,
+        it is removed instead. Call this before the queues are rebuilt. Raises OSError.
         """
         checkpoint = self.initial.latest
         if checkpoint is not None:
@@ -258,11 +262,11 @@ class CheckpointFile:
             self.remove()
 
     def write_index_time(self, time_ms: int) -> None:
-        """Write RocketMQ's field for the index, without a sync, and use it for later checkpoints.
+        """Write RocketMQ's time of the index into the file, without a sync.
 
-        The file does not change if it has no checkpoint of SluiceMQ. At a start after a crash
-        RocketMQ deletes index files that are newer than this time, so call this before such a file
-        is written. Raises OSError.
+        Later checkpoints contain it too. If the file has no checkpoint of SluiceMQ, it does not
+        change. At a start after a crash RocketMQ deletes index files that are newer than this time,
+        so call this before such a file is written. Raises OSError.
         """
         with self._lock:
             self.index_time_ms = time_ms
@@ -278,10 +282,10 @@ class CheckpointFile:
 
 
 def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
-    """Write the file `abort` at `path`, durably: a store is open here.
+    """Write the file `abort` at `path`, durably. It marks the store as open.
 
-    It contains this process's id, then " slave" if `is_followed`: a master writes the log. Raises
-    OSError.
+    It contains the id of this process, then " slave" if `is_followed` (a master writes the log).
+    Raises OSError.
     """
     content = str(process_id()).encode()
     if is_followed:
@@ -294,7 +298,7 @@ def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
 
 
 def was_slave(files: Files, path: str) -> bool:
-    """Return whether the file `abort` at `path` says that the store was a slave's.
+    """Return whether the file `abort` at `path` says that a master wrote the log.
 
     Returns False if there is no such file. Raises OSError.
     """
@@ -318,7 +322,11 @@ class DeletedTopics:
     """
 
     def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
-        """Begin with the entries of the file at `path`, which are `ends`; None means none."""
+        """Create a table of deleted topics whose file is at `path`.
+
+        `ends` is the content of the file, from topic to position of its deletion; None means no
+        topic.
+        """
         self._files = files
         self._path = path
         self.end_by_topic = ends or {}
@@ -339,11 +347,11 @@ class DeletedTopics:
             return cls(files, path)
 
     def add(self, topic: str, end: int, log_start: int) -> None:
-        """Add a topic whose records before position `end` of the log are dead, durably.
+        """Note durably that the records of a topic before position `end` of the log are dead.
 
-        Also removes entries for which the log, which begins at `log_start`, has no dead records any
-        more. Raises OSError; then there is no new entry in this process. The next start has none
-        either, unless `is_doubtful` is set.
+        Also removes topics of which the log, which begins at `log_start`, has no dead records any
+        more. Raises OSError. Then the topic is not noted in this process, and the next start does
+        not find it either, unless `is_doubtful` is set.
         """
         # Keep the topics of which the log still has dead records.
         new_ends = {
@@ -366,9 +374,9 @@ class DeletedTopics:
         self.end_by_topic = new_ends
 
     def cut(self, end: int) -> None:
-        """Lower all entries to `end`, the new end of the log, so that new records are live.
+        """Lower all positions to `end`, the new end of the log, so that later records are live.
 
-        The file is written only if an entry changes. Raises OSError.
+        The file is written only if a position changes. Raises OSError.
         """
         if all(topic_end <= end for topic_end in self.end_by_topic.values()):
             return
@@ -383,7 +391,7 @@ class DeletedTopics:
 
 
 def _parse_deleted_topics(text: str) -> dict[str, int]:
-    """Return the entries in the text of `deletedTopics.json`. Raises ValueError or TypeError."""
+    """Parse the text of `deletedTopics.json`: topic -> position. Raises ValueError or TypeError."""
     end_by_topic = json.loads(text)
     if not isinstance(end_by_topic, dict):
         raise TypeError("no object of topics")
@@ -396,8 +404,8 @@ def _parse_deleted_topics(text: str) -> dict[str, int]:
 def check_directory(files: Files, config: StoreConfig) -> None:
     """Raise StoreError or StoreDamagedError if the directory cannot be opened as a store.
 
-    Checks, before anything is changed, for files in place of directories and for formats that
-    SluiceMQ does not support (DLedger, RocksDB). Raises OSError for what cannot be read.
+    Changes nothing. Reports files in place of directories, an interrupted `restore`, and formats
+    that SluiceMQ does not support (DLedger, RocksDB). Raises OSError for what cannot be read.
     """
     root = config.root
     for path in (
@@ -459,11 +467,11 @@ def _require_supported_format(files: Files, root: str) -> None:
 
 
 def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> StoreError:
-    """Return the error for a directory `root` without a commit log.
+    """Make the error for a directory `root` without a commit log.
 
-    It looks for the probable mistake: a missing directory, one below or above the store, or queues
-    in RocksDB. `log_paths` is where the log was expected. `option` is the option or setting by
-    which the user specifies where it is.
+    It names the probable mistake: a missing directory, a directory below or above the store, or
+    queues in RocksDB. `log_paths` is where the log was expected. `option` is the option or setting
+    that says where the log is.
     """
     fact = f"{root} is not a message store"
     if not files.exists(root):
@@ -494,7 +502,7 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
 
 
 def open_error(root: str, error: OSError) -> StoreError:
-    """Return the StoreError for an OSError that occurred while the store in `root` was opened."""
+    """Make the StoreError for an OSError that occurred while the store in `root` was opened."""
     reason = str(error.strerror or error)
     if error.filename:
         reason += f" ({error.filename})"
@@ -504,13 +512,15 @@ def open_error(root: str, error: OSError) -> StoreError:
 def detect_file_sizes(
     config: StoreConfig, files: Files, option: str = "storePathCommitLog"
 ) -> StoreConfig:
-    """Return a copy of `config` with the sizes of the files that exist: log, queues and timer log.
+    """Return a copy of `config` with the sizes of the existing files: log, queues and timer log.
 
-    A copy of a store does not contain the settings of these sizes: mappedFileSizeCommitLog,
-    …ConsumeQueue and …TimerLog (spec/store.md §1). A configured size stays if any file has it, or
-    if there is no file. Otherwise the most frequent size is used; opening the store then names a
-    file of another size. Raises StoreError if `config.root` is not a store; `option` is the option
-    or setting by which the user specifies where the log is. Raises OSError.
+    A copied store does not contain the settings mappedFileSizeCommitLog, …ConsumeQueue and
+    …TimerLog (spec/store.md §1). A configured size stays if any file has it, or if there is no
+    file. Otherwise the most frequent size is used; opening the store then reports files of another
+    size.
+
+    Raises StoreError if `config.root` is not a store; `option` is the option or setting that says
+    where the log is. Raises OSError.
     """
     log_paths = list(_iter_segment_paths(files, config.commit_log_path))
     if not log_paths:
@@ -543,9 +553,9 @@ def _iter_queue_paths(files: Files, directory: str) -> Iterator[str]:
 
 
 def _detect_size(files: Files, paths: Iterable[str], configured_size: int) -> int:
-    """Return the configured size if a file has it or there is no file, else the most frequent.
+    """Return the configured size if a file has it or there is no file, else the most frequent size.
 
-    Raises OSError.
+    Files of 0 bytes do not count. Raises OSError.
     """
     size_counts: Counter[int] = Counter()
     for path in paths:

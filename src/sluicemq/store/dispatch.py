@@ -58,10 +58,10 @@ class Dispatcher:
         check_crc: bool = True,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """Create a dispatcher from `log` to `queues`.
+        """Create a dispatcher, which adds the records of `log` to `queues`.
 
-        With `check_crc`, records are valid only if their CRC is right. `delays_ms` are the delays
-        of level 1, 2, … (messageDelayLevel), from which the units of delayed messages are computed.
+        If `check_crc`, records are valid only if their CRC is right. `delays_ms` are the delays of
+        level 1, 2, … (messageDelayLevel), from which the units of delayed messages are computed.
         """
         self._log = log
         self._queues = queues
@@ -79,8 +79,7 @@ class Dispatcher:
         """Forget all queues, suspects and counts. Call this when queues were removed or truncated.
 
         Suspects are records with implausible offsets that wait for the next record of their queue.
-
-        `last_store_time_ms` stays.
+        `last_store_time_ms` does not change.
         """
         self._by_name.clear()
         self._suspects.clear()
@@ -90,14 +89,16 @@ class Dispatcher:
     def dispatch_records(
         self, start: int, stop: int | None = None, *, may_gap: bool, singles: int | None = None
     ) -> int | None:
-        """Add the units of all records from `start` on, up to `stop`, to their queues.
+        """Add the units (queue entries) of the records from `start` up to `stop` to their queues.
 
-        Stops at the first position without a valid record, and returns the position behind the last
-        record (`start` if there was none). A gap is a record whose queue lacks the units before it.
-        With `may_gap`, gaps are filled with blank units. Otherwise the method stops at a gap, which
-        is logged, and returns None; the units before it stay added. Records of deleted topics are
-        skipped, and suspects wait for the next call or `resolve_suspects`. For `stop` and `singles`
-        see `sweep_records`. Raises OSError if a queue cannot be written.
+        Stops at the first position without a valid record. Returns the end of the last record
+        (`start` if there was none). Records of deleted topics are skipped. Records with implausible
+        offsets wait for the next record of their queue, or for `resolve_suspects`.
+
+        A gap is a record whose queue lacks the units before it. If `may_gap`, gaps are filled with
+        blank units. Otherwise the method stops at a gap, logs it, and returns None; the units
+        before it stay added. The first `singles` records are read one by one; None means the usual
+        number. Raises OSError if a queue cannot be written.
         """
         end = start
         for records in sweep_records(
@@ -121,10 +122,10 @@ class Dispatcher:
         return end
 
     def resolve_suspects(self, *, is_end: bool = True) -> None:
-        """Decide about suspects (records with implausible offsets): no record follows for now.
+        """Decide about records with implausible offsets, because no record follows for now.
 
-        A suspect with offset 0 is added: its topic was deleted and created again. With `is_end`,
-        any other suspect is logged and dropped. Without `is_end` it continues to wait.
+        A record with offset 0 is added: its topic was deleted and created again. If `is_end`, any
+        other is logged and dropped. Otherwise it continues to wait.
         """
         for queue, (offset, unit) in list(self._suspects.items()):
             if offset == 0:  # the topic was deleted and created again, and has one message
@@ -136,9 +137,10 @@ class Dispatcher:
             del self._suspects[queue]
 
     def _dispatch_record(self, record: LogRecord, *, may_gap: bool) -> bool:
-        """Add the unit of a record to its queue, and to any other queues that contain the record.
+        """Add the unit of a record to its queue, and to other queues that contain the record.
 
-        Returns False at a gap; then the unit was not added.
+        Returns False at a gap, where the queue lacks units before this one; then the unit was not
+        added. If `may_gap`, gaps are filled with blank units instead.
         """
         unit = Unit(record.position, record.size_bytes, record.tag_code(self._delays_ms))
         queue = self._get_queue(record.topic, record.queue_id)
@@ -151,8 +153,8 @@ class Dispatcher:
     def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
         """Add many units (entries) to one queue, all at once if possible, else one by one.
 
-        Returns False at a gap, a unit that does not follow those of the queue; the units before the
-        gap stay added.
+        Returns False at a gap, where the queue lacks units before the next one; the units before
+        the gap stay added. If `may_gap`, gaps are filled with blank units instead.
         """
         queue = self._get_queue(group.topic, group.queue_id)
         was_deleted = queue.topic in self._queues.deleted.end_by_topic
@@ -171,7 +173,7 @@ class Dispatcher:
         return True
 
     def _get_queue(self, topic: bytes, queue_id: int) -> Queue:
-        """Return the queue for a topic as it is encoded in records, and create it if necessary."""
+        """Return the queue of an encoded topic. Create it if necessary, with any name."""
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
             key = (topic.decode(errors="replace"), queue_id)
@@ -181,10 +183,12 @@ class Dispatcher:
     def _dispatch_unit(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
         """Add a unit (entry) to its queue, skip it, or let it wait as a suspect.
 
-        A suspect is the unit of a record whose offset is implausible. The next record of the queue
-        decides about it. Decides first about the suspect that the queue has. Returns False only at
-        a gap, if `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or
-        with an impossible queue id or offset, is skipped; only the latter is logged.
+        A suspect is a unit whose offset is implausible. The next record of its queue decides about
+        it. So if the queue has a suspect, this unit first decides about it.
+
+        A unit of a deleted topic is skipped. A unit with an impossible queue id or offset is
+        skipped and logged. If the queue lacks units before this one and `may_gap` is False, the gap
+        is logged, the unit is not added, and the result is False. Otherwise the result is True.
         """
         if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True
@@ -219,9 +223,9 @@ class Dispatcher:
     def _resolve_suspect(
         self, queue: Queue, offset: int, unit: Unit, *, following_offset: int
     ) -> None:
-        """Add a suspect to its queue, or log it as impossible.
+        """Add a suspect, whose offset was implausible, to its queue, or log it as impossible.
 
-        The next record of the queue decides: it has the offset `following_offset`.
+        It is right if the next record of the queue, with `following_offset`, follows it.
         """
         if offset + 1 == following_offset:
             self._add_unit(queue, offset, unit)
@@ -229,7 +233,7 @@ class Dispatcher:
             _log_impossible_offset(queue, offset, unit)
 
     def _add_unit(self, queue: Queue, offset: int, unit: Unit) -> None:
-        """Add a unit to its queue, and count it if the queue did not have it."""
+        """Add a unit to its queue. If it is new there, count it and mark the queue as grown."""
         if queue.put(offset, unit):
             self.units_added += 1
             self.grown_queues[queue] = None
@@ -239,9 +243,9 @@ class Dispatcher:
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
     """Return whether the record of `unit` can have this offset in the queue.
 
-    It can have the next offset. It can have an offset that the queue already has, unless the
-    queue's unit there has an earlier position in the log. It can have a later offset if the log has
-    room for the records between.
+    - The queue's next offset is plausible.
+    - A smaller offset is plausible unless the queue's unit there is earlier in the log.
+    - A greater offset is plausible if the log has room for the records between.
     """
     next_offset = queue.next_offset
     if next_offset == offset:
@@ -259,7 +263,7 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
 
 
 def _log_impossible_offset(queue: Queue, offset: int, unit: Unit) -> None:
-    """Log a record that is skipped because it cannot have its offset."""
+    """Log that a record is skipped because it cannot have the offset that it claims."""
     logger.error(
         "the record at position %d of the log is damaged and is skipped: it claims to be message %d"
         " of queue %s/%d, which is impossible; stop the broker and run `sluice store repair`",
@@ -279,7 +283,7 @@ def sweep_records(
     delays_ms: Sequence[int] = DELAYS_MS,
     singles: int | None = None,
 ) -> "Iterator[LogRecord | Sweep]":
-    """Yield the valid records from `start` on that end at `stop` or before, like `CommitLog.scan`.
+    """Yield the valid records from `start` on that end at `stop` or before.
 
     Each item is either one record, or a `Sweep`: many adjacent records in columns. The first
     `singles` records come one by one. None means `SINGLE_RECORDS_FIRST`, so that a short walk, the
@@ -330,11 +334,10 @@ def sweep_records(
 
 
 def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
-    """Return the first valid record behind the damaged `position`, for a report.
+    """Return the first valid record behind the damaged `position`; None if none is found.
 
-    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
-    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
-    properties.
+    Only `SEARCH_BYTES_MAX` bytes of the same file are searched, and then the begin of each later
+    file. Checksum properties are not checked.
     """
     segment = log.segments.at(position)
     if segment is None:
@@ -350,10 +353,9 @@ def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
 
 
 def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
-    """Yield all valid records from `start` on.
+    """Yield the valid records from `start` on, skipping damaged parts of the log.
 
-    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
-    finds. Stops where it finds none.
+    Ends where `find_next_record` finds no record behind a damaged part.
     """
     end = start
     while True:

@@ -87,8 +87,8 @@ class HiddenMessages:
     def hide(self, confirmed: int) -> int:
         """Hide the messages whose records end behind the position `confirmed` of the log.
 
-        Lowers the visible offsets of their queues. Returns the position behind the last visible
-        record; 0 if no record is visible.
+        Lowers the visible offsets of their queues. Returns the end of the last record that stays
+        visible; 0 if no record is visible.
         """
         visible_end = 0
         for queue in self._queues:
@@ -101,12 +101,11 @@ class HiddenMessages:
         return visible_end
 
     def reveal(self, confirmed: int) -> tuple[int, list[tuple[Queue, int]]]:
-        """Find the hidden messages whose records end at position `confirmed` or before.
+        """Return the hidden messages whose records end at position `confirmed` or before.
 
-        Returns (end, queues). `queues` contains each queue with such messages, and the offset
-        behind the last one, which the caller makes visible. `end` is the position behind the last
-        of their records; 0 if there are none. Messages of these queues with later records stay
-        hidden.
+        They no longer count as hidden; the caller makes them visible. Returns (end, queues).
+        `queues` contains each queue with such messages, and the offset behind the last one. `end`
+        is the end of the last of their records in the log; 0 if there are none.
         """
         end = 0
         revealed: list[tuple[Queue, int]] = []
@@ -130,10 +129,10 @@ class HiddenMessages:
 
 
 def _find_hidden_from(queue: Queue, hidden_end: int, confirmed: int) -> int:
-    """Return the first offset whose record ends behind the position `confirmed` of the log.
+    """Return the first offset of a queue whose record ends behind position `confirmed`.
 
-    Searches the offsets from the visible end of the queue to before `hidden_end`, which is returned
-    if there is none. Blank units count as confirmed.
+    The offsets from the queue's visible end to before `hidden_end` are searched. If there is none,
+    return `hidden_end`. Blank units count as confirmed.
     """
 
     def is_hidden(offset: int) -> bool:
@@ -158,10 +157,10 @@ class LogFollower:
     def __init__(
         self, store: FollowedStore, log: CommitLog, writer: Writer, dispatcher: Dispatcher
     ) -> None:
-        """Create a receiver at the present end of `log`.
+        """Create a receiver of a master's bytes, which continues at the end of `log`.
 
-        `writer` is informed when the log grows, so that it could continue there. `dispatcher` adds
-        the records of `log` to the queues of `store`.
+        `writer` is told when the log grows. `dispatcher` adds the records of `log` to the queues of
+        `store`.
         """
         self._store = store
         self._log = log
@@ -179,12 +178,12 @@ class LogFollower:
         return self._log.written_offset == self._log.start
 
     def append(self, position: int, log_bytes: bytes | bytearray | memoryview) -> None:
-        """Write bytes of the master's log at `position`. This makes no message visible.
+        """Write bytes of the master's log at `position`. No message becomes visible by that.
 
-        `position` must be `end`, or the beginning of any file if the store is empty: then the log
-        begins there. The bytes may begin and end anywhere in a record, and may reach over several
-        files. They are not synced. Raises StoreError, or StoreFullError if there is no room; then
-        the log has not grown.
+        `position` must be `end`. If the store is empty, it may be the begin of any file: then the
+        log begins there. The bytes may begin and end within a record, and may span several files.
+        They are not synced. Raises StoreError, or StoreFullError if there is no room; then the log
+        has not grown.
         """
         log = self._log
         if position != log.written_offset:
@@ -194,9 +193,9 @@ class LogFollower:
         self._writer.continue_at_log_end()
 
     def _begin_log(self, position: int) -> None:
-        """Let the empty log begin at `position`.
+        """Let the empty log begin at `position`, which must be the begin of a file.
 
-        Raises StoreError if the log is not empty, or if no file begins there.
+        Raises StoreError if the log is not empty, or if no file can begin there.
         """
         log = self._log
         if not self.is_empty or position % log.segments.file_bytes:
@@ -209,11 +208,11 @@ class LogFollower:
         self._store.begin_log(position)
 
     def dispatch(self, confirmed: int | None = None) -> None:
-        """Add complete records to their queues, and make them visible, up to position `confirmed`.
+        """Add complete records up to position `confirmed` to their queues, and make them visible.
 
         `confirmed` None means all records. Messages that were hidden at the start become visible
-        too, up to this position. The log's `followed_end` moves behind the records. After many
-        bytes at once, the key index is updated too. Does nothing more if no complete record is new.
+        too, up to this position. `followed_end` of the log becomes the end of the records. After
+        many bytes at once, the key index is updated too.
 
         Raises StoreDamagedError where the master's bytes are not a record; the records before it
         are visible then. Raises StoreError if a queue cannot be written.
@@ -232,10 +231,10 @@ class LogFollower:
         self._check_partial_record(end, stop)
 
     def _dispatch_records(self, start: int, stop: int) -> int:
-        """Add the records in [start, stop) of the log to their queues.
+        """Add the records in [start, stop) of the log to their queues. Return their end.
 
-        Returns the position behind the last record: the beginning of the next file if no record, or
-        only a blank one, follows in this file. Raises StoreError if a queue cannot be written.
+        If the rest of the file has no room for a record, or has a blank record, the end of the file
+        is returned. Raises StoreError if a queue cannot be written.
         """
         log = self._log
         singles = 0 if stop - start >= SWEEP_BYTES_MIN else None
@@ -255,7 +254,7 @@ class LogFollower:
         return segment.end if is_file_full else log.skip_blank(end)
 
     def _publish(self, start: int, end: int) -> None:
-        """Make the records in [start, end) of the log visible, which are in their queues now."""
+        """Make the records in [start, end) of the log visible. They are in their queues already."""
         dispatcher = self._dispatcher
         self._log.followed_end = end
         if dispatcher.last_store_time_ms:
@@ -267,10 +266,10 @@ class LogFollower:
             self._store.keys.catch_up(2 * (end - start))
 
     def _check_partial_record(self, end: int, stop: int) -> None:
-        """Raise StoreDamagedError unless the bytes in [end, stop) are the beginning of a record.
+        """Raise StoreDamagedError unless the bytes in [end, stop) of the log begin a valid record.
 
-        Both are positions in the log. A record that is complete there is an error too: it should
-        have been dispatched. Accepted are a blank record, and bytes that are too few to judge.
+        A blank record, and fewer bytes than BLANK_BYTES, are accepted. A complete record is an
+        error, because it should have been dispatched.
         """
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
@@ -290,11 +289,11 @@ class LogFollower:
             )
 
     def truncate(self, end: int) -> None:
-        """Remove everything from position `end` on, durably. Does nothing if the log ends before.
+        """Remove everything from position `end` on, durably. Do nothing if the log ends before.
 
-        Queues and indexes are cut off there too. Suspects of the dispatcher are forgotten. The
-        store becomes empty if `end` is at the log's start or before. If this raises StoreError, the
-        log accepts no more bytes, and a restart finishes or undoes the truncation.
+        Queues and indexes are cut there too. If `end` is at the log's start or before, the store
+        becomes empty. If this raises StoreError, the log accepts no more bytes, and a restart
+        finishes or undoes the truncation.
         """
         if end < self.end:
             self._dispatcher.reset()
@@ -305,9 +304,9 @@ class LogFollower:
 def _split_at_files(
     position: int, log_bytes: memoryview, file_bytes: int
 ) -> list[tuple[int, memoryview]]:
-    """Return (position, bytes) pieces of bytes of the log, each within one file.
+    """Split bytes of the log into (position, bytes) pieces, each within one file.
 
-    The bytes begin at `position`. Each file of the log has `file_bytes` bytes.
+    `log_bytes` begin at `position`. Each file of the log has `file_bytes` bytes.
     """
     pieces = []
     while log_bytes:
@@ -320,11 +319,11 @@ def _split_at_files(
 
 
 def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
-    """Return (records_end, store_time_ms) of the last record that ends at position `end` or before.
+    """Return (records_end, store_time_ms) of the last record that ends at `end` or before.
 
-    The log is searched from `start` on, where a record must begin. `records_end` is behind the last
-    record, or behind the blank record that follows it if that ends at `end` or before. Without any
-    record in this range, `records_end` counts from `start`, and the store time is 0.
+    The log is read from `start` on, where a record must begin. `records_end` is the end of the last
+    record, or of the blank record behind it. If there is no record, it is `start` (or the end of a
+    blank record there), and the time is 0.
     """
     records_end = start
     store_time_ms = 0
@@ -338,7 +337,7 @@ def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
 
 
 def remove_partial_record(log: CommitLog) -> None:
-    """Remove the beginning of a record at the end of a slave's log.
+    """Remove an incomplete record from the end of a log that a master writes.
 
     The master sends that record again.
     """
@@ -349,11 +348,11 @@ def remove_partial_record(log: CommitLog) -> None:
 
 
 def locate_bytes(log: CommitLog, position: int, size_max: int) -> tuple[Segment | None, int, int]:
-    """Return the file that contains `position` of the log, and the range of bytes to read from it.
+    """Return (segment, begin, stop): where bytes of the log from `position` on can be read.
 
-    Returns (segment, begin, stop), both relative to the beginning of the file. The range has at
-    most `size_max` bytes, and ends where the log or the file ends. Segment is None at the end of
-    the log. Raises StoreError if the log does not contain the position.
+    `segment` is the file that contains `position`, and [begin, stop) is the range in this file. It
+    has at most `size_max` bytes, and ends where the log or the file ends. At the end of the log,
+    return (None, 0, 0). Raises StoreError if the log does not contain the position.
     """
     segment = log.segments.at(position)
     end = log.written_offset

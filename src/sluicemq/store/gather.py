@@ -121,9 +121,9 @@ def are_whole(
 ) -> bool:
     """Return whether all records of the units are common (V1, IPv4), valid, and in `segment`. HOT.
 
-    The units are the 20-byte entries of `queue` at these `offsets`. `lost_code` is the tag code of
-    placeholders, which are not accepted. False means that each record must be checked separately,
-    not that one is damaged: other forms of records, and zeros in properties, give False too. The
+    The units are the 20-byte entries of `queue` at these `offsets`. Placeholders, whose tag code is
+    `lost_code`, are not accepted. False does not mean that a record is damaged, but that the caller
+    must check each of them: other forms of records, and zeros in properties, give False too. The
     compiled engine has the same function.
     """
     base = segment.base
@@ -186,10 +186,11 @@ class RecordVerifier:
     """Checks records that were written before `trusted_from`, and logs each damaged one once."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
-        """Create a verifier that trusts no record which is in the log now.
+        """Create a verifier. It does not trust the records that are in the log now.
 
-        `queues` is marked as doubtful if a whole queue is wrong. `delays_ms` are the delays of
-        level 1, 2, … (messageDelayLevel), from which units of delayed messages are rebuilt.
+        If a whole queue turns out to be wrong, `queues.is_doubtful` is set. `delays_ms` are the
+        delays of level 1, 2, … (messageDelayLevel), from which units of delayed messages are
+        rebuilt.
         """
         self._log = log
         self._queues = queues
@@ -206,8 +207,8 @@ class RecordVerifier:
     def is_valid(self, position: int, size: int, *, is_whole: bool) -> bool:
         """Return whether the record of `size` bytes at `position` may be given to a reader.
 
-        With `is_whole` the whole record is checked, else only its head. Damage is logged. A record
-        that retention has deleted is valid here: the caller finds out that it is missing.
+        If `is_whole`, the whole record is checked, else only its head. Damage is logged. A record
+        that retention has deleted counts as valid; the caller finds out that it is missing.
         """
         reason = self._find_fault(Unit(position, size, 0), None, is_whole=is_whole)
         if reason:
@@ -217,13 +218,19 @@ class RecordVerifier:
     def repair_or_blank(
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
-        """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
+        """Check the records of units. Return the units, in which wrong ones are replaced.
 
-        `units` are 20-byte entries of `queue`, joined, and `offsets` their queue offsets. With
-        `is_whole` whole records are checked, else only their heads. A rebuilt unit is also written
-        to the queue, and logged; damage is logged. Placeholders become blank units too. Units of
-        records that retention has removed stay as they are. If nothing is wrong, `units` itself is
-        returned. Raises StoreDamagedError if the whole queue is wrong.
+        `units` are 20-byte entries of `queue`, joined, and `offsets` their queue offsets. If
+        `is_whole`, whole records are checked, else only their heads.
+
+        - A unit that locates no record of this queue and offset is rebuilt from the log; it is also
+          written to the queue, and logged.
+        - A unit whose record is damaged becomes a blank unit; that is logged. Placeholders become
+          blank too.
+        - A unit whose record retention has removed stays.
+
+        If nothing is wrong, `units` itself is returned. Raises StoreDamagedError if the whole queue
+        is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         # In most cases all records are common and valid, which one call finds out.
@@ -231,7 +238,7 @@ class RecordVerifier:
             check = are_whole if engine.pulls is None else engine.pulls.are_whole
             if check(units, offsets, segment, queue, PLACEHOLDER_CODE):
                 return units
-        # Otherwise each record is checked, or each whose head is not right.
+        # Otherwise each record is checked. If heads suffice, NumPy finds the few that need it.
         suspect_indices: Sequence[int] = range(len(units) // UNIT_BYTES)
         if not is_whole and segment is not None and len(suspect_indices) >= VECTORISED_UNITS_MIN:
             suspect_indices = _find_unverified_heads(units, offsets, segment, queue)
@@ -253,10 +260,10 @@ class RecordVerifier:
         return units if repaired is None else repaired
 
     def _rebuild_or_report(self, unit: Unit, queue: Queue, offset: int, reason: str) -> bytes:
-        """Return a wrong unit rebuilt from the log, or a blank unit in its place.
+        """Return the right unit for an offset, or a blank unit if it cannot be rebuilt.
 
-        If it cannot be rebuilt, its record is reported as damaged for `reason`. Raises
-        StoreDamagedError if the whole queue is wrong.
+        In the second case the record is reported as damaged, for `reason`. Raises StoreDamagedError
+        if the whole queue is wrong.
         """
         rebuilt = self._rebuild_unit(unit, queue, offset)
         if rebuilt is None:
@@ -270,10 +277,11 @@ class RecordVerifier:
         """Return why the record of a unit may not be given to a reader; None if it may.
 
         A unit is the entry of a queue that locates the record. The reason is a phrase. It is "" if
-        there never was a record: the unit is blank, or of a placeholder. `expected` is (queue,
-        offset): the record must belong to it. None allows any queue. With `is_whole` the whole
-        record is checked. Otherwise the head suffices, and the whole record is checked only if the
-        head is wrong.
+        there never was a record: the unit is blank, or of a placeholder.
+
+        `expected` is the (queue, offset) to which the record must belong; None allows any. If
+        `is_whole`, the whole record is checked. Otherwise a right head suffices, and the whole
+        record is checked only if the head is wrong.
         """
         position, size, code = unit
         if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
@@ -297,13 +305,13 @@ class RecordVerifier:
         return None
 
     def _rebuild_unit(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
-        """Find the message of a wrong unit in the log; write and return the right unit.
+        """Search the log for the message of a wrong unit. Write the right unit, and return it.
 
-        Searches the log between the records of the nearest right units before and behind, if these
-        are at most `UNIT_SEARCH_BYTES_MAX` apart. The rebuilt unit is logged. Returns None if the
-        record was not found there. If the units around are wrong too, but lead to records, the
-        queue belongs to other records: `is_doubtful` of the queues is set, and StoreDamagedError is
-        raised.
+        The log is searched between the records of the nearest right units before and behind, if
+        these are at most `UNIT_SEARCH_BYTES_MAX` apart. A rebuilt unit is logged. Returns None if
+        the record is not found. If all units around are wrong too, but locate records, the files
+        belong to another queue: then sets `is_doubtful` of the queues, and raises
+        StoreDamagedError.
         """
         # Search between the records of the neighbours.
         search_start = self._log.start
@@ -331,7 +339,7 @@ class RecordVerifier:
         return None
 
     def _write_rebuilt_unit(self, record: LogRecord, queue: Queue, offset: int) -> bytes:
-        """Write the unit of `record` to its offset in the queue, log that, and return the unit."""
+        """Write the unit of `record` at its offset in the queue, log that, and return the unit."""
         code = record.tag_code(self._delays_ms)
         rebuilt = UNIT.pack(record.position, record.size_bytes, code)
         logger.warning(
@@ -346,7 +354,10 @@ class RecordVerifier:
         return rebuilt
 
     def _find_record(self, queue: Queue, offset: int, start: int, end: int) -> LogRecord | None:
-        """Return the record of a queue's offset that begins in [start, end) of the log, or None."""
+        """Return the record with this queue offset that begins in [start, end) of the log.
+
+        Return None if there is none.
+        """
         for record in iter_whole_records(self._log, start):
             if record.position >= end:
                 return None
@@ -355,9 +366,9 @@ class RecordVerifier:
         return None
 
     def _find_nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
-        """Return the nearest unit that leads to its record, behind or before `offset`.
+        """Return the nearest unit before or behind `offset` that locates its record.
 
-        `step` is the direction: 1 is behind, -1 before. Returns None if there is none within
+        `step` is 1 to search behind, and -1 to search before. Returns None if there is none within
         `GAP_MAX` offsets and the visible part of the queue.
         """
         for other_offset in range(offset + step, offset + step * GAP_MAX, step):
@@ -390,7 +401,10 @@ class RecordVerifier:
 def _find_unverified_heads(
     units: Units, offsets: Sequence[int], segment: Segment, queue: Queue
 ) -> list[int]:
-    """Return the indices of the units of `queue` whose records are not clearly in `segment`."""
+    """Return the indices of the units whose records' heads in `segment` are not right.
+
+    `units` are entries of `queue` at these `offsets`. A record outside `segment` counts too.
+    """
     from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
 
     view = segment.data_view(end_of_last(units))
@@ -398,9 +412,10 @@ def _find_unverified_heads(
 
 
 def _has_right_head(unit: Unit, segment: Segment, expected: tuple[Queue, int] | None) -> bool:
-    """Return whether a unit leads to the head of its record in `segment`.
+    """Return whether the record of a unit in `segment` begins with the right head.
 
-    With `expected`, a (queue, offset), the head must also contain this queue id and offset.
+    The head must have the size and position in the unit. If `expected`, a (queue, offset), is
+    given, it must also have that queue id and offset.
     """
     view, start = segment.safe_view(unit.physical_offset, RECORD_BYTES_MIN)
     size, magic, queue_id, queue_offset, position = _HEAD_FIELDS.unpack_from(view, start)
@@ -445,9 +460,9 @@ class FilterResultCache:
         """Return the indices of the units that the filter selects, in ascending order.
 
         `units` are 20-byte entries of a queue, joined. `properties_at(position, size)` returns the
-        properties of a record. Blank units are not selected. Raises PostponedError if the cache
-        lacks a result that is needed. Its work evaluates the filter for these records, and stores
-        the results in this cache.
+        properties of a record. Blank units are not selected. Raises PostponedError if a result is
+        not in the cache: another thread must then evaluate the filter for the missing records, and
+        the work in the error puts the results into the cache.
         """
         _, cached = self._results.get(id(message_filter), (None, {}))
         candidates = _select_by_codes(message_filter, units)
@@ -467,7 +482,10 @@ class FilterResultCache:
         raise PostponedError(PostponedWork(evaluate, store_result))
 
     def _store_results(self, message_filter: MessageFilter, results: dict[int, bool]) -> None:
-        """Cache the results of a filter by the positions of the records."""
+        """Cache results of a filter. `results` maps positions of records to whether they match.
+
+        The filter whose results are oldest is dropped if there are too many.
+        """
         # Removing the entry and adding it again makes it the newest of the cache.
         _, cached = self._results.pop(id(message_filter), (None, {}))
         if len(cached) > CACHED_RECORDS_MAX - len(results):
@@ -480,7 +498,7 @@ class FilterResultCache:
 
 
 def _select_by_codes(message_filter: MessageFilter, units: Units) -> list[tuple[int, int, int]]:
-    """Return (index, position, size) of the units whose tag code the filter does not exclude.
+    """Return (index, position, size) of the units whose tag code the filter may accept.
 
     Blank units are left out.
     """
@@ -553,7 +571,7 @@ class RecordCollector:
         return 0 if self.is_missing else self.count_max - self.count
 
     def take_from(self, offset: int) -> int:
-        """Take all messages from `offset` on that have room. HOT.
+        """Take the messages of the queue from `offset` on, as many as have room. HOT.
 
         Returns the offset behind the last unit that was taken or skipped. Sets `is_missing` if the
         queue or the log lacks something that should be there.
@@ -573,11 +591,12 @@ class RecordCollector:
         return offset
 
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
-        """Take the units in order; return how many were taken or skipped. HOT.
+        """Take units in order while there is room. Return how many were taken or skipped. HOT.
 
-        `units` are 20-byte entries of the queue, joined, and `offsets` their queue offsets. Old
-        records are verified first. Blank units, also those in place of damaged records, are
-        skipped. Fewer units than given means that a limit is reached or `is_missing` is set.
+        `units` are 20-byte entries of the queue, joined, and `offsets` their queue offsets. Records
+        that another process has written are verified first. Blank units, also those in place of
+        damaged records, are skipped. If the result is less than the number of units, a limit is
+        reached or `is_missing` is set.
         """
         if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
@@ -590,11 +609,11 @@ class RecordCollector:
         return processed or self._take_singly(units)
 
     def _take_plain(self, units: Units) -> int:
-        """Take all of the units if nothing prevents it; return their number. HOT.
+        """Take all of the units if nothing prevents it. Return their number. HOT.
 
         This is the fast path of `take_all` for the few units of an ordinary pull. There must be
-        room for all, one log file must contain all records, and no unit may be blank. Otherwise
-        return 0, and no record is taken: `_take_singly` then examines the units.
+        room for all, one log file must contain all records, and no unit may be blank. Otherwise no
+        unit is taken, and 0 is returned.
         """
         count = len(units) // UNIT_BYTES
         if not 0 < count <= self.messages_left:
@@ -635,11 +654,11 @@ class RecordCollector:
         return count
 
     def _take_singly(self, units: Units) -> int:
-        """Take units one by one while there is room; return how many were taken or skipped.
+        """Take units one by one while there is room. Return how many were taken or skipped.
 
-        Adjacent records extend the unfinished run, which is added to `data` when another run
-        begins. The first message of a read is taken even if it exceeds `bytes_max`. Sets
-        `is_missing` and stops at a record that the log does not have.
+        Adjacent records extend an unfinished run, a slice of the log that is added to `data` when
+        another run begins. The first message of a read is taken even if it exceeds `bytes_max`.
+        Stops at a record that the log does not have, and sets `is_missing`.
         """
         messages_left = 0 if self.is_missing else self.count_max - self.count
         total_bytes = self.size_bytes
@@ -675,8 +694,9 @@ class RecordCollector:
     def _take_runs(self, units: Units) -> int:
         """Take as many units as there is room for, in runs of adjacent records.
 
-        Returns the number of units. Returns 0, with nothing changed, if the units must be examined
-        one by one: `find_runs` does not apply, or a run is not completely in one file of the log.
+        A run becomes one slice of the log. Returns the number of units that were taken. Returns 0,
+        with nothing changed, if the units must be taken one by one: `find_runs` does not apply, or
+        a run is not completely in one file of the log.
         """
         from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - imports NumPy
 
@@ -699,12 +719,12 @@ class RecordCollector:
         return runs.message_count
 
     def take_indices(self, units: Units, first_offset: int, indices: Iterable[int]) -> int:
-        """Take the units at `indices`; return what `take_selected` returns.
+        """Take the units at `indices`. Return the offset of the first one not taken, or -1.
 
-        `first_offset` is the queue offset of the first unit of `units`. `indices` are consumed only
-        as far as there is room, and one further, which says where the reader continues. The chosen
-        units are first joined, so that `take_all` is called once and not for each of them.
+        `first_offset` is the queue offset of the first of `units`. At most one index more than
+        there is room for is consumed; it says where the reader continues.
         """
+        # Joining the chosen units allows one call of `take_all` for all of them.
         chosen = list(islice(indices, self.messages_left + 1))
         begins = [index * UNIT_BYTES for index in chosen]
         chosen_units = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
@@ -712,12 +732,13 @@ class RecordCollector:
         return self.take_selected(chosen_units, chosen_offsets)
 
     def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
-        """Take units of matches; return the offset of the first one not taken, or -1. HOT.
+        """Take units of matches. Return the offset of the first one not taken, or -1. HOT.
 
-        -1 means that all were taken or skipped. `offsets` are the queue offsets of the units, in
-        ascending order. With a span limit, matches beyond the span are not taken, `held_from` is
-        set to the first match that the reader will hold, and `is_out_of_reach` is set if a patient
-        reader gets no message. Sets `last_offset`.
+        `offsets` are the queue offsets of the units, in ascending order. Skipped ones count as
+        taken. Sets `last_offset`. With a span limit, the reader can hold messages of a limited
+        range of offsets: matches beyond it are not taken, `held_from` is set to the first match
+        that it will hold, and `is_out_of_reach` if a reader that `is_patient` gets no message for
+        this reason.
         """
         count = min(len(offsets), self.messages_left)  # how many of the units are taken
         if self.span_limit is not None and count:
@@ -731,9 +752,10 @@ class RecordCollector:
         return offsets[processed] if processed < len(offsets) else -1
 
     def _apply_span_limit(self, limit: SpanLimit, offsets: Sequence[int], count: int) -> int:
-        """Return how many of the first `count` matches are within the span of the reader. HOT.
+        """Return how many of the first `count` matches the reader can hold. HOT.
 
-        `offsets` are the queue offsets of the matches. Sets `held_from` and `is_out_of_reach`.
+        The reader holds matches from `held_from` on, within `limit.span_max` offsets. `offsets` are
+        the queue offsets of the matches. Sets `held_from` and `is_out_of_reach`.
         """
         first_offset = offsets[0]
         held_from = self.held_from
@@ -751,7 +773,7 @@ class RecordCollector:
         return bisect_right(offsets, last_allowed, 0, count)
 
     def _switch_to_file_of(self, position: int, size: int) -> bool:
-        """Continue in the log file that contains the record of `size` bytes at `position`.
+        """Use the log file that contains the record of `size` bytes at `position` from now on.
 
         Returns False, and sets `is_missing`, if no file contains the whole record.
         """
@@ -766,8 +788,9 @@ class RecordCollector:
         return True
 
     def close(self) -> None:
-        """Add the unfinished run to `data`. It lies in one file: a blank record ends each file."""
+        """Add the unfinished run of adjacent records to `data`."""
         if self._run_start >= 0:
+            # A run never crosses files, because a blank record ends each file.
             start = self._run_start - self._base
             end = self._run_end - self._base
             self.data.append(self._view[start:end])

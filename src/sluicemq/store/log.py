@@ -125,9 +125,9 @@ class CommitLog:
     ) -> None:
         """Create an empty log; neither read nor create a file.
 
-        The caller calls `segments.load()` to find the files in `directory`, each of which has
-        `file_bytes` bytes, and `set_end` when the end of the log is known. With
-        `requires_checksum`, a record without a valid checksum property is damaged.
+        Call `segments.load()` to find the files in `directory`, each of which has `file_bytes`
+        bytes, and `set_end` when the end of the log is known. If `requires_checksum`, a record
+        without a valid checksum property is damaged.
         """
         self.segments = SegmentFiles(
             files, directory, file_bytes, FILE_SIZE_SETTING, cuts_in_order=True
@@ -161,10 +161,10 @@ class CommitLog:
         self.written_offset = self.synced_offset = offset
 
     def truncate(self, end: int) -> None:
-        """Remove everything behind position `end`, durably, and let the log end there.
+        """Remove everything from position `end` on, durably. The log then ends there.
 
-        Later files are removed. The rest of the file that contains `end` reads as zeros. Waits for
-        a `sync` in another thread. Raises StoreError if this fails; the log then accepts no more
+        Later files are removed, and the rest of the file that contains `end` is zeroed. Waits for a
+        `sync` in another thread. Raises StoreError if this fails; the log then accepts no more
         writes.
         """
         with self._sync_lock:
@@ -181,7 +181,7 @@ class CommitLog:
             self.synced_offset = min(self.synced_offset, end)
 
     def check_writable(self) -> None:
-        """Raise StoreError if the log accepts no more writes since a final error (`failure`)."""
+        """Raise StoreError if the log accepts no more writes, because the disk failed before."""
         if self.failure is not None:
             raise StoreError(
                 f"The commit log in {self.segments.directory} refuses writes: {self.failure}.",
@@ -209,14 +209,14 @@ class CommitLog:
     # --- writing
 
     def write(self, pieces: Sequence[tuple[int, bytes | memoryview]], end: int) -> None:
-        """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
+        """Write (position, bytes) pieces, each within one file, and set the log's end to `end`.
 
-        Missing files are created. Nothing is synced: see `sync`. If a write fails, what it may have
-        written is overwritten with zeros, and the log keeps its old end. Then StoreFullError or
-        StoreError is raised. StoreUncertainError is raised if the overwriting fails too: the
-        messages may exist after a restart.
+        Missing files are created. Nothing is synced. If a write fails, its bytes are overwritten
+        with zeros, the log keeps its old end, and StoreFullError or StoreError is raised. If the
+        zeros cannot be written either, StoreUncertainError is raised: the messages may exist after
+        a restart.
         """
-        # A piece is noted as failed before it is written, and the notes are cleared at success.
+        # Each piece is noted as failed before it is written. The notes are cleared at success.
         failed_writes = self._failed_writes
         if self.failure is not None:
             self.check_writable()
@@ -236,9 +236,9 @@ class CommitLog:
         self.written_offset = end
 
     def _undo_failed_write(self, error: OSError) -> None:
-        """Overwrite with zeros what the write that raised `error` may have written.
+        """Overwrite what a failed write may have written with zeros.
 
-        Raises StoreUncertainError if that fails.
+        Raises StoreUncertainError with the text of `error` if that fails.
         """
         try:
             self._zero_failed_writes()
@@ -251,10 +251,10 @@ class CommitLog:
             ) from error
 
     def add_file(self, position: int) -> Segment:
-        """Create the file that contains `position`, and return it. Its name and size are durable.
+        """Create the file that contains `position`, make its name and size durable, and return it.
 
-        Creates the directory too if it does not exist. If syncing fails, the file is removed.
-        Raises OSError.
+        Creates the directory if it does not exist. If syncing fails, the file is removed. Raises
+        OSError.
         """
         segments = self.segments
         if not segments.files.exists(segments.directory):
@@ -272,7 +272,7 @@ class CommitLog:
     def prepare_next_file(self) -> None:
         """Create the next file if less than a quarter of the last one is free. Raises OSError.
 
-        Does nothing if the log has no file. A later `write` then need not create the file.
+        Does nothing if the log has no file.
         """
         last_segment = self.segments.last
         if last_segment is None:
@@ -282,11 +282,11 @@ class CommitLog:
             self.add_file(last_segment.end)
 
     def _zero_failed_writes(self) -> None:
-        """Overwrite with zeros what failed writes may have written, and sync it.
+        """Overwrite the bytes of failed writes with zeros, the latest write first, and sync them.
 
-        The latest write is overwritten first. Each one is removed from `_failed_writes` when it is
-        overwritten, so that the next call continues after an error. Raises OSError if overwriting
-        fails; if the error is final, it becomes `failure`. Raises StoreError if a sync fails.
+        Each write is removed from `_failed_writes` when that is done, so the next call continues
+        after an error. Raises OSError if overwriting fails; a final error becomes `failure`. Raises
+        StoreError if a sync fails.
         """
         while self._failed_writes:
             position, size = self._failed_writes[-1]
@@ -301,10 +301,10 @@ class CommitLog:
             self._failed_writes.pop()
 
     def _make_write_error(self, error: OSError) -> StoreError:
-        """Return the error to raise for an OSError of a write.
+        """Make the StoreError to raise for an OSError of a write.
 
-        That is StoreTransientError without descriptors or memory, StoreFullError on a full disk,
-        and StoreError otherwise.
+        It is StoreTransientError if descriptors or memory ran out, StoreFullError if the disk is
+        full, and a plain StoreError otherwise.
         """
         directory = self.segments.directory
         if error.errno in TRANSIENT_ERRORS:
@@ -324,9 +324,9 @@ class CommitLog:
         )
 
     def sync(self) -> int:
-        """Sync everything that was written when this call began, and return the end of it.
+        """Sync everything that was written before this call. Return its end in the log.
 
-        That end becomes `synced_offset`. Files that are full are closed. Does no I/O if everything
+        The end becomes `synced_offset`. Files that are full are closed. Does no I/O if everything
         is synced. Any thread may call this; calls wait for each other. Raises StoreTransientError
         if the call may be repeated, and StoreError if a sync failed, now or earlier.
         """
@@ -346,10 +346,10 @@ class CommitLog:
             return target
 
     def _sync_segment(self, segment: Segment) -> None:
-        """Sync one file.
+        """Sync one file of the log.
 
-        Raises StoreTransientError if the file could not be opened for lack of descriptors or
-        memory. Any other error is final (`failure`), and StoreError is raised.
+        Raises StoreTransientError if it cannot be opened for lack of descriptors or memory. Any
+        other error is final: the log accepts no more writes, and StoreError is raised.
         """
         is_open = False
         try:
@@ -367,9 +367,9 @@ class CommitLog:
     # --- reading
 
     def record_view(self, position: int, size: int) -> memoryview | None:
-        """Return `size` bytes from `position` on as a view; None if no file contains them all.
+        """Return a view of `size` bytes from `position` on; None if no file contains them all.
 
-        The bytes must have been written: see `Segment.view`.
+        The bytes must have been written: reading a hole through a map may crash on a full tmpfs.
         """
         segment = self.segments.at(position)
         if segment is None or position + size > segment.end:
@@ -381,10 +381,9 @@ class CommitLog:
         """Return (view, index): the record at `position` begins at this index of the view.
 
         The record is not checked. If its head has a possible size and this position, the view
-        contains all bytes of the record. Otherwise the view contains at least `RECORD_BYTES_MIN`
-        bytes behind the index. It has fewer bytes at a file's end. It is empty if no file contains
-        `position`. Bytes that were never written are not read through a map: see
-        `Segment.safe_view`.
+        contains the whole record. Otherwise it contains at least `RECORD_BYTES_MIN` bytes behind
+        the index, or fewer at the end of a file. It is empty if no file contains `position`. Bytes
+        that were never written are read without a map.
         """
         segment = self.segments.at(position)
         if segment is None:
@@ -406,8 +405,8 @@ class CommitLog:
     def find_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins at `position`; None if there is no valid record.
 
-        For `check_crc` see `parse_log_record`. The checksum property is not checked: see
-        `find_valid_record`.
+        `check_crc` False skips the checks of the CRC, and of topic and properties. The checksum
+        property is not checked (`find_valid_record` does that).
         """
         view, index = self.view_record(position)
         return parse_log_record(view, index, position - index, check_crc=check_crc)
@@ -415,8 +414,8 @@ class CommitLog:
     def find_valid_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins at `position`; None if there is no valid record.
 
-        Unlike `find_record`, also require a valid checksum property if the log
-        `requires_checksum`. With `check_crc` False neither CRC nor checksum property is checked.
+        If `check_crc`, the CRC of the record must be right. If the log also `requires_checksum`,
+        the checksum property of the record must be right, too.
         """
         view, index = self.view_record(position)
         record = parse_log_record(view, index, position - index, check_crc=check_crc)
@@ -453,8 +452,8 @@ class CommitLog:
 
         Returns (segment, start, limit): the file, the record's position in the log, and the
         position before which the record must end. The limit is the file's end, or `stop` if that is
-        nearer. Returns None if the files, or the range up to `stop`, have no room for a record.
-        Whether a record begins there is not checked.
+        nearer. Returns None if there is no room for a record before `stop` or the last file's end.
+        The record itself is not checked.
         """
         while (segment := self.segments.at(position)) is not None:
             end_max = segment.end if stop is None else min(stop, segment.end)
@@ -470,9 +469,8 @@ class CommitLog:
     ) -> "Iterator[LogRecord]":
         """Yield the valid records from `start` on that end at `stop` or before.
 
-        Goes on from file to file, over the blank records at their ends. Stops at the first position
-        without a valid record. `stop` None means the end of the log. For `check_crc` see
-        `find_valid_record`.
+        Goes on from file to file. Ends at the first position without a valid record. If `stop` is
+        None, the end of the log counts. CRCs are checked if `check_crc`.
         """
         position = start
         while (next_room := self.next_room(position, stop)) is not None:
@@ -517,11 +515,11 @@ class LogRecord(NamedTuple):
         return self.prepared_offset == PLACEHOLDER_PREPARED_OFFSET
 
     def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:
-        """Return the tag code that the record's unit must have.
+        """Return the code that the record's unit (queue entry) must have.
 
-        That is the hash of its tag (0 without a tag), the due time of a delayed message in ms, or
-        `PLACEHOLDER_CODE`. `delays_ms` are the delays of level 1, 2, … (messageDelayLevel). A
-        higher level has the delay of the last one.
+        It is the hash of the record's tag (0 without a tag), the due time in ms of a delayed
+        message, or `PLACEHOLDER_CODE`. `delays_ms` are the delays of level 1, 2, …
+        (messageDelayLevel). A higher level has the delay of the last one.
         """
         encoded_properties = self.properties
         if self.is_placeholder:
@@ -547,9 +545,9 @@ class LogRecord(NamedTuple):
     def extra_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Return (queue key, offset) of the queues that contain the record besides its own.
 
-        A key is (topic, queue id). The list is empty for most records. RocketMQ's multi-dispatch
-        writes the others (spec/store.md §3.1): two properties hold queue names and offsets,
-        separated by commas. Names or offsets that cannot be valid are left out.
+        A key is (topic, queue id). Most records have no other queue. RocketMQ's multi-dispatch
+        (spec/store.md §3.1) puts names and offsets of others into two properties, separated by
+        commas. Those that cannot be valid are left out.
         """
         if _MULTI_START not in self.properties:
             return []
@@ -649,9 +647,9 @@ def parse_log_record(
 
 
 def _parse_uncommon_record(view: memoryview, start: int, *, check_crc: bool) -> LogRecord | None:
-    """Return what `parse_log_record` returns, for a record of version 2 or with IPv6 hosts.
+    """Parse a record of version 2 or with IPv6 hosts; return None if it is not valid.
 
-    The stored position of the record is right.
+    The caller has compared its stored position. CRCs are checked if `check_crc`.
     """
     try:
         head = parse_head(view, start)
@@ -695,12 +693,11 @@ class LogBytes(Protocol):
 def find_next_record_start(
     log: LogBytes, start: int, stop: int, file_end: int, *, takes_blank: bool = True
 ) -> int | None:
-    """Return the position of the next valid record, from `start` on and before `stop`.
+    """Return the position of the next valid record in [start, stop); None if there is none.
 
-    All positions are those of the log, and within one file, which ends at `file_end`. With
-    `takes_blank`, the blank record that ends the file counts as a valid record. Returns None if
-    there is no valid record. Recovery, verify and repair all use this function, so they agree about
-    where valid records continue.
+    Positions are positions in the log. [start, stop) is within one file, which ends at `file_end`.
+    If `takes_blank`, the blank record that ends the file counts as valid. Recovery, verify and
+    repair all use this function, so they agree about where valid records continue.
     """
     # Reads with pread, not through a map: reading a hole through a map may need room on the disk,
     # and kills the process (SIGBUS) without it.
@@ -738,9 +735,9 @@ def _find_magic_numbers(chunk: bytes) -> list[int]:
 
 
 def _is_valid_record(log: LogBytes, position: int, head: bytes, file_end: int) -> bool:
-    """Return whether the bytes at `position`, which begin with `head`, are a valid record.
+    """Return whether a valid record begins at `position` of the log.
 
-    `head` ends behind the fields that are compared. The file ends at position `file_end`.
+    `head` contains the first bytes of the record. Its file ends at position `file_end`.
     """
     # The position is checked first: hardly any other bytes contain it.
     if head[_POSITION_AT:][:8] != position.to_bytes(8):
@@ -753,11 +750,11 @@ def _is_valid_record(log: LogBytes, position: int, head: bytes, file_end: int) -
 
 
 def explain_bad_record(view: memoryview, index: int, base: int, bytes_left: int) -> str:
-    """Return why there is no valid record at an index of a view that begins at `base` of the log.
+    """Return why there is no valid record at index `index` of a view, as a phrase for logs.
 
-    The result is a phrase for logs and reports. `bytes_left` is the number of bytes from there to
-    the end of the file. The caller knows that the record is not valid: if no other check fails, the
-    phrase blames zeros or the checksum.
+    `view` begins at position `base` of the log, and `bytes_left` bytes are left in the file. The
+    caller knows that the record is not valid: if no other check fails, the phrase blames zeros or
+    the checksum.
     """
     if min(bytes_left, len(view) - index) < BLANK_BYTES:
         return f"only {bytes_left} bytes are left in the file"
@@ -781,7 +778,7 @@ def explain_bad_record(view: memoryview, index: int, base: int, bytes_left: int)
 def _explain_bad_content(view: memoryview, head: RecordHead, position: int) -> str:
     """Return why a record with a readable head is not valid, as a phrase.
 
-    `head` was read from `view`, and `position` is that of the record in the log.
+    `head` was read from `view`, and the record begins at `position` of the log.
     """
     if head.physical_offset != position:
         return f"the record's stored position is {head.physical_offset}, not {position}"

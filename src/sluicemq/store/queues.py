@@ -127,11 +127,11 @@ class Queue(QueueState):
         key: tuple[str, int],
         unsynced: set[str] | None = None,
     ) -> None:
-        """Create a queue without units; `load` finds those on disk. Nothing is read or created.
+        """Create a queue without units; nothing is read or created. `load` finds those on disk.
 
-        The queue's files are in `directory`, each has `file_bytes` bytes. `key` is (topic, queue
-        id). Paths of files and directories that the next checkpoint must sync are added to
-        `unsynced`, which all queues of a store share.
+        The files are in `directory`, with `file_bytes` bytes each. `key` is (topic, queue id).
+        Paths that the next checkpoint must sync are added to the set `unsynced`, which all queues
+        of a store share.
         """
         self.key = key
         self.topic, self.queue_id = key
@@ -162,11 +162,11 @@ class Queue(QueueState):
     # --- reading
 
     def units(self, start: int, count: int) -> Units:
-        """Return units from queue offset `start` on, as they are stored: at most `count`. HOT.
+        """Return up to `count` units (20-byte entries, joined) from queue offset `start` on. HOT.
 
-        A unit is a 20-byte entry of the queue. Returns fewer where a file ends or the tail begins;
-        call again with the next offset. Returns an empty sequence if the queue has no unit at
-        `start`. The messages of the units may not be visible yet.
+        Returns fewer where a file ends or the tail begins; call again with the next offset. Returns
+        an empty sequence if the queue has no unit at `start`. The messages of the units may not be
+        visible yet.
         """
         if start >= self.tail_start:
             begin = (start - self.tail_start) * UNIT_BYTES
@@ -191,11 +191,11 @@ class Queue(QueueState):
         return Unit._make(UNIT.unpack_from(stored))
 
     def read_unit(self, offset: int) -> Unit | None:
-        """Return the unit of one queue offset like `unit`, but read it with pread.
+        """Return the unit (entry) of one queue offset; None if there is none. Reads with pread.
 
-        Recovery uses this to read a few units of many files, without a map for each of them. The
-        caller calls `segments.release()` afterwards. Behind the end of the queue, but within its
-        file, the unit is what the file contains, for example zeros.
+        Unlike `unit`, this maps no file, so recovery uses it to read a few units of many files.
+        Call `segments.release()` afterwards. Behind the end of the queue, but within its file, the
+        unit is what the file contains, for example zeros.
         """
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
@@ -216,7 +216,7 @@ class Queue(QueueState):
         return unit.physical_offset
 
     def first_offset_from(self, log_offset: int) -> int:
-        """Return the first offset whose record is at position `log_offset` of the log or behind.
+        """Return the first offset whose record is at position `log_offset` of the log or later.
 
         Returns `next_offset` if there is no such offset. Blank units are skipped.
         """
@@ -236,9 +236,10 @@ class Queue(QueueState):
         return offset
 
     def _read_past_gap(self, offset: int) -> Unit | None:
-        """Return the unit at `offset`, or, if it is blank, the next one that is not.
+        """Return the first unit from `offset` on that is not blank.
 
-        At most GAP_MAX units are read. If all of them are blank, the last one is returned.
+        If the next GAP_MAX units are all blank, the last of them is returned; None if there is no
+        unit.
         """
         unit = self.read_unit(offset)
         for following_offset in range(offset + 1, min(offset + GAP_MAX, self.next_offset)):
@@ -259,8 +260,7 @@ class Queue(QueueState):
     def end_offset_before(self, log_end: int) -> int:
         """Return the offset behind the last unit whose record ends at `log_end` or before.
 
-        Returns `offset_min` if there is no such unit. Only units that were written count near the
-        queue's end; zeros there are passed over.
+        Returns `offset_min` if there is no such unit. Zeros near the queue's end are not units.
         """
         offset = self.next_offset
         stop = max(self.offset_min, offset - LINEAR_SEARCH_UNITS)
@@ -285,10 +285,10 @@ class Queue(QueueState):
     def flush(self) -> list[str]:
         """Write the committed part of the tail to the files, and remove it from memory.
 
-        The tail contains the units (20-byte entries) that are in no file yet.
-        Creates files, and the queue's directory, where they are missing. Syncs nothing: returns the
-        paths of the files and directories to sync, none if the tail has no committed unit. If it
-        raises OSError nothing is lost: the units stay in memory, and the next flush writes them.
+        The tail contains the units (20-byte entries) that are in no file yet. Missing files and
+        directories are created. Nothing is synced: the result lists the paths to sync, and is empty
+        if there was nothing to write. If it raises OSError, the units stay in memory, and the next
+        flush writes them.
         """
         touched: list[str] = []
         segments = self.segments
@@ -312,10 +312,10 @@ class Queue(QueueState):
         return touched
 
     def _add_file(self, position: int, tail_position: int, touched: list[str]) -> Segment:
-        """Create the file that contains `position`, and return it.
+        """Create the file that contains byte `position` of the queue, and return it.
 
-        If the queue begins within this file, at `tail_position`, blank units precede it there. The
-        directories to sync are added to `touched`. Raises OSError.
+        If the queue begins within this file, at `tail_position`, blank units fill the part before.
+        Directories to sync are added to `touched`. Raises OSError.
         """
         segments = self.segments
         if not len(segments):
@@ -328,10 +328,10 @@ class Queue(QueueState):
         return segment
 
     def overwrite_unit(self, offset: int, stored_unit: bytes) -> None:
-        """Overwrite the unit of an offset, wherever it is: in the tail or the files.
+        """Overwrite the unit (entry) of an offset in the tail, the files, or both.
 
-        `stored_unit` is a unit as it is stored, 20 bytes. The next checkpoint syncs the file.
-        Raises OSError.
+        `stored_unit` has the 20 bytes of the new unit. The next checkpoint syncs the file. Raises
+        OSError.
         """
         tail_index = (offset - self.tail_start) * UNIT_BYTES
         if 0 <= tail_index < len(self.tail):
@@ -344,10 +344,10 @@ class Queue(QueueState):
             self.unsynced.add(segment.path)
 
     def truncate(self, offset: int) -> None:
-        """Remove the units from `offset` on, in memory and in the files.
+        """Remove the units (entries) from `offset` on, in memory and in the files.
 
-        The queue then ends at `offset`. `visible_offset` and `offset_min` are lowered to it if they
-        are beyond. The next checkpoint syncs the files. Raises OSError.
+        The queue then ends there; `visible_offset` and `offset_min` are lowered if they are
+        greater. The next checkpoint syncs the files. Raises OSError.
         """
         visible_offset = min(self.visible_offset, offset)  # `_set_end` overwrites it
         if offset >= self.tail_start:  # all removed units are in memory only
@@ -364,11 +364,11 @@ class Queue(QueueState):
             self._truncate_files(position, keeps_file=True)
 
     def _truncate_files(self, position: int, *, keeps_file: bool = False) -> None:
-        """Remove everything from byte `position` on from the files.
+        """Remove everything from byte `position` of the queue on from the files.
 
-        Later files are removed, and the rest of the file that contains `position` is zeroed. With
-        `keeps_file` this file stays even if `position` is its beginning. The next checkpoint syncs
-        the files. Otherwise the units could come back after a power loss.
+        Later files are removed, and the rest of the file that contains `position` is zeroed. If
+        `keeps_file`, this file stays even if it begins at `position`. The next checkpoint syncs the
+        change; otherwise the units could come back after a power loss.
         """
         if self.segments.truncate(position, keeps_file=keeps_file):
             self.unsynced.add(self.segments.directory)
@@ -389,15 +389,15 @@ class Queue(QueueState):
     ) -> None:
         """Find the end of the queue in its files, and its first unit whose record still exists.
 
-        Sets all offsets of the queue. The end is behind the last unit, or with `before` behind the
-        last unit whose record begins before this position of the log. The log begins at
+        Sets all offsets of the queue. The end is behind the last unit. If `before` is given, it is
+        behind the last unit whose record begins before this position of the log. The log begins at
         `log_start`. This takes a few reads, however long the queue is.
 
-        `after_crash` removes the units behind the end from the files. It also lets the first empty
-        or missing file end the queue, as `is_derived` of `SegmentFiles.load` does. With `removes`
-        the last unit is in the tail afterwards, because recovery reads it; a flush writes it again.
-        `inspect(queue)` is called when the offsets are set and the units that were read are still
-        in memory. Raises StoreDamagedError like `SegmentFiles.load`, and OSError.
+        If `after_crash`, the units behind the end are removed from the files, and an empty or
+        missing file ends the queue. If `removes`, the last unit is in the tail afterwards, because
+        recovery reads it; a flush writes it again. `inspect(queue)` is called when the offsets are
+        set and the units that were read are still in memory. Raises StoreDamagedError if the files
+        do not fit together, and OSError.
         """
         self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
         first_offset = self.segments.start // UNIT_BYTES
@@ -416,13 +416,14 @@ class Queue(QueueState):
         self._drop_loaded_units(first_offset, keeps_last=removes)
 
     def _find_end(self, first_offset: int, is_kept: Callable[[Unit], bool]) -> int:
-        """Find the end of the queue in its files, and set `next_offset` to it.
+        """Find the end of the queue in its files. Set `next_offset` to it, and `tail`.
 
-        `is_kept(unit)` is true for the units before the end, and false for all others. The files
-        begin with `first_offset`. Returns the position in the files behind which units may have to
-        be removed. The last units stay in `tail`, if the end lies in the last block of the files.
+        `is_kept(unit)` must be true for all units before the end, and false for the others. The
+        files begin with `first_offset`. Returns the byte position in the files from which on units
+        may have to be removed. If the end is in the last block of the files, `tail` contains the
+        units of that block.
         """
-        # In most cases it does.
+        # In most cases the end lies in the last block of the files.
         block_position, block = self.segments.read_last_block(UNIT_BYTES)
         block_offset = block_position // UNIT_BYTES
         written_count = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)  # rounded up
@@ -444,10 +445,9 @@ class Queue(QueueState):
         return end * UNIT_BYTES
 
     def _drop_loaded_units(self, first_offset: int, *, keeps_last: bool) -> None:
-        """Let the loaded units be in the files only.
+        """Drop the units in `tail`, which the files have. If `keeps_last`, keep the last one.
 
-        With `keeps_last`, the last one stays in `tail`. `first_offset` is the first offset in the
-        files.
+        `first_offset` is the first offset in the files.
         """
         end = self.next_offset
         last_unit = bytes(self.tail[-UNIT_BYTES:])
@@ -462,11 +462,11 @@ class Queue(QueueState):
     def put(self, offset: int, unit: Unit) -> bool:
         """Add the unit (entry) of a record that was found in the log, and make it visible.
 
-        Returns False, with nothing changed, if the queue has a unit at this offset with this or a
-        later position in the log. If that unit has an earlier position, the topic was deleted and
-        created again: the queue is truncated at this offset before. Offsets between the queue's end
-        and `offset` get blank units, so that offsets stay what the records say. An empty queue
-        begins at `offset` instead, and its files are removed. Raises OSError.
+        Offsets between the queue's end and `offset` get blank units. But an empty queue begins at
+        `offset`, and its files are removed. If the queue has a unit at `offset` whose record is
+        earlier in the log, the topic was deleted and created again: the queue is truncated there
+        first. If that record is the same or later, nothing changes, and False is returned. Raises
+        OSError.
         """
         if offset < self.next_offset:
             present_unit = self.unit(offset)
@@ -484,12 +484,11 @@ class Queue(QueueState):
         return True
 
     def extend(self, offset: int, units: bytes) -> int | None:
-        """Add consecutive units, the first of which has `offset`, as `put` would one by one.
+        """Add consecutive units (20-byte entries, joined), the first of which has `offset`.
 
-        `units` are 20-byte entries of the queue, joined. Leading units that the queue has already
-        must be equal. Returns the number of units that it did not have. Returns None, with nothing
-        changed, if `offset` is behind the queue's end or a present unit differs: then call `put`
-        for each.
+        Units at the beginning that the queue has already must be equal to its units. Returns the
+        number of units that are new. Returns None, with nothing changed, if `offset` is behind the
+        queue's end or a present unit differs: then call `put` for each.
         """
         present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(units))
         if present_bytes < 0:
@@ -514,12 +513,12 @@ class Queue(QueueState):
 def expired_units(
     files: Files, directory: str, file_bytes: int, log_start: int
 ) -> list[tuple[str, int, int, bytes]]:
-    """Return (topic, queue id, offset, unit) of the last message of each fully expired queue.
+    """Return (topic, queue id, offset, unit) for the last message of each fully expired queue.
 
-    A queue is fully expired if all its records lie before `log_start`, where the log begins. Then
-    only its files say at which offset it continues. `unit` is the stored unit, 20 bytes. Queues
-    that never had a message are left out. Loads the queues from their files without changing them,
-    so any thread may call this while a broker writes them. Raises OSError.
+    A queue is fully expired if all its records are before `log_start`, where the log begins. Then
+    only its files say at which offset it continues. `unit` is the queue's entry, 20 bytes. Queues
+    that never had a message are left out. Loads the queues without changing them, so any thread may
+    call this while a broker writes them. Raises OSError.
     """
     queues = ConsumeQueues(files, directory, file_bytes)
     queues.load(after_crash=False, removes=False, log_start=log_start)
@@ -537,9 +536,10 @@ def expired_units(
 
 
 def _count_leading_units(block: Units, count: int, is_kept: Callable[[Unit], bool]) -> int:
-    """Return how many of the first `count` units of a block come before the end of the queue.
+    """Count the units at the start of a block for which `is_kept` is true.
 
-    `is_kept(unit)` is true for units before the end, and false for all others.
+    Only the first `count` units are considered. `is_kept(unit)` is true for the units before the
+    end of the queue, and false for all others.
     """
 
     def is_behind_end(index: int) -> bool:
@@ -555,10 +555,10 @@ def _count_leading_units(block: Units, count: int, is_kept: Callable[[Unit], boo
 def _bisect_offsets(
     low: int, high: int, is_before: Callable[[Unit], bool], read: Callable[[int], Unit | None]
 ) -> int:
-    """Return the first offset in [low, high) for whose unit `is_before` is false; else `high`.
+    """Return the first offset in [low, high) whose unit is not before the end; else `high`.
 
-    `read(offset)` returns the unit, or None, which counts as not before. The units must be sorted:
-    all for which `is_before` is true come first.
+    `is_before(unit)` must be true for the units before some offset, and false from there on.
+    `read(offset)` returns a unit, or None, which counts as not before.
     """
 
     def is_end(offset: int) -> bool:
@@ -618,8 +618,10 @@ class ConsumeQueues:
     ) -> None:
         """Load the queues on disk, which replace those in memory.
 
-        `is_wanted(topic, queue_id)` returns whether a queue is loaded (None means all). For the
-        other arguments and for errors see `Queue.load`.
+        `is_wanted(topic, queue_id)` returns whether to load a queue; None loads all. `Queue.load`
+        gets the other arguments: `before` is the position of the log at which queues are cut, and
+        `log_start` the begin of the log. Raises StoreDamagedError if files do not fit together, and
+        OSError.
         """
         self.by_key.clear()
         self.dirty.clear()
@@ -636,10 +638,10 @@ class ConsumeQueues:
             )
 
     def may_have_other_file_size(self) -> bool:
-        """Return whether the setting of the file size is probably wrong, and not the files.
+        """Return whether the configured file size is probably wrong, and not the files.
 
-        That is the case if all files on disk have the same size, which is not the configured one
-        and is a multiple of `UNIT_BYTES`. Raises OSError.
+        That is so if all files on disk have the same other size, a multiple of `UNIT_BYTES`. Raises
+        OSError.
         """
         sizes: set[int] = set()
         for topic, queue_id in self._iter_keys_on_disk():
@@ -675,10 +677,7 @@ class ConsumeQueues:
         return self.get_unchecked(key)
 
     def get_unchecked(self, key: tuple[str, int]) -> Queue:
-        """Return a queue, and create it in memory if it does not exist, without checking its name.
-
-        This is for names that come from the log or the disk.
-        """
+        """Return a queue, and create it in memory if it does not exist. Its name is not checked."""
         queue = self.by_key.get(key)
         if queue is None:
             directory = f"{self._directory}/{key[0]}/{key[1]}"
@@ -706,7 +705,7 @@ class ConsumeQueues:
             self.dirty.pop(queue, None)
 
     def truncate_to_log(self, end: int) -> None:
-        """Remove the units whose records end behind position `end`, where the log now ends.
+        """Remove the units (entries) of records that end behind `end`, where the log now ends.
 
         Queues without such units do not change. Raises OSError.
         """
@@ -725,7 +724,7 @@ class ConsumeQueues:
         self._remove_topic(topic)
 
     def _remove_topic(self, topic: str) -> None:
-        """Remove the queues of a topic like `delete_topic`, but allow any name."""
+        """Remove the queues of a topic with any name, from memory and disk."""
         for key in list(self.by_key):
             queue_topic, _ = key
             if queue_topic == topic:
@@ -740,8 +739,8 @@ class ConsumeQueues:
     def finish_deletions(self) -> None:
         """Remove the topics whose deletion was interrupted by a crash, with their files.
 
-        Such a topic is in `deleted`, and has a queue whose last record is from before its deletion.
-        A topic that was created again since stays. Raises OSError.
+        Such a topic is in `deleted`, and the last record of one of its queues is from before the
+        deletion. A topic that was created again since stays. Raises OSError.
         """
         for (topic, _), queue in list(self.by_key.items()):
             if topic not in self.deleted.end_by_topic or not queue.next_offset:
@@ -762,8 +761,8 @@ class ConsumeQueues:
     def digest(self, log_end: int | None = None) -> tuple[int, int]:
         """Return (number of queues that have units, sum of their end offsets), for checkpoints.
 
-        Committed units count. With `log_end`, returns what the two numbers will be when the log is
-        truncated there. Returns (-1, -1), which no start accepts, if `is_doubtful`.
+        Only committed units count. If `log_end` is given, returns the numbers after a truncation of
+        the log there. Returns (-1, -1), which no start accepts, if `is_doubtful`.
         """
         if self.is_doubtful:
             return -1, -1
@@ -775,10 +774,10 @@ class ConsumeQueues:
         return queues_with_units, sum(end_offsets)
 
     def find_last_unit(self, log_end: int | None = None) -> Unit | None:
-        """Return, of the last units of all queues, the one whose record is last in the log.
+        """Return the unit (entry) whose record is last in the log; None if there is none.
 
-        With `log_end`, only units whose records end at that position or before count. Blank units
-        do not count. Returns None if there is no such unit.
+        Only the last unit of each queue is examined; it does not count if it is blank. If `log_end`
+        is given, the units whose records end behind it are ignored.
         """
         last_units = []
         for queue in self:

@@ -128,7 +128,7 @@ class ReadResult:
     def records(self) -> Iterator[tuple[int, memoryview]]:
         """Yield (queue offset, record) for each record of `data`, in order. HOT.
 
-        A record is a view of all its bytes.
+        The record is a view of all its bytes.
         """
         for piece in self.data:
             start = 0
@@ -149,9 +149,9 @@ class LogReader:
         clock: Clock,
         columns: PropertyColumns,
     ) -> None:
-        """Create a reader to which the whole log is visible.
+        """Create a reader of a store. At first the whole log is visible.
 
-        The store sets `visible_end` when that changes. `columns` evaluate filters on properties
+        The store sets `visible_end` when that changes. `columns` evaluates filters on properties
         without reading each record.
         """
         self.log = log
@@ -177,7 +177,7 @@ class LogReader:
 
     @property
     def tag_hits(self) -> "TagHits":
-        """The cache of units that match tag codes. HOT."""
+        """The cache of units (queue entries) whose tag a filter accepts. HOT."""
         if self._tag_hits is None:
             from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
@@ -211,16 +211,16 @@ class LogReader:
     ) -> ReadResult:
         """Read messages of a queue from `offset` on that the filter accepts.
 
-        `message_filter` None accepts all messages. With `bytes_max` None the read is an ordinary
-        pull: RocketMQ's rules limit it in addition to `count_max`. With a number it is a bulk read:
-        only `count_max` and `bytes_max` limit it. The first message is always returned, even if it
-        exceeds the limit. If `offset` is not in the queue, or its record is deleted, `status` of
-        the result says so, `next_offset` is where to continue, and nothing is read.
+        `message_filter` None accepts all messages. If `bytes_max` is None, the read is an ordinary
+        pull: RocketMQ's rules limit it in addition to `count_max`. Otherwise it is a bulk read,
+        limited only by `count_max` and `bytes_max`. The first message is always returned, even if
+        it is too large. If `offset` is not in the queue, or its record is deleted, nothing is read;
+        `status` of the result says so, and `next_offset` is where to continue.
 
-        `scan_max` limits the units that a filter examines (None means the configured limit).
-        `span_limit` says how many matches the reader of an ordinary pull can hold (None means
-        RocketMQ's default). With `may_postpone`, a filter that takes long may be left to the caller
-        (`ReadResult.postponed`). With `is_sluice_client`, an ordinary pull may return up to
+        `scan_max` limits the units (queue entries) that a filter examines; None means the
+        configured limit. `span_limit` says how many matches the reader of an ordinary pull can
+        hold; None means RocketMQ's default. If `may_postpone`, a slow filter may be left to the
+        caller (`ReadResult.postponed`). If `is_sluice_client`, an ordinary pull may return up to
         `pull_count_max` messages from memory.
         """
         queue = self._by_key.get((topic, queue_id))
@@ -277,9 +277,9 @@ class LogReader:
         return unit is None or self.visible_end - unit.physical_offset <= self._memory_bytes
 
     def _make_result_of_missing(self, queue: Queue, offset: int) -> ReadResult:
-        """Return the result of a read at an offset whose record retention has deleted.
+        """Make the result of a read at an offset whose record retention has deleted.
 
-        The queue has the unit of `offset`. Its first offset is updated.
+        The queue still has the entry of `offset`, so its first offset is updated.
         """
         queue.update_offset_min(self.log.start)
         offset_min = queue.offset_min
@@ -296,10 +296,11 @@ class LogReader:
         message_filter: MessageFilter,
         scan_max: int | None,
     ) -> int:
-        """Collect with `gather` the matches from `offset` on; return where the next read continues.
+        """Collect the messages from `offset` on that match with `gather`. Return where to continue.
 
-        Also sets `held_from` of `gather`, if the message at the reader's first offset that is not
-        consumed is a match. `scan_max` is as in `read`.
+        At most `scan_max` units (queue entries) are examined; None means the configured limit. If
+        the first message that the reader holds and has not consumed is a match, sets
+        `gather.held_from` to it.
         """
         units_max = self.config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + units_max)
@@ -327,11 +328,12 @@ class LogReader:
         message_filter: MessageFilter,
         consumed: int,
     ) -> int:
-        """Collect matches in [offset, end), by columns if possible, else by records.
+        """Collect matches in [offset, end), by columns if possible, else by reading records.
 
         Returns where the next read continues. `consumed` is the first offset that the reader has
-        not consumed (-1 if it holds no message). `held_from` of `gather` is set to it if it is a
-        match. If columns must be loaded first, or the filter takes long, `gather.postponed` is set.
+        not consumed, or -1 if it holds no message. If that message is a match, sets
+        `gather.held_from` to it. If columns must be loaded first, or the filter takes long, sets
+        `gather.postponed`.
         """
         select = self._make_record_selector(message_filter)
         weight = 0  # how long an evaluation of the filter takes, if it may be postponed
@@ -365,11 +367,11 @@ class LogReader:
     def _read_selected(
         self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
     ) -> int:
-        """Take the units in [offset, end) that `select` chooses; return where to continue.
+        """Take the units in [offset, end) that `select` chooses. Return where to continue.
 
-        Ends after `READ_TIME_MAX_S`, but not before the first chunk. Ends early without room, where
-        the queue lacks units (`is_missing`), or if `select` needs results that another thread must
-        compute (`postponed`).
+        Ends after `READ_TIME_MAX_S`, but not before the first chunk of units (queue entries). Ends
+        early if there is no room for a match, if the queue lacks units (sets `gather.is_missing`),
+        or if `select` needs results that another thread must compute (sets `gather.postponed`).
         """
         position = offset
         units_max = FIRST_CHUNK_UNITS
@@ -396,9 +398,11 @@ class LogReader:
     def _read_tagged(
         self, queue: Queue, gather: RecordCollector, codes: frozenset[int], offset: int, end: int
     ) -> int:
-        """Take the units in [offset, end) with one of the tag codes; return where to continue. HOT.
+        """Take the units in [offset, end) with one of these tag codes. HOT.
 
-        Ends early without room, or where the queue or the log lacks something (`is_missing`).
+        A unit is a queue entry; its tag code is the hash of the message's tag. Returns where the
+        next read continues. Ends early if there is no room for a match, or if the queue or the log
+        lacks something (sets `gather.is_missing`).
         """
         from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
@@ -440,10 +444,10 @@ class LogReader:
         return message_filter.tag_codes
 
     def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
-        """Return the scan that evaluates the filter over columns; None if records must be read.
+        """Return the scan that evaluates a filter over columns; None if records must be read.
 
-        That is the case for a filter that reads no properties or has no form for columns, and while
-        columns are off or not loaded. The call requests the columns of the queue's topic.
+        Records must be read if the filter reads no properties or has no form for columns, or if
+        columns are off or not loaded. The call notes that the topic of the queue needs columns.
         """
         if self.columns is None or self._has_extension or not message_filter.reads_properties:
             return None
@@ -452,10 +456,9 @@ class LogReader:
         return self.columns.scan_for(queue.topic)
 
     def cached_column_scan(self, message_filter: MessageFilter) -> "ColumnScan | None":
-        """Return the scan that caches results of the filter; None if columns cannot evaluate it.
+        """Return the scan that caches results of a filter, without loading or requesting columns.
 
-        Unlike `column_scan`, this loads and requests nothing. Returns None until columns are
-        loaded.
+        Return None if columns cannot evaluate the filter, or are not loaded.
         """
         if self.columns is None or self._has_extension:
             return None
@@ -464,7 +467,11 @@ class LogReader:
         return self.columns.scan
 
     def unit_selector(self, message_filter: MessageFilter) -> UnitSelector:
-        """Return a function that chooses units for the filter, by tag codes or by records."""
+        """Return a function that returns the indices of the units that a filter accepts.
+
+        The units are queue entries, joined. The function compares tag codes if that suffices;
+        otherwise it reads records.
+        """
         codes = self.tag_codes_only(message_filter)
         if codes is None:
             return self._make_record_selector(message_filter)
@@ -473,10 +480,11 @@ class LogReader:
         return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
     def _make_record_selector(self, message_filter: MessageFilter) -> UnitSelector:
-        """Return a function that yields the indices of the units that the filter selects.
+        """Return a function that yields the indices of the units that a filter accepts.
 
-        It examines units one by one. It reads a record only if the filter reads properties, or if
-        the unit contains the address of an extension in place of its tag code.
+        The units are queue entries, joined, and are examined one by one. The function reads a
+        record only if the filter reads properties, or if the unit has the address of an extension
+        instead of its tag code.
         """
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
@@ -495,24 +503,24 @@ class LogReader:
         return select_by_record
 
     def _read_properties(self, position: int, size: int) -> dict[str, str]:
-        """Return the properties of the record at `position`; none if the record is damaged."""
+        """Return the properties of the record at `position`; {} if the record is damaged."""
         record = self._get_valid_record(position, size)
         if record is None:
             return {}
         return decode_properties(record[properties_slice(record)])
 
     def _get_valid_record(self, position: int, size: int) -> memoryview | None:
-        """Return the record at `position`; None, with a log line, if it is damaged."""
+        """Return the record at `position`; None if it is damaged. Damage is logged."""
         verifier = self.soundness
         if verifier.is_trusted(position) or verifier.is_valid(position, size, is_whole=True):
             return self.log.record_view(position, size)
         return None
 
     def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Return whether the message at an offset is probably in memory.
+        """Return whether the message at an offset is probably in the page cache.
 
-        Its record then is in the newest 40 % of RAM of the log (`memory_ratio`). A message that
-        does not exist counts as one at position 0.
+        That is assumed of the newest part of the log, of `memory_ratio` percent of RAM. A message
+        that does not exist counts as one at position 0.
         """
         units = self.units(topic, queue_id, offset, 1)
         position = 0
@@ -527,14 +535,15 @@ class LogReader:
     ) -> int:
         """Search a queue by the times at which its messages were stored (spec/delivery.md §6).
 
-        With `lower`, return the offset of the first message that was stored at `time_ms` or later;
-        the queue's end if there is none. With `upper`, return the offset of the last message that
-        was stored at `time_ms` or earlier; 0 if there is none. Return 0 for a queue that does not
-        exist.
+        - "lower": return the offset of the first message that was stored at `time_ms` or later, or
+          the queue's end if there is none.
+        - "upper": return the offset of the last message that was stored at `time_ms` or earlier, or
+          0 if there is none.
 
         Messages that retention has deleted count as older than any time. So for a queue without
-        messages, `lower` returns its end, and `upper` the offset before its end (at least 0).
-        A message that cannot be read counts as stored at the time of the next one that can.
+        messages, "lower" returns its end, and "upper" the offset before its end (at least 0). A
+        damaged message counts as stored at the time of the next undamaged one. For a queue that
+        does not exist, return 0.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -552,7 +561,7 @@ class LogReader:
     def _find_first_stored_from(self, queue: Queue, time_ms: int) -> int:
         """Return the offset of the first message that was stored at `time_ms` or later.
 
-        Return the queue's visible end if there is none. Damaged messages are passed over.
+        Return the queue's visible end if there is none. Damaged messages are skipped.
         """
         low = queue.offset_min
         high = queue.visible_offset
@@ -568,10 +577,10 @@ class LogReader:
         return low
 
     def _find_first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
-        """Return the offset of the first undamaged message in [offset, end).
+        """Return the offset of the first message in [offset, end) that is not damaged.
 
-        A message that retention has deleted counts as undamaged: it is known to be old. Returns
-        None if the first `DAMAGED_RUN_MAX` messages are all damaged.
+        A message that retention has deleted is not damaged. Return None if the first
+        `DAMAGED_RUN_MAX` messages are all damaged.
         """
         for candidate in range(offset, min(end, offset + DAMAGED_RUN_MAX)):
             unit = queue.unit(candidate)
@@ -603,7 +612,7 @@ class LogReader:
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """Return the store time in ms of the first message of a queue; -1 if there is none.
 
-        Without `topic` or `queue_id`, return that of the first visible record of the log.
+        Without `topic` or `queue_id`, return the store time of the first visible record of the log.
         """
         if topic is None or queue_id is None:
             start = self.log.start
@@ -619,7 +628,7 @@ class LogReader:
     def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """Return the store time in ms of the last visible message of a queue; -1 if there is none.
 
-        Without `topic` or `queue_id`, return the latest one of all queues.
+        Without `topic` or `queue_id`, return the latest store time in all queues.
         """
         if topic is None or queue_id is None:
             return max((self.latest_time_ms(*key) for key in list(self._by_key)), default=-1)
@@ -631,10 +640,11 @@ class LogReader:
     # --- units and records without a filter
 
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
-        """Return up to `count` visible units of a queue from `offset` on, as they are stored.
+        """Return up to `count` units (20-byte entries, joined) of a queue from `offset` on.
 
-        Returns fewer units where a file ends; call again with the next offset. Returns an empty
-        sequence if the queue does not exist, or has no visible message at `offset`.
+        Only visible messages are included. Returns fewer units where a file ends; call again with
+        the next offset. Returns an empty sequence if the queue does not exist, or has no visible
+        message at `offset`.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
@@ -642,9 +652,10 @@ class LogReader:
         return queue.units(offset, min(count, queue.visible_offset - offset))
 
     def valid_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
-        """Return what `units` returns, but repaired, so that each unit leads to its record.
+        """Return up to `count` visible units of a queue, each of which locates a valid record.
 
-        A wrong unit is rebuilt from the log. A unit whose record is damaged becomes a blank unit.
+        Units are 20-byte entries of the queue, joined. A wrong unit is rebuilt from the log. A unit
+        whose record is damaged is replaced by a blank unit.
         """
         units = self.units(topic, queue_id, offset, count)
         queue = self._by_key.get((topic, queue_id))
@@ -683,7 +694,7 @@ class LogReader:
 
 
 def _set_span(result: ReadResult, gather: RecordCollector) -> None:
-    """Set the fields of a result that describe which messages the reader holds then."""
+    """Copy the fields about the messages that the reader will hold from `gather` to `result`."""
     result.held_from = gather.held_from
     if gather.count:
         result.span = gather.last_offset - gather.held_from
@@ -691,11 +702,11 @@ def _set_span(result: ReadResult, gather: RecordCollector) -> None:
 
 
 def _make_result_outside(offset: int, offset_min: int, offset_max: int) -> ReadResult:
-    """Return the result of a read at an `offset` outside the queue (spec/store.md §10).
+    """Make the result of a read at an `offset` outside the queue (spec/store.md §10).
 
-    The queue has the offsets [low, high). The reader continues at `offset_min` if it is before
-    them, at `offset_max` if it is far behind them, and stays where it is at the end. For a queue
-    that never had a message it continues at 0.
+    The queue has the offsets [offset_min, offset_max). A reader before them continues at
+    `offset_min`. A reader exactly at the end stays there. A reader farther behind continues at
+    `offset_max`. For a queue that never had a message it continues at 0.
     """
     if offset_max == 0:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, offset_min, offset_max)

@@ -54,10 +54,11 @@ class StoreReader:
     def __init__(
         self, config: StoreConfig, files: Files, is_wanted: QueuePredicate | None = None
     ) -> None:
-        """Load the log and the wanted queues. Use `StoreReader.open`.
+        """Load the log and the wanted queues. Callers use `StoreReader.open`.
 
         `config` must contain the real file sizes. `is_wanted(topic, queue_id)` says which queues
-        are needed. None means all, and then units that only the log contains are not added.
+        are needed; for these, units that only the log contains are added in memory. None means all
+        queues, without such units.
         """
         self._log = log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
         self._queues = queues = ConsumeQueues(
@@ -86,13 +87,14 @@ class StoreReader:
         is_wanted: QueuePredicate | None = None,
         option: str = "--commit-log",
     ) -> "StoreReader":
-        """Open a reader of the store in `root`.
+        """Open a reader of the store in `root`, without locking or changing it.
 
-        `is_wanted(topic, queue id)` says which queues are needed (None means all). `option` is how
-        the user specifies where the log is, for errors. Paths that are "" are those below `root`.
-        Opening is repeated if a running broker interferes. Raises StoreError if there is no commit
-        log or the store has an unsupported format or cannot be read, and StoreDamagedError like
-        `Store.open`.
+        `is_wanted(topic, queue id)` says which queues are needed; None means all. Paths that are ""
+        are the usual ones below `root`. `option` is the command-line option for the path of the
+        log, for errors. Opening is repeated if a running broker interferes.
+
+        Raises StoreError if there is no commit log, or the store has an unsupported format or
+        cannot be read, and StoreDamagedError if files are missing or damaged.
         """
         config = StoreConfig(
             root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
@@ -136,7 +138,7 @@ class StoreReader:
         return queue.offset_min, queue.visible_offset
 
     def verified_end(self, topic: str, queue_id: int) -> int:
-        """Return the offset behind the queue's last valid message, whose CRC is checked.
+        """Return the offset behind the queue's last valid message. CRCs are checked.
 
         Returns the queue's first offset if no message is valid, and 0 if the queue does not exist.
         Assumes that all messages before a valid one are valid, because messages are lost at the
@@ -184,10 +186,11 @@ class StoreReader:
         return bytes(self._reader.units(topic, queue_id, start, count))
 
     def unflushed_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """Return (offset, units): the units of a queue that only the log contains, joined.
+        """Return (offset, units): the units of a queue that are in the log, but not in its files.
 
-        `offset` is that of the first one. The units are b"" for most queues, for readers without
-        `is_wanted`, and if the queue does not exist.
+        Units are 20-byte entries of the queue, joined. The first one has the queue offset `offset`.
+        They are b"" for most queues, for readers without `is_wanted`, and if the queue does not
+        exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
@@ -195,10 +198,10 @@ class StoreReader:
         return queue.tail_start, bytes(queue.tail)
 
     def add_units(self, topic: str, queue_id: int, offset: int, units: bytes) -> None:
-        """Add units to a queue in memory that another reader returned from `unflushed_units`.
+        """Add units, which another reader returned from `unflushed_units`, to a queue in memory.
 
-        `offset` is that of the first unit. The queue is created if it does not exist. Units that do
-        not follow those of the queue are ignored.
+        The first unit has the queue offset `offset`. The queue is created if it does not exist.
+        Units that do not directly follow the queue's last unit are ignored.
         """
         queue = self._queues.get_unchecked((topic, queue_id))
         if not queue.next_offset:
@@ -226,12 +229,11 @@ class StoreReader:
         skips: bool = False,
         check_bodies: bool = False,
     ) -> "RangeScan":
-        """Return a scan that locates the queue's records in the log, thousands at once.
+        """Return a scan that finds the positions of a queue's records in the log, many at once.
 
-        `message_filter` None means all records. The caller calls `iter_places` of the scan. With
-        `skips`, records that are deleted or damaged are counted and skipped; otherwise they raise
-        an error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
-        empty.
+        Call `iter_places` of the scan. `message_filter` None means all records. If `skips`, records
+        that are deleted or damaged are counted and skipped; otherwise they raise an error. If
+        `check_bodies`, the CRCs of bodies are checked. A queue that does not exist is empty.
         """
         from sluicemq.store.columns.ranges import RangeScan  # noqa: PLC0415 - it imports pyarrow
 
@@ -280,11 +282,11 @@ def check_recovery(
     files: Files = SYSTEM_FILES,
     is_wanted: QueuePredicate = lambda topic, queue_id: True,
 ) -> None:
-    """Raise StoreDamagedError if a broker that starts on the store would show more than `reader`.
+    """Raise StoreDamagedError if a broker that starts on the store would show more messages.
 
-    It does so if the queues that `is_wanted` selects would have more messages after recovery, or if
-    no broker would start on the store. The store is recovered in memory (`recover`), which costs as
-    much as a start. Nothing on disk changes.
+    The store is recovered in memory, as by a start; nothing on disk changes. The queues that
+    `is_wanted` selects must not have more messages then than `reader` shows. The error is also
+    raised if no broker would start on the store.
 
     If the store was not shut down cleanly and its log ends before the checkpoint, this is only
     logged: a copy of a running broker's store, whose log is copied first, looks the same. Do not
@@ -320,10 +322,11 @@ def check_recovery(
 
 
 def _recover_in_memory(parts: StoreParts, on_rebuild: Callable[[], None]) -> bool:
-    """Recover a store, and return True. `on_rebuild` is that of `Recovery.run`.
+    """Recover a store in memory. Return True, or False if its log is only too short.
 
-    Return False, and log that, if the log ends before the checkpoint, as in a copy of a running
-    broker's store. Raises StoreDamagedError if a broker would not start either.
+    `on_rebuild()` is called before queues are rebuilt. The log of a copy of a running broker's
+    store may end before the checkpoint; that is logged. Raises StoreDamagedError if a broker would
+    not start.
     """
     try:
         parts.recovery.load(after_crash=parts.after_crash)
@@ -343,7 +346,7 @@ def _recover_in_memory(parts: StoreParts, on_rebuild: Callable[[], None]) -> boo
 def _require_no_more_messages(queue: Queue, reader: StoreReader, root: str, fix: str) -> None:
     """Raise StoreDamagedError if a recovered queue has messages that `reader` does not show.
 
-    `fix` is the advice in the error.
+    `fix` is the text of the error that says what to do.
     """
     offset_min, _ = reader.queue_offsets(*queue.key)
     end = reader.verified_end(*queue.key)
@@ -359,7 +362,10 @@ def _require_no_more_messages(queue: Queue, reader: StoreReader, root: str, fix:
 
 
 def _find_log_end(log: CommitLog, queues: ConsumeQueues) -> int:
-    """Return the position behind the last record in a queue and the valid ones that follow it."""
+    """Return the position behind the last record of the log that can be read.
+
+    It is the end of the last record that a queue has, or of the valid records that follow.
+    """
     end = log.start
     for queue in queues:
         last_unit = queue.unit(queue.next_offset - 1) if queue.next_offset else None
@@ -387,13 +393,15 @@ def _is_log_short(log: CommitLog, checkpoint: Checkpoint | None) -> bool:
 def _add_unflushed_units(
     root: str, log: CommitLog, queues: ConsumeQueues, is_wanted: QueuePredicate
 ) -> None:
-    """Add to the wanted queues, in memory, the units that only the log contains.
+    """Add to the wanted queues, in memory, the units (entries) that only the log contains.
 
     A running SluiceMQ broker keeps new units in memory for a second, and a killed one never wrote
-    them. This adds the units that the next start would find behind the checkpoint, if they directly
-    follow the units of their queue. It does nothing for a store that was shut down cleanly, and for
-    a store of RocketMQ (without SluiceMQ's checkpoint), which writes its units at once. A new store
-    of SluiceMQ has no checkpoint file yet.
+    them. Their records are behind the checkpoint. Only units that directly follow the last unit of
+    their queue are added.
+
+    Does nothing for a store that was shut down cleanly, and for a store of RocketMQ (a checkpoint
+    file without SluiceMQ's checkpoint), which writes its units at once. A new store of SluiceMQ has
+    no checkpoint file yet.
     """
     files = log.segments.files
     path = f"{root}/checkpoint"
@@ -417,7 +425,8 @@ def _add_unflushed_units(
 def _iter_units_of_log(log: CommitLog, start: int) -> Iterator[tuple[bytes, int, int, bytes]]:
     """Yield (encoded topic, queue id, offset, units) for the records from position `start` on.
 
-    The units have consecutive offsets, from `offset` on. Units that have not are left out.
+    `units` are 20-byte queue entries, joined, with consecutive offsets from `offset` on. Groups of
+    records whose offsets are not consecutive are left out.
     """
     for records in sweep_records(log, start):
         if not isinstance(records, LogRecord):
@@ -431,7 +440,7 @@ def _iter_units_of_log(log: CommitLog, start: int) -> Iterator[tuple[bytes, int,
 
 
 def _extend_queue(queues: ConsumeQueues, key: tuple[str, int], offset: int, units: bytes) -> None:
-    """Add units to a queue, the first of them at `offset`, where a new queue begins."""
+    """Add units to a queue, the first of them at `offset`. A new queue begins there."""
     queue = queues.by_key.get(key)
     if queue is None:
         queue = queues.get_unchecked(key)
@@ -445,10 +454,10 @@ def _extend_queue(queues: ConsumeQueues, key: tuple[str, int], offset: int, unit
 def topics_of_store(
     root: str, *, consume_queue_path: str = "", files: Files = SYSTEM_FILES
 ) -> dict[str, list[int]]:
-    """Return the queue ids of each topic, sorted by topic, from the names of files alone.
+    """Return the queue ids of each topic, sorted by topic, as the directories show them.
 
-    A topic that is declared in topics.json and has no message yet has no queue ids. If topics.json
-    cannot be read, such topics are missing. `consume_queue_path` "" means consumequeue in `root`.
+    A topic that is declared in topics.json and has no message yet has []. If topics.json cannot be
+    read, such topics are missing. `consume_queue_path` "" means consumequeue in `root`.
     """
     directory = consume_queue_path or f"{root}/consumequeue"
     queue_ids_by_topic: dict[str, list[int]] = {}

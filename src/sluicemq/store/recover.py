@@ -108,10 +108,10 @@ class StoreParts(NamedTuple):
 
 
 def prepare_recovery(config: StoreConfig, files: Files) -> StoreParts:
-    """Return the parts of the store in `config.root` that recovery needs.
+    """Read the small files of the store in `config.root`: checkpoint, `abort`, deleted topics.
 
-    The small files are read: the checkpoint, `abort` and the deleted topics. Log and queues are
-    empty: `Recovery.load` loads them. Nothing is changed. Raises OSError.
+    Returns them with log and queues, which are empty: `Recovery.load` loads them. Nothing is
+    changed. Raises OSError.
     """
     abort_path = f"{config.root}/abort"
     log = CommitLog(
@@ -159,8 +159,8 @@ class Recovery:
 
         `checkpoint` is the content of the file `checkpoint`. `check_crc` checks the CRCs of records
         (checkCRCOnRecover). `root` is the store's directory, which errors name. `delays_ms` are the
-        delays of level 1, 2, … (messageDelayLevel), for rebuilt units. `was_followed` says that the
-        log is a slave's, which is written in pieces that begin and end anywhere.
+        delays of level 1, 2, … (messageDelayLevel), for rebuilt units. `was_followed` means that a
+        master wrote the log, in pieces that begin and end anywhere.
         """
         self._dispatcher = Dispatcher(log, queues, check_crc=check_crc, delays_ms=delays_ms)
         self._root = root or log.segments.directory.rpartition("/")[0]
@@ -180,13 +180,12 @@ class Recovery:
         """Queues whose first or last unit is wrong, possibly of topics that are being deleted."""
 
     def load(self, *, after_crash: bool) -> None:
-        """Load log and queues from their files, and find out which of the files can be trusted.
+        """Load log and queues from their files, and find out which files can be trusted.
 
-        `after_crash` says that `abort` was found. Then the queues are cut back to the checkpoint.
-        After a clean shutdown only empty files that a crash has left are removed. Queues that are
-        wrong are noted, and `run` rebuilds them. Raises StoreDamagedError if files of the log are
-        missing, exchanged, or of another size, or if the setting of the queues' file size seems
-        wrong. Raises OSError.
+        `after_crash` means that `abort` was found. Then the queues are cut back to the checkpoint.
+        After a clean shutdown only empty files are removed. Queues that are wrong are noted, and
+        `run` rebuilds them. Raises StoreDamagedError if files of the log are missing, exchanged or
+        of another size, or if the setting of the queues' file size seems wrong. Raises OSError.
         """
         log = self._log
         log.segments.load()
@@ -215,11 +214,11 @@ class Recovery:
     def run(self, on_rebuild: Callable[[], None]) -> RecoveryResult:
         """Find the log's end and make the queues agree with it. `abort` must exist by now.
 
-        Adds the units that the queues lack, or rebuilds all queues. Removes what is behind the end
-        from log and queues, and syncs the log. `on_rebuild()` is called before all queues are
-        rebuilt. It must make sure, durably, that no later start trusts the queues. Raises
-        StoreDamagedError if the log is damaged rather than torn by a crash; then the log was not
-        changed. Raises OSError.
+        Adds the units (entries) that the queues lack, or rebuilds all queues. Removes what is
+        behind the end from log and queues, and syncs the log. `on_rebuild()` is called before all
+        queues are rebuilt; it must make sure, durably, that no later start trusts the queues.
+        Raises StoreDamagedError if the log is damaged rather than torn by a crash; then the log was
+        not changed. Raises OSError.
         """
         # Topics that were being deleted may have wrong queues, so they are removed first.
         self._queues.finish_deletions()
@@ -240,10 +239,10 @@ class Recovery:
     # --- steps of `load`
 
     def _require_own_bytes(self, segment: Segment) -> None:
-        """Raise StoreDamagedError if the names of two files of the log were exchanged.
+        """Raise StoreDamagedError if `segment` and another file of the log have exchanged names.
 
-        That is so if the first record of `segment` contains the position at which another file
-        begins, and that file has no valid record there.
+        They have if the first record of `segment` is valid at the begin of the other file, and the
+        other file has no valid record there.
         """
         log = self._log
         encoded_position = segment.read(segment.base + _POSITION_AT, _POSITION.size)
@@ -267,10 +266,10 @@ class Recovery:
         )
 
     def _find_crash_start(self) -> int:
-        """Return the position from which the log must be walked after a crash.
+        """Return the position from which the log must be read after a crash.
 
-        It is that of SluiceMQ's checkpoint. Without one, it is the beginning of the newest file
-        whose first record was on disk according to RocketMQ's checkpoint, else the log's start.
+        It is the position of SluiceMQ's checkpoint. Without one, it is the begin of the newest file
+        whose first record was on disk according to RocketMQ's checkpoint, or else the log's start.
         """
         if self._latest is not None:
             return self._latest.log_offset
@@ -309,7 +308,7 @@ class Recovery:
         return checkpoint
 
     def _report_missing_first_files(self, checkpoint: Checkpoint) -> None:
-        """Raise StoreDamagedError for a log whose first files are missing since the checkpoint.
+        """Raise StoreDamagedError: the first files of the log are missing since the checkpoint.
 
         If RocketMQ has used the store since, its retention may have deleted them: then only log a
         warning.
@@ -333,10 +332,9 @@ class Recovery:
     # --- steps of `run`
 
     def _complete_queues(self) -> int | None:
-        """Add the units that the queues lack; return the end of the valid log.
+        """Add the units (entries) that the queues lack. Return the end of the valid log.
 
-        Returns None if all queues must be rebuilt: some are missing or wrong, or lack units before
-        the start of the walk.
+        Returns None if all queues must be rebuilt: some are missing or wrong, or lack early units.
         """
         if self._is_incomplete:
             return None
@@ -361,9 +359,9 @@ class Recovery:
         return self._log.start if end is None else end
 
     def _require_log_to_checkpoint(self) -> None:
-        """Raise StoreDamagedError if the valid records end before the checkpoint, if there is one.
+        """Raise StoreDamagedError if the valid records end before the checkpoint's position.
 
-        Walks the log without changing anything.
+        Reads the log without changing anything. Does nothing without a usable checkpoint.
         """
         log = self._log
         checkpoint = self._latest
@@ -379,7 +377,7 @@ class Recovery:
     def _find_last_store_time_ms(self) -> int:
         """Return the store time of the log's last record; 0 if there is none.
 
-        If the walk has found no record, the last unit of all queues leads to the last record.
+        If this run has read no record, the last unit of all queues locates the last record.
         """
         if self._dispatcher.last_store_time_ms:
             return self._dispatcher.last_store_time_ms
@@ -388,7 +386,7 @@ class Recovery:
         return 0 if record is None else record.store_time_ms
 
     def _find_walk_start(self) -> int | None:
-        """Return the position from which to walk the log; None if all queues must be rebuilt."""
+        """Return the position from which to read the log; None if all queues must be rebuilt."""
         if self._after_crash:
             checkpoint = self._latest
             if checkpoint is not None and not self._do_queues_match(checkpoint):
@@ -397,11 +395,12 @@ class Recovery:
         return self._find_walk_start_after_shutdown()
 
     def _do_queues_match(self, checkpoint: Checkpoint) -> bool:
-        """Return whether the queues, cut back to a checkpoint, are those that it describes.
+        """Return whether the queues, cut back to a checkpoint, are the queues that it describes.
 
-        Their digest must be that of the checkpoint, and the last of their units must lead to a
-        record. If not, queues or log are damaged, and rebuilding the queues finds out which.
-        Records between that of the last unit and the checkpoint are of deleted topics.
+        The number of queues and the sum of their offsets must be equal to the numbers in the
+        checkpoint, and the last of all units (20-byte entries) must locate a record. If not, queues
+        or log are damaged, and rebuilding the queues finds out which. Between the last unit's
+        record and the checkpoint there may be records of deleted topics.
         """
         if self._queues.digest() != (checkpoint.queues, checkpoint.units):
             return False
@@ -411,10 +410,11 @@ class Recovery:
         return self._find_record_of(last_unit, check_crc=self._check_crc) is not None
 
     def _find_walk_start_after_shutdown(self) -> int | None:
-        """Return what `_find_walk_start` returns if the store was closed in an orderly way.
+        """Return the position from which to read the log after a clean shutdown.
 
-        That is the position behind the record of the last unit, or the checkpoint if it is behind
-        that. Before, units are removed whose records the log does not have.
+        It is the end of the last unit's record, or the checkpoint's position if that is greater.
+        First removes units whose records the log does not have. Returns None if all queues must be
+        rebuilt.
         """
         log = self._log
         checkpoint = self._latest
@@ -438,9 +438,9 @@ class Recovery:
     def _drop_units_without_records(self, queue: Queue) -> None:
         """Remove the last units (entries) of a queue if the log does not have their records.
 
-        Goes back to the last unit that has its record, is blank, or is before the log's start. A
-        removal is logged. If the checkpoint covers a record that is not there, queue or log is
-        damaged: then the method removes nothing, and sets `_is_incomplete`.
+        Stops at a unit that has its record, is blank, or is before the log's start. A removal is
+        logged. If the checkpoint covers a missing record, queue or log is damaged: then removes
+        nothing, and sets `_is_incomplete`.
         """
         checkpoint = self._latest
         end = queue.next_offset
@@ -475,11 +475,11 @@ class Recovery:
             self._wrong_queues.append(queue)
 
     def _has_valid_last_unit(self, queue: Queue) -> bool:
-        """Return whether, after a crash, the last unit before the checkpoint leads to its record.
+        """Return whether, after a crash, the last unit of a queue locates its record.
 
-        It does not in a file of another store, or in an older copy of another queue's file. Returns
-        True if there is nothing to check: without a checkpoint, after a clean shutdown (which
-        `_drop_units_without_records` checks), and for a blank unit or one before the log's start.
+        It does not in a file of another store or queue, or in an older copy. Returns True if there
+        is nothing to check: without a checkpoint, after a clean shutdown, without units, and for a
+        unit that is blank or before the log's start.
         """
         if self._latest is None or not self._after_crash:
             return True
@@ -493,11 +493,12 @@ class Recovery:
         return self._leads_to_record(unit, queue, last_offset)
 
     def _has_valid_first_unit(self, queue: Queue) -> bool:
-        """Return whether the first unit in the files is the first one that must be there.
+        """Return whether the first unit in a queue's files is the first one that must be there.
 
-        It must not lead to another queue's record. If first files of the queue are missing, the log
-        must not have an earlier record of the queue, because retention removes such files of the
-        log before those of queues. Finding that out walks the log up to the first unit's record.
+        The unit must not locate another queue's record. If the first files of the queue are
+        missing, the log must not have an earlier record of the queue, because retention removes
+        files of the log before files of queues. Finding that out reads the log up to the first
+        unit's record.
         """
         first_offset = queue.segments.start // UNIT_BYTES
         unit = queue.read_unit(first_offset) if first_offset < queue.next_offset else None
@@ -533,9 +534,9 @@ class Recovery:
         return False
 
     def _leads_to_record(self, unit: Unit, queue: Queue, offset: int) -> bool:
-        """Return whether a unit leads to the record of an offset of a queue, or to a placeholder.
+        """Return whether a unit locates the record with this offset of the queue.
 
-        A placeholder is a record that a repair has written in place of a lost message.
+        A placeholder, which a repair has written in place of a lost message, counts as well.
         """
         record = self._find_record_of(unit)
         if record is None:
@@ -551,17 +552,17 @@ class Recovery:
         return has_record and not self._leads_to_record(unit, queue, offset)
 
     def _find_record_of(self, unit: Unit, *, check_crc: bool = False) -> LogRecord | None:
-        """Return the valid record with the position and size of a unit; None without one."""
+        """Return the valid record with the position and size in a unit; None if there is none."""
         record = self._log.find_record(unit.physical_offset, check_crc=check_crc)
         if record is None or record.size_bytes != unit.size_bytes:
             return None
         return record
 
     def _dispatch_from(self, start: int, *, may_gap: bool) -> int | None:
-        """Add every record from `start` on to its queue; return the end of the valid log.
+        """Add the records from `start` on to their queues. Return the end of the valid log.
 
-        The end is behind the last valid record, and behind the blank record that may follow.
-        Without `may_gap`, returns None at a gap, where a queue lacks the units before a record.
+        That is behind the last valid record and the blank record that may follow. Unless `may_gap`,
+        returns None where a queue lacks the units before a record.
         """
         end = self._dispatcher.dispatch_records(start, may_gap=may_gap)
         if end is None:
@@ -572,10 +573,9 @@ class Recovery:
     # --- setting the end
 
     def _set_end(self, end: int) -> None:
-        """Remove everything behind position `end` from log and queues, and let the log end there.
+        """Remove everything behind position `end` from log and queues. The log then ends there.
 
-        What is changed in the log is synced. After a crash, the files from the start of the walk on
-        are synced too.
+        Changes of the log are synced. After a crash, all files that were read are synced too.
         """
         segments = self._log.segments
         if self._clear_log_behind(end):
@@ -590,11 +590,10 @@ class Recovery:
         self._log.set_end(end)
 
     def _clear_log_behind(self, end: int) -> bool:
-        """Remove the bytes behind position `end` from the log; return whether bytes were changed.
+        """Remove the bytes behind position `end` from the log. Return whether bytes were changed.
 
         After a clean shutdown zeros follow, unless other software wrote there. Then only the next
-        CLEAN_TAIL_BYTES are zeroed: a torn write over old bytes could mix both into one valid
-        record.
+        CLEAN_TAIL_BYTES are zeroed: a torn write over old bytes could make both one valid record.
         """
         segments = self._log.segments
         is_at_checkpoint = self._latest is not None and end == self._latest.log_offset
@@ -617,9 +616,9 @@ class Recovery:
     def _raise_if_damaged(self, end: int) -> None:
         """Raise StoreDamagedError if the log is damaged at `end`, rather than torn by a crash.
 
-        `end` is the position behind the last valid record. It is damaged if it is before the
-        checkpoint, or if valid records follow that a lost write cannot explain (see the module).
-        Otherwise returns, and logs what will be removed behind `end`, if anything.
+        `end` is the position behind the last valid record. The log is damaged if `end` is before
+        the checkpoint, or if valid records follow that a lost write cannot explain. If it is not
+        damaged, logs what will be removed behind `end`, if anything.
         """
         log = self._log
         checkpoint = self._latest
@@ -640,10 +639,10 @@ class Recovery:
             self._explain_following(end, following)
 
     def _explain_following(self, end: int, following: LogRecord) -> None:
-        """Raise StoreDamagedError if a power loss cannot explain a record behind the log's end.
+        """Raise StoreDamagedError if a power loss cannot explain a gap between valid records.
 
-        `end` is the position behind the last valid record, and `following` the next valid record,
-        behind bytes that are none. Otherwise returns, and logs that what follows is removed.
+        `end` is the position behind the last valid record before the gap, and `following` the
+        record after the gap. If a power loss explains the gap, logs that what follows is removed.
         """
         log = self._log
         # With SluiceMQ's checkpoint, its position says more than RocketMQ's time.
@@ -671,7 +670,10 @@ class Recovery:
         return self._make_damage_error(end, f"The checkpoint says that {covered}")
 
     def _make_damage_error(self, position: int, reason: str) -> StoreDamagedError:
-        """Return the error for a log that is damaged at `position`, with what is lost and a fix."""
+        """Make the error for a log that is damaged at `position`: what is lost, and a fix.
+
+        `reason` is a sentence that says why this is damage.
+        """
         segment = self._log.segments.at(position)
         if segment is None:
             directory = self._log.segments.directory
@@ -716,9 +718,9 @@ def _read_between(log: CommitLog, start: int, end: int) -> bytes:
 def may_be_lost_write(gap: bytes, start: int, *, ends_file: bool) -> bool:
     """Return whether a power loss can explain bytes without a valid record before valid records.
 
-    `gap` contains these bytes, and `start` their position in the log. `ends_file` says that the
-    next valid record is in the next file. A power loss can explain them if there are none, or if
-    the end of a write or a whole sector of them is zero.
+    `gap` contains these bytes, and `start` is their position in the log. `ends_file` means that the
+    next valid record is in the next file. A power loss can explain an empty gap, and one in which
+    the end of a write or a whole sector is zero.
     """
     if ends_file:  # the bytes end with a blank record, unless that is lost as well
         if _is_damaged_blank(gap):
@@ -747,7 +749,7 @@ def _is_damaged_blank(gap: bytes) -> bool:
     """Return whether bytes up to the end of a file are a blank record with one wrong half.
 
     A blank record fills the end of a file: its size, its magic number, then zeros. A lost write
-    would have zeros in the wrong half, so another value there is damage.
+    leaves zeros in one half, so another wrong value there is damage.
     """
     size = gap[:_SIZE_BYTES]
     magic = gap[_SIZE_BYTES:BLANK_BYTES]
@@ -759,7 +761,7 @@ def _is_damaged_blank(gap: bytes) -> bool:
 
 
 def _strip_blank_at_end(gap: bytes) -> bytes:
-    """Return bytes up to the end of a file without the blank record that ends the file, if any."""
+    """Return `gap`, which ends where its file ends, without the blank record at its end, if any."""
     magic_start = gap.find(_MAGIC_BLANK, _SIZE_BYTES)
     while magic_start >= 0:
         blank_start = magic_start - _SIZE_BYTES
@@ -770,11 +772,12 @@ def _strip_blank_at_end(gap: bytes) -> bytes:
 
 
 def _lacks_sector(gap: bytes, start: int, head: RecordHead | None) -> bool:
-    """Return whether zeros reach from the start of a sector, or of a write, to the sector's end.
+    """Return whether `gap` has the zeros that a lost sector of the disk leaves.
 
-    `gap` are bytes at position `start` of the log. `head` is the head of the record that is
-    exactly these bytes, or None. A write begins with a record. So zeros within a record whose
-    beginning is intact do not begin a write.
+    These are zeros in a whole sector, or from the begin of a write to the end of its sector. `gap`
+    are bytes at position `start` of the log. `head` is the head of the record that has exactly
+    these bytes, or None. A write begins with a record. So zeros within a record whose beginning is
+    intact do not begin a write.
     """
     # Up to where the bytes are certainly one record, whose beginning is intact.
     record_end = 0

@@ -133,12 +133,13 @@ def decide_deletion(
 ) -> DeletionDecision:
     """Decide by disk usage, request and hour which files may be deleted.
 
-    `fullest_percent` is the usage of the fullest disk. A usage equal to a ratio is not above it.
-    `is_manual` says that an administrator has requested the deletion. Expired files may be deleted
-    for one of three reasons: the usage is above diskMaxUsedSpaceRatio, the request, or the hour. A
-    forced deletion (`may_delete_any`) needs one of these reasons too, as in RocketMQ. So if
-    diskMaxUsedSpaceRatio is above diskSpaceCleanForciblyRatio, unexpired files are kept until sends
-    are refused.
+    `fullest_percent` is the usage of the fullest disk. `is_manual` means that an administrator has
+    requested the deletion.
+
+    Expired files may be deleted if the usage is above diskMaxUsedSpaceRatio, if it was requested,
+    or in an hour of deleteWhen. Unexpired files may be deleted too (`may_delete_any`) if the usage
+    is above diskSpaceCleanForciblyRatio and one of these reasons holds, as in RocketMQ. A usage
+    equal to a ratio is not above it.
     """
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
         reason = f"{fullest_percent:.1f} % of the disk are used"
@@ -168,11 +169,12 @@ def warning_ms(file: LogFile, config: StoreConfig) -> int:
 
 
 def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
-    """Return the earliest time in ms at which the file will be deleted for its age.
+    """Return the earliest time in ms at which the file will be deleted because of its age.
 
-    That is the time at which it expires, or `now_ms` if it has expired. If that hour is not one of
-    deleteWhen, it is the beginning of the next such hour. If `fullest_percent`, the usage of the
-    fullest disk, is above diskMaxUsedSpaceRatio, every hour is allowed.
+    It is the time at which the file expires, or `now_ms` if it has expired. Files are deleted only
+    in the hours of deleteWhen. So if the time is in another hour, the begin of the next allowed
+    hour is returned. If `fullest_percent`, the usage of the fullest disk, is above
+    diskMaxUsedSpaceRatio, every hour is allowed.
     """
     earliest_ms = max(expiry_ms(file, config), now_ms)
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
@@ -186,9 +188,9 @@ def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_
 
 
 def _next_hour_start(moment: datetime, allowed_hours: set[int]) -> datetime:
-    """Return the beginning of the next allowed hour of the day after `moment`.
+    """Return the begin of the next hour after `moment` that is allowed.
 
-    `allowed_hours` are 0 to 23, in this machine's time zone.
+    `allowed_hours` are numbers from 0 to 23, in this machine's time zone.
     """
     # Try the following hours one by one, in UTC, which has no daylight saving time.
     hour_start = moment.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
@@ -200,7 +202,7 @@ def _next_hour_start(moment: datetime, allowed_hours: set[int]) -> datetime:
 
 
 def disk_full_error(usage: DiskUsage, config: StoreConfig) -> StoreFullError:
-    """Return the error with which sends are refused: path, used bytes, limit, free bytes."""
+    """Make the error with which sends are refused. It names path, used bytes, limit, free bytes."""
     bytes_max = usage.total_bytes * config.disk_warning_ratio // 100
     return StoreFullError(
         f"The disk of {usage.path} is too full: {usage.used_bytes} of {usage.total_bytes} bytes"
@@ -231,10 +233,11 @@ class Retention:
         checkpoint_file: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
-        """Create the clean-up of the store that has this log and these queues. Delete nothing yet.
+        """Create the deletion of old files of a store. Nothing is deleted yet.
 
-        `checkpoint_file` says up to where the store is durable, and receives the log's new start.
-        `visible_end()` returns the position at which the visible part of the log ends.
+        `log` and `queues` belong to the store. `checkpoint_file` says up to which position it is
+        durable, and receives the log's new start. `visible_end()` returns the position at which the
+        visible part of the log ends.
         """
         self._log = log
         self._queues = queues
@@ -262,9 +265,10 @@ class Retention:
     # --- the disk
 
     def disk_usages(self) -> list[DiskUsage]:
-        """Return the usage of the file systems that contain log and queues: one or two items.
+        """Return the usage of the file systems that contain log and queues.
 
-        Raises OSError.
+        The list has one item if log and queues are on the same file system, else two. Raises
+        OSError.
         """
         log_usage = self._measure_usage(self.config.commit_log_path)
         queue_usage = self._measure_usage(self.config.consume_queue_path)
@@ -276,7 +280,10 @@ class Retention:
         return [log_usage] if is_same else [log_usage, queue_usage]
 
     def _measure_usage(self, path: str) -> DiskUsage:
-        """Return the usage of the file system of `path`, or of the root if `path` is missing."""
+        """Return the usage of the file system that contains `path`.
+
+        If `path` does not exist, the store's root is measured instead.
+        """
         existing_path = path
         if not self._files.exists(path):
             existing_path = self.config.root
@@ -286,9 +293,8 @@ class Retention:
     def check_disk(self) -> float:
         """Refuse or accept sends, depending on how full the fullest disk is.
 
-        Sends are refused above diskSpaceWarningLevelRatio: `refusal` of the log is set, else it is
-        cleared. Each change is logged. Returns the usage of the fullest disk in percent. This is
-        cheap. Raises OSError.
+        If it is fuller than diskSpaceWarningLevelRatio, `refusal` of the log is set, else cleared.
+        Each change is logged. Returns the usage of the fullest disk in percent. Raises OSError.
         """
         fullest = max(self.disk_usages(), key=lambda usage: usage.percent)
         previous_refusal = self._log.refusal
@@ -315,8 +321,8 @@ class Retention:
     def removable_end(self) -> int:
         """Return the position before which files may be deleted; 0 if there is no checkpoint yet.
 
-        That is the smaller one of two positions: the visible end of the log, and that of the last
-        checkpoint which this process has written.
+        It is the end of the visible log, or the position of the last checkpoint that this process
+        has written if that is smaller.
         """
         checkpoint = self._checkpoint_file.written
         if checkpoint is None:
@@ -336,9 +342,9 @@ class Retention:
             yield LogFile(segment.base, segment.end, modified_ms)
 
     def expiring_files(self) -> list[LogFile]:
-        """Return the files of whose deletion readers must be warned now, oldest first.
+        """Return the files whose deletion is so near that readers must be warned, oldest first.
 
-        Their `warning_ms` has come. Raises OSError.
+        Raises OSError.
         """
         now_ms = self._clock.now_ms()
         files = []
@@ -372,14 +378,14 @@ class Retention:
         self.manual_runs = MANUAL_RUNS
 
     def clean(self, until_s: float = float("inf")) -> Iterator[Step]:
-        """Do one run, in steps for which the caller waits (see `Step`).
+        """Delete old files, in steps. The generator yields what the caller must wait for.
 
-        First removes the files whose removal failed in the last run. Then deletes the oldest files
-        of the log while `decide_deletion` allows it, at most `delete_files_max`, and notifies the
-        observer. Sends are refused or accepted according to the disk's usage. At last deletes files
-        of queues, and calls `on_start_moved`. Stops early if a file cannot be removed. Work on
-        queues is left for the next run when the monotonic clock reaches `until_s`. Raises OSError
-        if the disk cannot be read.
+        First removes files whose removal failed in the last run. Then deletes the oldest files of
+        the log while `decide_deletion` allows it, at most `delete_files_max`, and notifies the
+        observer. Also refuses or accepts sends, depending on the disk's usage. At the end deletes
+        files of queues, and calls `on_start_moved`. Stops early if a file cannot be removed, and
+        leaves work on queues for the next run when the monotonic clock reaches `until_s`. Raises
+        OSError if the disk cannot be read.
         """
         if self._paths_to_remove:
             yield self._remove_files
@@ -395,14 +401,17 @@ class Retention:
             if file is None:
                 # The disk is too full, but even the first file of this run must stay.
                 is_stuck = decision.may_delete_any and deleted_count == 0
-                self._note_stuck(decision.reason, is_stuck=is_stuck)
+                self._log_if_stuck(decision.reason, is_stuck=is_stuck)
                 break
             yield from self._delete_file(file, decision.reason)
             yield self.config.delete_file_interval_ms / 1000
         yield from self._clean_queues(until_s)
 
     def _choose_file(self, decision: DeletionDecision) -> LogFile | None:
-        """Return the oldest file of the log if it may be deleted now, else None. Raises OSError."""
+        """Return the oldest file of the log if the decision allows to delete it, else None.
+
+        Raises OSError.
+        """
         if not decision.may_delete_expired:
             return None
         file = next(self.deletable_files(), None)
@@ -411,10 +420,11 @@ class Retention:
         is_expired = expiry_ms(file, self.config) <= self._clock.now_ms()
         return file if is_expired else None
 
-    def _note_stuck(self, reason: str, *, is_stuck: bool) -> None:
-        """Log that the disk is too full and no file may be deleted, if `is_stuck`.
+    def _log_if_stuck(self, reason: str, *, is_stuck: bool) -> None:
+        """Log once that the disk is too full and no file may be deleted, if `is_stuck`.
 
-        This is logged once, until a file may be deleted. `reason` says how full the disk is.
+        It is logged again only after a call with `is_stuck` False. `reason` says how full the disk
+        is.
         """
         if is_stuck and not self._is_stuck_logged:
             logger.warning(
@@ -425,9 +435,10 @@ class Retention:
         self._is_stuck_logged = is_stuck
 
     def clean_queues(self, until_s: float = float("inf")) -> Iterator[Step]:
-        """Delete old files of queues only, even if the log's start has not moved.
+        """Delete only old files of queues, even if the log's start has not moved.
 
-        CLEAN_EXPIRED_CONSUMEQUEUE (306) requests this.
+        The generator yields what the caller must wait for, and stops when the monotonic clock
+        reaches `until_s`. The request CLEAN_EXPIRED_CONSUMEQUEUE (306) needs this.
         """
         self._queues_cleaned_for = -1
         if self._paths_to_remove:
@@ -435,10 +446,10 @@ class Retention:
         yield from self._clean_queues(until_s)
 
     def _delete_file(self, file: LogFile, reason: str) -> Iterator[Step]:
-        """Delete the first file of the log, in steps, as the module describes.
+        """Delete the first file of the log. The generator yields what the caller must wait for.
 
         Moves the first offsets of the queues, notifies the observer, updates log and counters, then
-        removes the file. Does not remove it if the log meanwhile begins at another file.
+        removes the file. Does not remove it if another run has deleted it meanwhile.
         """
         for queue in self._iter_queues_in_slices():
             if queue is None:
@@ -457,9 +468,9 @@ class Retention:
         yield self._remove_files
 
     def _move_queue_start(self, queue: Queue, log_start: int) -> None:
-        """Move the first offset of a queue to its first record at position `log_start` or behind.
+        """Set the first offset of a queue to its first record at or behind `log_start`.
 
-        Notifies the observer of the messages that the queue loses by that.
+        Notifies the observer of the messages that are no longer in the queue.
         """
         old_min = queue.offset_min
         if old_min == queue.next_offset:  # the queue is empty
@@ -471,12 +482,12 @@ class Retention:
             )
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
-        """Delete files of queues, then call the functions in `on_start_moved`, in steps.
+        """Delete files of queues, then call the functions in `on_start_moved`.
 
-        A queue's file is deleted if all its units are before the queue's first offset. Its last
-        file always stays. Does nothing if this was done for the log's present start, or while a
-        file waits for its removal. Stops at the time `until_s`, or if a file cannot be removed; the
-        next run then continues.
+        The generator yields what the caller must wait for. A queue's file is deleted if all its
+        units are before the queue's first offset. Its last file always stays. Does nothing if this
+        was done for the log's present start, or while a file waits for its removal. Stops at the
+        time `until_s`, or if a file cannot be removed; the next run then continues.
         """
         start = self._log.start
         if self._paths_to_remove or self._queues_cleaned_for == start:
@@ -498,10 +509,10 @@ class Retention:
         self._queues_cleaned_for = start
 
     def _iter_queues_in_slices(self) -> Iterator[Queue | None]:
-        """Yield all queues, and None whenever the event loop has waited long enough.
+        """Yield all queues, and None after SLICE_QUEUES_MAX queues or SLICE_TIME_S.
 
-        The consumer then yields a pause. That is after `SLICE_QUEUES_MAX` queues or `SLICE_TIME_S`.
-        Queues may be created and deleted between two items.
+        At None the consumer must let the event loop run. Queues may be created and deleted
+        meanwhile.
         """
         end_s = self._clock.monotonic_s() + SLICE_TIME_S
         for count, key in enumerate(list(self._queues.by_key), 1):
@@ -517,9 +528,8 @@ class Retention:
     def _remove_files(self) -> None:
         """Remove the files in `_paths_to_remove` from the disk, each durably before the next.
 
-        Before a file of the log is removed, the log's start is written to the checkpoint file. A
-        removal that fails is logged, and the path and those behind it stay in the list for the next
-        run.
+        Before a file of the log is removed, the log's start is written to the checkpoint file. If a
+        removal fails, that is logged, and the remaining paths stay in the list for the next run.
         """
         while self._paths_to_remove:
             path = self._paths_to_remove[0]

@@ -39,10 +39,10 @@ _UNMAPPED_READ_MAX: Final = 4096
 
 
 def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
-    """Return a read-only view of the first `size` bytes of the file.
+    """Return a read-only view of the first `size` bytes of the file, by mapping it.
 
-    Later calls of `pwrite` change what the view shows. The file may be closed afterwards.
-    `is_sparse` says that the file is mostly holes, so that the kernel should not read ahead.
+    The view shows what later calls of `pwrite` write. The file may be closed afterwards. If
+    `is_sparse`, the file is mostly holes, so the kernel is told not to read ahead.
     """
     if (read_view := getattr(file, "read_view", None)) is not None:  # a test double
         view: memoryview = read_view()
@@ -72,9 +72,10 @@ class Segment:
     def __init__(
         self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
     ) -> None:
-        """Describe the file at `path`, which has `size` bytes and begins at offset `base`.
+        """Describe the file at `path`, without opening it.
 
-        `is_sparse` says that the file is mostly holes.
+        It has `size` bytes, and its first byte has the offset `base` in the sequence of files.
+        `is_sparse` means that the file is mostly holes.
         """
         self._files = files
         self._is_sparse = is_sparse
@@ -106,11 +107,11 @@ class Segment:
         return file
 
     def view(self) -> memoryview:
-        """Return the whole file as a read-only view. Indices in it are relative to `base`.
+        """Return the whole file as a read-only view. Index 0 is the offset `base`.
 
-        Read only bytes through it that are known to have been written. On tmpfs, reading a hole
-        through a map allocates a page, and kills the process (SIGBUS) if the file system is full.
-        Use `data_view` or `safe_view` where the bytes may never have been written.
+        Only bytes that are known to have been written may be read through it. On tmpfs, reading a
+        hole through a map allocates a page, and kills the process (SIGBUS) if the file system is
+        full. For other bytes, use `data_view` or `safe_view`.
         """
         # The map needs a descriptor of its own: another thread may close the shared one.
         self.is_used = True
@@ -122,12 +123,12 @@ class Segment:
         return view
 
     def data_view(self, end: int) -> memoryview:
-        """Return the file as a read-only view that ends before the hole behind its data.
+        """Return a read-only view of the file that ends before the hole behind its data.
 
         The view begins at the file's first byte. It reaches at least to offset `end` of the
-        sequence if the file has data up to there. It is never longer than the data, rounded up to
-        pages. So a reader that compares positions with the length of the view never touches the
-        hole, whatever a damaged unit says.
+        sequence if the file has data up to there, and never beyond the data, rounded up to pages.
+        So a reader that compares positions with the length of the view never reads the hole,
+        whatever a damaged queue entry says.
         """
         if end - self.base > self._data_end:
             self._find_data_end()
@@ -139,10 +140,9 @@ class Segment:
     def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
         """Return (view, index): the bytes [offset, offset + size) begin at this index of the view.
 
-        The offset is that of the sequence. The bytes may never have been written. If the file has
-        data up to their end, the view is the map of the file. Otherwise it is a copy made with
-        pread, which reads holes as zeros without allocating pages. The view has fewer bytes at the
-        file's end.
+        `offset` is an offset of the sequence. The bytes may never have been written. If the file
+        has data up to their end, the view is the map of the file. Otherwise it is a copy made with
+        pread, which reads holes as zeros safely. At the end of the file, the view has fewer bytes.
         """
         view = self.data_view(min(offset + size, self.end))
         index = offset - self.base
@@ -168,7 +168,7 @@ class Segment:
             self._data_end = -(-file_end // _BLOCK_BYTES) * _BLOCK_BYTES  # rounded up to pages
 
     def _find_data_end(self) -> None:
-        """Ask the file system where the last data of the file ends, and note that end."""
+        """Ask the file system where the last data of the file ends, and remember it."""
         with closing(self._files.open(self.path)) as file:
             end = min(self._data_end, self.size)
             # Go from one range of data to the next, until only a hole follows.
@@ -180,11 +180,11 @@ class Segment:
         self.note_written(self.base + end)
 
     def view_or_read(self, offset: int, size: int) -> memoryview | bytes:
-        """Return `size` bytes at `offset` of the sequence, fewer at the file's end.
+        """Return `size` bytes at `offset` of the sequence, or fewer at the file's end.
 
-        The first small read of a file without a map returns a copy. The next read makes a map if
-        it follows soon, that is before the pool has counted as many reads as its capacity. Making a
-        map costs more than several reads. Raises OSError.
+        Mapping a file costs more than several reads. So the first small read of a file without a
+        map returns a copy. The next small read makes a map if it is recent: fewer reads of other
+        files than the pool's capacity lie between. Raises OSError.
         """
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
@@ -214,7 +214,7 @@ class Segment:
         return self.file().pread(size, offset - self.base)
 
     def data_start(self, offset: int) -> int | None:
-        """Return the first offset from this one on that may hold bytes other than zeros.
+        """Return the first offset at or behind `offset` that may hold a byte other than zero.
 
         Returns None if there is none in the file.
         """
@@ -224,10 +224,10 @@ class Segment:
         return self.base + file_offset
 
     def zero_range(self, offset: int, end: int | None = None) -> bool:
-        """Make the range [offset, end) read as zeros; return whether bytes were changed.
+        """Set the bytes [offset, end) to zero. Return whether bytes were changed.
 
-        Both are offsets of the sequence; `end` None means the file's end. The caller must sync the
-        file if bytes were changed. Holes stay holes, so this works on a full disk too. Raises
+        Both are offsets of the sequence; `end` None means the file's end. Holes stay holes, so this
+        works on a full disk too. The caller must sync the file if bytes were changed. Raises
         OSError.
         """
         if end is None:
@@ -243,6 +243,7 @@ class Segment:
                 break
             index = min(data_start + _IO_BYTES, end_index, file.data_end(data_start))
             piece = file.pread(index - data_start, data_start)
+            # Blocks that are zero already may be holes, and stay as they are.
             for block_start, block_size in used_blocks(piece, data_start):
                 file.pwrite(bytes(block_size), block_start)
                 is_changed = True
@@ -265,10 +266,10 @@ class Segment:
 def fill_holes(segment: Segment) -> None:
     """Write zeros into the holes between the data of a file, if it is on tmpfs.
 
-    Reading such a hole through a map could kill the process (see `Segment.view`). Does nothing on
-    other file systems, where reading a hole takes no room. A copy made with `cp --sparse=always`
-    has such holes where message bodies contain zeros. The hole behind the last data stays: see
-    `Segment.data_view`. Raises OSError, for example ENOSPC.
+    Reading such a hole through a map could kill the process. Does nothing on other file systems,
+    where reading a hole needs no room. A copy made with `cp --sparse=always` has such holes where
+    message bodies contain zeros. The hole behind the last data stays. Raises OSError, for example
+    ENOSPC.
     """
     file = segment.file()
     if not isinstance(file, SystemFile) or not is_on_tmpfs(segment.path):
@@ -283,8 +284,8 @@ def fill_holes(segment: Segment) -> None:
 def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
     """Yield (offset, size) of the disk blocks in `data` that contain bytes other than zeros.
 
-    `data` are the bytes at offset `start` of a file; the yielded offsets are those of the file. A
-    block has 4096 bytes, or fewer where `data` begins or ends within it. These blocks can be
+    `data` are the bytes at offset `start` of a file, and offsets count from the begin of the file.
+    A block has 4096 bytes, or fewer where `data` begins or ends within it. These blocks can be
     overwritten on a full disk, because they are not holes.
     """
     if data == bytes(len(data)):
@@ -321,12 +322,12 @@ class SegmentFiles:
         cuts_in_order: bool = False,
         are_sparse: bool = False,
     ) -> None:
-        """Create a sequence without files; `load` finds the files in `directory`.
+        """Create a sequence without files. `load` finds the files in `directory`.
 
         Each file has `file_bytes` bytes. `size_key` is the name of the setting for this size, which
-        errors name. With `cuts_in_order`, each removal at the end is durable before the next, so
-        that a power loss never leaves a gap. `are_sparse` says that the files usually contain
-        little data, and that there are many of them: see `map_file`.
+        errors mention. If `cuts_in_order`, each removal at the end is durable before the next, so
+        that a power loss never leaves a gap. If `are_sparse`, the files contain little data, so the
+        kernel is told not to read ahead.
         """
         self.files = files
         self._are_sparse = are_sparse
@@ -360,15 +361,15 @@ class SegmentFiles:
     def load(
         self, *, is_derived: bool = False, removes: bool = True, keeps_open: bool = False
     ) -> None:
-        """Find the files in the directory; they replace those known before.
+        """Find the files in the directory. They replace those that were known before.
 
-        An empty last file was left by a crash that interrupted its creation. It is removed. With
-        `is_derived`, an empty or missing file in the middle ends the sequence. The files behind it
-        are removed, because they can be rebuilt. With `removes` False the files to remove are left
-        on disk, but ignored. With `keeps_open` the last file stays open for the next read.
+        An empty last file, which a crash leaves, is removed. If `is_derived`, an empty or missing
+        file in the middle ends the sequence, and the files behind it are removed, because they can
+        be rebuilt. If `removes` is False, the files to remove are ignored, but stay on disk. If
+        `keeps_open`, the last file stays open for the next read.
 
-        Raises StoreDamagedError if a file has another size than configured, or if its base is not a
-        multiple of that size, or if one is missing in between. Raises OSError.
+        Raises StoreDamagedError if a file has another size than configured, if its name is not a
+        multiple of that size, or if a file is missing in between. Raises OSError.
         """
         segments = self._list_segments()
         sizes = []
@@ -401,8 +402,8 @@ class SegmentFiles:
     def _set_segments(self, segments: list[Segment], sizes: list[int]) -> None:
         """Let the sequence consist of these files, whose sizes on disk are `sizes`.
 
-        Raises StoreDamagedError at the first file that cannot follow the files before it, which
-        then form the sequence.
+        Raises StoreDamagedError at the first file that does not fit behind the one before it. The
+        files before it then form the sequence.
         """
         self._segments = []
         for segment, size in zip(segments, sizes, strict=True):
@@ -426,9 +427,10 @@ class SegmentFiles:
         return len(segments)
 
     def _require_next(self, segment: Segment, size: int) -> None:
-        """Raise StoreDamagedError if a file with this size cannot follow the files before it.
+        """Raise StoreDamagedError if a file of `size` bytes cannot be the next of the sequence.
 
-        That is the case if size or name do not fit the configured size, or if a file is missing.
+        Its size must be the configured one, its name a multiple of it, and no file may be missing
+        before.
         """
         path = segment.path
         base = segment.base
@@ -479,8 +481,8 @@ class SegmentFiles:
         """Read the end of the data in the last file: at most 4 KiB, in units of `unit_bytes` bytes.
 
         Returns (offset, bytes): whole units, and their offset in the sequence. The bytes may end
-        with zeros, because the file system counts data in blocks. They are empty if the file has
-        no data. Returns (0, b"") if there is no file. Leaves the file open. Raises OSError.
+        with zeros, because the file system counts data in blocks. They are b"" if the file has no
+        data. Returns (0, b"") if there is no file. The file stays open. Raises OSError.
         """
         last_segment = self.last
         if last_segment is None:
@@ -512,10 +514,10 @@ class SegmentFiles:
         return Segment(self.files, path, base, self.file_bytes, is_sparse=self._are_sparse)
 
     def make_directory(self, touched: list[str]) -> None:
-        """Create the directory of a queue, and add the three directories above it to `touched`.
+        """Create the directory of a queue. Add the paths that must be synced to `touched`.
 
-        They are those of the topic, of all queues, and of the store. The caller must sync them,
-        because any of them may be new or have a new entry.
+        These are the three directories above it: of the topic, of all queues, and of the store. Any
+        of them may be new or have a new entry.
         """
         parent = self.directory
         for _ in range(3):
@@ -524,9 +526,9 @@ class SegmentFiles:
         self.files.make_directory(self.directory, durable=False)
 
     def detach_first(self) -> str:
-        """Forget the first file and return its path. The caller removes it from the disk.
+        """Forget the first file, and return its path. The caller removes it from the disk.
 
-        Readers that hold a slice of it continue to read. Another thread may call `at` at the same
+        Readers that hold a view of it can go on reading. Another thread may call `at` at the same
         time.
         """
         first_segment, *other_segments = self._segments
@@ -535,9 +537,9 @@ class SegmentFiles:
         return first_segment.path
 
     def drop_last(self) -> None:
-        """Remove the file that was just added, because it could not be synced.
+        """Forget the last file, and remove it from the disk if possible.
 
-        An error at removing it from the disk is ignored.
+        It was just added, and could not be synced. An error is ignored.
         """
         segment = self._segments.pop()
         segment.close()
@@ -545,12 +547,12 @@ class SegmentFiles:
             self.files.remove(segment.path)
 
     def truncate(self, offset: int, *, keeps_file: bool = False) -> bool:
-        """Remove everything from `offset` on.
+        """Remove everything from `offset` of the sequence on. Return whether something changed.
 
-        Later files are removed, and the rest of the file that contains `offset` reads as zeros.
-        Returns whether something was changed; the caller must then sync the last file and the
-        directory. With `keeps_file`, a file that begins at `offset` is zeroed, not removed: it will
-        be written again, which costs less than creating it again. Raises OSError.
+        Later files are removed, and the rest of the file that contains `offset` is zeroed. If
+        something changed, the caller must sync the last file and the directory. If `keeps_file`, a
+        file that begins at `offset` is zeroed instead of removed: it will be written again soon.
+        Raises OSError.
         """
         is_changed = False
         # `keeps_file` counts as 1: then a file whose base equals `offset` stays.

@@ -99,7 +99,10 @@ class Store:
         """Load and recover the store, and create `abort`, which marks it as open.
 
         Use `Store.open`, which locks the directory before. `unlock()` is called when the store is
-        closed. See `Store.open` for the other arguments and for errors.
+        closed. If `is_gated`, messages become visible only when `confirm` is called. Messages
+        behind the position `confirmed` stay hidden until then; None means that none are hidden.
+        `incarnation` identifies the store; None means that it is read from the directory. Raises
+        StoreError and OSError.
         """
         self._config = config
         self._files = files
@@ -179,10 +182,10 @@ class Store:
     ) -> "Store":
         """Lock, load and recover the store in `config.root`, and create it if it does not exist.
 
-        With `is_gated`, committed messages become visible only when `confirm` is called.
-        `confirmed` is the confirmed end of the log (None means the whole log): messages that the
-        start finds behind this position stay hidden until they are confirmed. Pass `incarnation` if
-        the caller keeps one for this directory while the store is opened several times.
+        If `is_gated`, committed messages become visible only when `confirm` is called. `confirmed`
+        is the position up to which replicas have the log: messages behind it stay hidden until they
+        are confirmed. None means the whole log. Pass `incarnation` if the caller keeps one for this
+        directory while the store is opened several times.
 
         Raises StoreLockedError if a living process uses the store, StoreDamagedError if files are
         missing, exchanged or damaged, StoreError if the directory cannot be opened or has an
@@ -210,12 +213,11 @@ class Store:
             raise
 
     def _finish_recovery(self, *, after_crash: bool, was_followed: bool) -> None:
-        """Log what recovery did, and write or request a checkpoint if a later start depends on it.
+        """Log what recovery did, and write a checkpoint if a later start depends on it.
 
-        A checkpoint is written now for a slave's log, rebuilt queues, or a newer index. After other
-        crashes, the next `tick` begins one. After a clean shutdown there is nothing to write.
-        `after_crash` says that the start has found `abort`, and `was_followed` that the store was
-        then a slave's.
+        It is written now for a slave's log, rebuilt queues, or a newer index. After other crashes,
+        the next `tick` begins it. After a clean shutdown it is not needed. `after_crash` means that
+        the start found the file `abort`, and `was_followed` that a master wrote the log then.
         """
         recovered = self.recovered
         now_ms = self._clock.now_ms()
@@ -244,10 +246,10 @@ class Store:
     # --- committing and publishing
 
     def commit(self) -> int:
-        """Write all messages appended since the last commit; return the new end of the log.
+        """Write the messages that were appended since the last commit. Return the log's end.
 
-        Under ASYNC_FLUSH, without a gate, they become visible at once. Otherwise they wait for
-        `publish`. If nothing was appended, return the end without writing.
+        Under ASYNC_FLUSH and if not gated, they become visible at once. Otherwise `publish` makes
+        them visible. If nothing was appended, nothing is written.
 
         Raises StoreFullError or StoreError if the write fails. Then the messages and their queue
         offsets do not exist, and the next commit may succeed.
@@ -267,11 +269,11 @@ class Store:
         return end
 
     def sync(self) -> int:
-        """Wait until everything committed before this call is on disk; return the end of it.
+        """Wait until everything that was committed before is on disk. Return its end in the log.
 
-        Writes the checkpoint if one is due. This method may be called in any thread; concurrent
-        calls share one sync. Raises StoreError if the disk fails: the store then accepts no more
-        writes. Raises StoreTransientError if the call may be repeated.
+        Also writes the checkpoint if one is due. Any thread may call this; concurrent calls share
+        one sync. Raises StoreError if the disk fails: the store then accepts no more writes. Raises
+        StoreTransientError if the call may be repeated.
         """
         end = self._log.sync()
         self.keys.flush_due()
@@ -280,12 +282,12 @@ class Store:
         return end
 
     def publish(self, end_offset: int) -> None:
-        """Make all committed messages visible whose records end at position `end_offset` or before.
+        """Make all committed messages visible whose records end at `end_offset` or before.
 
-        A commit group becomes visible as a whole. `on_visible` is called once for all groups. Does
-        nothing if no group is complete. Call this with a position that `sync` returned, or, if the
-        store is gated, with the position up to which replicas have the log. Messages that were
-        hidden at the start become visible as well, up to the same position.
+        A group of messages that was committed together becomes visible as a whole. `on_visible` is
+        called once for all groups, and not if no group is complete. `end_offset` is a position that
+        `sync` returned, or, if the store is gated, up to which replicas have the log. Messages that
+        were hidden at the start become visible too, up to the same position.
         """
         if self._hidden_messages:
             self._publish_hidden(end_offset)
@@ -314,13 +316,10 @@ class Store:
             self.reader.visible_end = max(visible_end, self._log.start)
 
     def _publish_hidden(self, confirmed: int) -> None:
-        """Make the hidden messages visible whose records end at position `confirmed` or before.
-
-        `on_visible` is called if messages became visible.
-        """
+        """Make the hidden messages visible whose records end at position `confirmed` or before."""
         revealed_end, revealed = self._hidden_messages.reveal(confirmed)
         visible_end = max(self.reader.visible_end, revealed_end)
-        if not self._hidden_messages:  # records that are in no queue are visible now, too
+        if not self._hidden_messages:  # then records that are in no queue are visible as well
             recovered_end = min(confirmed, self.recovered.end, self._log.records_end)
             visible_end = max(visible_end, recovered_end)
         self.make_visible(visible_end, revealed)
@@ -352,7 +351,7 @@ class Store:
         return segment.view()[begin:stop]
 
     def read_log(self, position: int, size_max: int) -> bytes:
-        """Read the bytes that `view_log` returns, with pread. Any thread may call this.
+        """Read up to `size_max` bytes of the log from `position` on, with pread, in any thread.
 
         Use this in a thread for bytes that may have to come from the disk: reading them through a
         view would block the event loop. Raises StoreError like `view_log`, and OSError.
@@ -366,9 +365,9 @@ class Store:
 
     @property
     def record_source(self) -> RecordSource:
-        """The log as `files.identity` reads it, which checks whether derived files are still valid.
+        """The log as `files.identity` reads it, to check whether derived files are still valid.
 
-        Any thread may read from it. It returns no bytes for positions that the log does not have.
+        Any thread may read from it. It returns b"" for positions that the log does not have.
         """
 
         def read(position: int, size: int) -> bytes:
@@ -379,11 +378,11 @@ class Store:
         return RecordSource(self._log.start, read)
 
     def start_following(self) -> LogFollower:
-        """Let a master write the log from now on, and return the receiver of the master's bytes.
+        """Let a master write the log from now on. Return the receiver of the master's bytes.
 
-        Commits what was appended before. The writer then refuses messages, and `abort` says that
-        the store is a slave's. This lasts until the store is closed. Raises StoreError if the disk
-        fails.
+        Commits what was appended before. The writer then refuses messages until the store is
+        closed, and the file `abort` notes that a master writes the log. Raises StoreError if the
+        disk fails.
         """
         self.commit()
         log = self._log
@@ -403,11 +402,11 @@ class Store:
         return LogFollower(self, log, self.writer, dispatcher)
 
     def begin_queue(self, topic: str, queue_id: int, offset: int, unit: bytes) -> None:
-        """Let a queue whose messages have all expired continue behind `offset`.
+        """Let a queue without existing messages continue behind `offset`.
 
-        `unit` is the stored unit, 20 bytes, of the queue's last message, whose offset is `offset`.
-        The queue is created if it does not exist. Does nothing if it already has that offset. The
-        next checkpoint, which the next `tick` begins, makes the change durable. Raises
+        `unit` is the queue's entry (20 bytes) for its last message, which has this offset. The
+        queue is created if necessary. Does nothing if it already has that offset. The next
+        checkpoint, which the next `tick` begins, makes the change durable. Raises
         MessageIllegalError if the topic or queue id is invalid, and OSError.
         """
         queue = self._queues.get_or_create((topic, queue_id))
@@ -419,10 +418,10 @@ class Store:
             self._checkpoints.hasten()
 
     def begin_log(self, position: int) -> None:
-        """Remove all messages, and let the empty log begin at `position`, the beginning of a file.
+        """Remove all messages. The empty log then begins at `position`, where a file begins.
 
-        The log must be a slave's. Removes the files of log, queues, key index and columns, and
-        clears the caches of readers. Then writes a checkpoint, so that the change is durable.
+        A master must be writing the log. Removes the files of log, queues, key index and columns,
+        and clears the caches of readers. Then writes a checkpoint, so that the change is durable.
         Raises StoreError; the log then accepts no more writes.
         """
         log = self._log
@@ -448,12 +447,12 @@ class Store:
             log.mark_failed(error)
 
     def cut_log(self, end: int) -> None:
-        """Remove from log, queues and indexes everything from position `end` on, durably.
+        """Remove everything from position `end` on from log, queues and indexes, durably.
 
-        The log must be a slave's. The store becomes empty if `end` is at the log's start or before.
-        If readers could see messages behind `end`, their caches are cleared, the columns of the
-        topics are removed, and a warning is logged. Raises StoreError; the log then accepts no more
-        writes.
+        A master must be writing the log. If `end` is at the log's start or before, the store
+        becomes empty. If readers could see messages behind `end`, their caches are cleared, the
+        columns of the topics are removed, and a warning is logged. Raises StoreError; the log then
+        accepts no more writes.
         """
         log = self._log
         if end <= log.start:
@@ -475,16 +474,16 @@ class Store:
             log.mark_failed(error)
 
     def _truncate_log(self, end: int) -> tuple[int, int]:
-        """Remove everything from position `end` on from the log, after a checkpoint for that.
+        """Remove everything from position `end` on from the log, after writing a checkpoint.
 
-        Returns (records_end, store_time_ms) of the last record that stays, like `find_records_end`.
-        Raises StoreError and OSError.
+        Returns (end of the last whole record that stays, its store time in ms). Raises StoreError
+        and OSError.
         """
         log = self._log
         last_unit = self._queues.find_last_unit(end)
         search_start = log.start if last_unit is None else last_unit.physical_offset
         records_end, store_time_ms = find_records_end(log, max(search_start, log.start), end)
-        # This checkpoint is valid before and after the truncation: see `follow`.
+        # A start may trust this checkpoint whether or not the truncation has happened.
         with self._checkpoints.lock:
             log_values = records_end, *self._queues.digest(end), store_time_ms
             index_values = self.keys.mark_after_truncation(records_end)
@@ -494,9 +493,9 @@ class Store:
         return records_end, store_time_ms
 
     def _truncate_queues(self, end: int) -> set[str]:
-        """Remove the units whose records were behind position `end` of the log.
+        """Remove the units (queue entries) whose records were behind position `end` of the log.
 
-        Returns the topics of the removed messages that readers could see. Raises OSError.
+        Returns the topics of which readers could see a removed message. Raises OSError.
         """
         old_visible_offsets = {queue: queue.visible_offset for queue in self._queues}
         self._queues.truncate_to_log(end)
@@ -510,7 +509,7 @@ class Store:
         return topics
 
     def _forget_removed(self, topics: set[str], end: int) -> None:
-        """Clear the caches of readers, and remove the columns of these topics. Logs a warning.
+        """Clear the caches of readers, remove the columns of these topics, and log a warning.
 
         Visible messages of the topics were removed, because the log was truncated at `end`.
         """
@@ -531,12 +530,12 @@ class Store:
         return self._checkpoints.is_flushing
 
     def tick(self) -> bool:
-        """Write queue files, create the next log file, and begin checkpoints, each when it is time.
+        """Do the periodic work that is due: queue files, the next log file, checkpoints, index.
 
-        Also lets the key index do its periodic work. The broker calls this on a timer. Returns
-        whether the caller must call `sync` now: `flush_interval_ms` have passed since the last
-        time, and a checkpoint is due, or enough pages are not synced, or any bytes are not synced
-        for `flush_thorough_interval_ms` (the rules of ASYNC_FLUSH, spec/store.md §8).
+        The broker calls this on a timer. Returns whether the caller must call `sync` now. That is
+        so if `flush_interval_ms` have passed since the last time, and a checkpoint is due, or
+        enough pages are not synced, or any bytes are not synced for `flush_thorough_interval_ms`
+        (the rules of ASYNC_FLUSH, spec/store.md §8).
         """
         config = self._config
         now_s = self._clock.monotonic_s()
@@ -617,7 +616,7 @@ class Store:
     # --- committed messages, visible or not: derived files cover everything that the log holds
 
     def committed_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
-        """Return up to `count` units of a queue from `offset` on, as they are stored.
+        """Return up to `count` units (20-byte entries, joined) of a queue from `offset` on.
 
         Includes messages that are not visible yet. Returns fewer units where a file ends; call
         again with the next offset. Returns an empty sequence if the queue does not exist, or has no
@@ -648,9 +647,9 @@ class Store:
         return self._log.record_view(position, size)
 
     def committed_record_at(self, position: int) -> memoryview | None:
-        """Return the bytes of the record at `position`, whose size is read from the record itself.
+        """Return the bytes of the committed record at `position`, whatever its size.
 
-        Returns None like `committed_record`.
+        Returns None if there is none.
         """
         size_field = self.committed_record(position, 4)  # a record begins with its size
         if size_field is None:
@@ -692,7 +691,7 @@ class Store:
         return self._log.failure
 
     def runtime_info(self) -> dict[str, str]:
-        """Return the store's part of the broker's runtime information (spec/admin.md §3)."""
+        """Return the store's part of RocketMQ's runtime information: names to texts."""
         log = self._log
         total_bytes, free_bytes = self._files.usage(self._config.root)
         used_ratio = f"{1 - free_bytes / total_bytes:.4f}" if total_bytes else "0"
@@ -779,10 +778,10 @@ class Store:
             self._unlock()
 
     def _end_incarnation(self) -> None:
-        """Note that the store was shut down with everything synced.
+        """Note durably that this run ended with everything synced, so that the next continues it.
 
-        If the disk is full, the note that was made at the start stays. After a power loss the next
-        start then has a new incarnation, which is safe.
+        If the disk is full, nothing is noted. After a power loss the next start then begins a new
+        incarnation, which is safe.
         """
         try:
             if self._log.written_offset > self._log.start:

@@ -85,7 +85,7 @@ class Writer(TurnState):
         time_ms: int,
         known_keys: KnownKeys,
     ) -> None:
-        """Create a writer that appends at the end of `log`. Both log and queues must be loaded.
+        """Create a writer that appends at the end of `log`. Log and queues must be loaded.
 
         `time_ms` is the store time of the last record in the log (0 if there is none). `known_keys`
         receives the message keys of batches, so that the key index need not read them again.
@@ -113,15 +113,15 @@ class Writer(TurnState):
         self.touched: list[Queue] = []
 
     def continue_at_log_end(self) -> None:
-        """Append the next record at the log's end. Call this when that end has changed.
+        """Set the position of the next record to the log's end. Call this when the end has changed.
 
-        Also finds out where the last file has no more room for records (`room_end`). There must be
-        no group that is not committed.
+        Also sets `room_end`, the position in the last file behind which there is no room for
+        records. All groups must have been committed.
         """
         log = self._log
         self.position = self.turn_start = log.written_offset
         # Each record ends at least 8 bytes before the end of its file.
-        file_end = self.position + -self.position % self._file_bytes
+        file_end = self.position + -self.position % self._file_bytes  # rounded up
         # At the very end of a file there is no room, unless the next file exists already.
         if file_end == self.position and log.segments.at(self.position) is not None:
             file_end += self._file_bytes
@@ -215,10 +215,10 @@ class Writer(TurnState):
         return position, offset
 
     def delay_last_message(self, topic: str, queue_id: int, delay_ms: int) -> int:
-        """Make the message that was just appended to a queue due `delay_ms` after its store time.
+        """Give the message that was just appended to a queue a due time. Return the time in ms.
 
-        Overwrites the tag code of its unit, which is not written yet, with the due time
-        (spec/delivery.md §1). Returns the due time in ms.
+        It is `delay_ms` after the store time. It replaces the tag code in the message's unit (queue
+        entry), which is still in memory (spec/delivery.md §1).
         """
         due_ms = self.now_ms + delay_ms
         tail = self.by_key[topic, queue_id].tail
@@ -226,11 +226,12 @@ class Writer(TurnState):
         return due_ms
 
     def begin_group(self) -> None:
-        """Begin a commit group: check that the log accepts writes, and set the group's store time.
+        """Begin a commit group: messages that are written together and have the same store time.
 
-        The store time (`now_ms`) is the clock's, or the last one while the clock is up to a minute
-        behind it. A larger step back is logged. Raises StoreFullError or StoreError if the log
-        accepts no messages, or if a master writes it.
+        Sets the store time, `now_ms`. It is the clock's time, or the last store time if the clock
+        is up to a minute behind that. A larger step back of the clock is logged. Raises
+        StoreFullError or StoreError if the log accepts no messages, and StoreError if a master
+        writes it.
         """
         log = self._log
         if log.failure is not None or log.refusal is not None:
@@ -263,9 +264,10 @@ class Writer(TurnState):
     ) -> tuple[list[int], int]:
         """Append all messages of a batch to the commit group, in one file (spec/store.md §2.5).
 
-        `messages` are the messages; the other arguments, which all messages share, are those of
-        `append`. Returns (positions in the log, queue offset of the first message); the others have
-        the following offsets. Raises the errors of `append`; then none of the messages is appended.
+        Each of `messages` is (flag, body, encoded properties, tag code). The messages share the
+        other arguments, which have the same meaning as in `append`. Returns (positions in the log,
+        queue offset of the first message); the other messages have the following offsets. Raises
+        the errors of `append`; then none of the messages is appended.
         """
         queue = self._queues.get_or_create((topic, queue_id))
         if self._adds_checksum:
@@ -341,10 +343,11 @@ class Writer(TurnState):
     ) -> tuple[list[int], int]:
         """Append messages in uncommon forms (IPv6 hosts, checksums, transactions) by the codec.
 
-        `messages` are as in `append_batch`, with room for checksums already. Returns what
-        `append_batch` returns. Prepared and rolled-back messages get no unit, because they are not
-        in any queue, and their queue offset is 0. Raises MessageIllegalError, with nothing
-        appended, for batch records (sysFlag 0x80) and for what exceeds a limit.
+        Each of `messages` is (flag, body, encoded properties, tag code). The properties have room
+        for the checksum already. Returns (positions in the log, queue offset of the first message).
+        Prepared and rolled-back messages get no unit, because they are not in any queue, and their
+        queue offset is 0. Raises MessageIllegalError, with nothing appended, for batch records
+        (sysFlag 0x80) and for what exceeds a limit.
         """
         if sys_flag & INNER_BATCH:
             raise MessageIllegalError(
@@ -411,11 +414,11 @@ class Writer(TurnState):
     def append_columns(
         self, topic: str, queue_id: int, columns: "BatchColumns"
     ) -> tuple["Positions", int]:
-        """Append a batch whose messages are columns already (`record.batch_columns`).
+        """Append a batch whose messages are columns (NumPy arrays) already.
 
         All messages must have IPv4 hosts and valid properties, and `can_append_columns` must be
-        true. Their keys are noted for the key index. Returns (positions in the log, queue offset of
-        the first message). Raises the errors of `append`; then no message is appended.
+        True. Their keys are noted for the key index. Returns (positions in the log, queue offset of
+        the first message). Raises MessageIllegalError or StoreError; then no message is appended.
         """
         from sluicemq.record.batch_columns import encode_records  # noqa: PLC0415 - imports NumPy
 
@@ -446,10 +449,11 @@ class Writer(TurnState):
     def _add_records(
         self, queue: Queue, records: Sequence[Any], units: bytes, count: int, end: int
     ) -> int:
-        """Add encoded records, and their units, to the commit group; return the first queue offset.
+        """Add encoded records and their units to the commit group. Return the first queue offset.
 
-        `records` are byte strings that form the records when joined; they end at position `end` of
-        the log. `units` are `count` joined units. With `count` 0 the queue does not change.
+        `records` are byte strings that form the records when joined. They end at position `end` of
+        the log. `units` are `count` queue entries, joined. If `count` is 0, the queue does not
+        change.
         """
         first_offset = queue.next_offset
         self.parts += records
@@ -467,11 +471,10 @@ class Writer(TurnState):
             self._start_next_file(size)
 
     def _start_next_file(self, size: int) -> int:
-        """Close the current file with a blank record, and return the position of the next file.
+        """Fill the current file with a blank record. Return the position of the next file.
 
-        The blank record and the parts before it become a piece of the group's write. If the current
-        file is full already, there is no blank record. Raises MessageIllegalError, with nothing
-        changed, if `size` bytes do not fit into any file.
+        If the current file is full already, there is no blank record. Raises MessageIllegalError,
+        with nothing changed, if a file has no room for `size` bytes.
         """
         size_max = self._file_bytes - BLANK_BYTES
         if size > size_max:
@@ -491,12 +494,13 @@ class Writer(TurnState):
         return file_end
 
     def commit(self) -> int:
-        """Write the commit group to the log, and return the new end of the log.
+        """Write the commit group to the log. Return the new end of the log.
 
-        Does nothing but return the end if no message was appended. `touched` contains the queues
-        with new messages afterwards; the caller clears it. Queues with many units in memory are
-        written to their files. If that fails it is only logged, because the units stay in memory.
-        Raises StoreFullError or StoreError if the log cannot be written; then all messages of the
+        If no message was appended, nothing is written. Afterwards `touched` contains the queues
+        with new messages; the caller clears it. Queues with many units in memory are written to
+        their files; an error of that is only logged, because the units stay in memory.
+
+        Raises StoreFullError or StoreError if the log cannot be written. Then all messages of the
         group are discarded, and their offsets are free again.
         """
         end = self.position
@@ -541,8 +545,8 @@ class Writer(TurnState):
     def check_sizes(self, body_bytes: int, properties: bytes) -> None:
         """Raise MessageIllegalError if a body of this size or these properties cannot be stored.
 
-        The body may be too large, or the encoded properties. Properties that contain many zero
-        bytes, or end with one, would look like a torn write after a crash.
+        `properties` are encoded. They must not end with a zero byte or contain sixteen zeros in a
+        row, because they would look like a torn write after a crash.
         """
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise MessageIllegalError(
@@ -576,10 +580,10 @@ _NUMBERS: Final = Layout(
 
 
 def _make_number_error(*numbers: int) -> MessageIllegalError:
-    """Return the error for numbers that do not fit their fields. It names the field and its range.
+    """Make the error for a message with a number that does not fit its field in the record.
 
-    `numbers` are the values of the first fields of `_NUMBERS`, in this order. Missing ones count as
-    0, which always fits.
+    It names the field and its range. `numbers` are the values of the first fields of `_NUMBERS`, in
+    this order. Missing ones count as 0, which always fits.
     """
     missing_count = len(_NUMBERS.fields) - len(numbers)
     all_numbers = (*numbers, *[0] * missing_count)

@@ -59,7 +59,7 @@ class MemoryConsensus:
     def __init__(self, *, latency_s: float = LATENCY_S, timeout_s: float = TIMEOUT_S) -> None:
         """Create a service without keys.
 
-        Each request, response and event takes `latency_s`. A caller waits for a response for
+        Each request, response and event takes `latency_s`. A caller waits for a response at most
         `timeout_s`.
         """
         self.entries: Entries = {}
@@ -91,10 +91,10 @@ class MemoryConsensus:
         return client
 
     def apply(self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS) -> bool:
-        """Apply `changes` at once if every key has its expected version; return whether it did.
+        """Apply all `changes`, or none if a key lacks its expected version. Return True if applied.
 
-        `conditions` are the expected versions of further keys; 0 means that a key does not exist. A
-        change with a lease that has ended also makes the result False.
+        `conditions` are the expected versions of further keys; 0 means that a key does not exist.
+        If the lease of a change has ended, no change is applied.
         """
         if not self._can_apply(changes, conditions):
             return False
@@ -142,7 +142,7 @@ class MemoryConsensus:
         return True
 
     def end_lease(self, lease_id: int) -> None:
-        """End a lease, and delete its keys. While the service is down, renew it instead."""
+        """End a lease, and delete its keys. While the service is down, renew the lease instead."""
         if self.is_down:
             self.renew_lease(lease_id)
             return
@@ -182,7 +182,7 @@ class MemoryClient:
     """
 
     def __init__(self, service: MemoryConsensus) -> None:
-        """Create a client without faults. Use `MemoryConsensus.client`."""
+        """Create a client of `service` without faults. Callers use `MemoryConsensus.client`."""
         self.loses_responses = False
         self.fault_rng: random.Random | None = None
         self._is_disconnected = False
@@ -211,6 +211,10 @@ class MemoryClient:
         return await self._request(lambda: self._service.apply(changes, conditions))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
+        """Call `on_change` with all entries below `prefix`, now and after each change.
+
+        Return the function that ends the watch.
+        """
         watch_id = next(self._watch_ids)
         self._watches[watch_id] = _Watch(prefix, on_change, contextvars.copy_context())
         self._notify_later(watch_id)
@@ -221,6 +225,10 @@ class MemoryClient:
         return end
 
     async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
+        """Return a new lease of `ttl_s` seconds, which is renewed until it is ended.
+
+        `on_lost` is called if the lease ends otherwise. Raises ConsensusError.
+        """
         lease_id = await self._request(lambda: self._service.grant_lease(ttl_s))
         lease = KeepAliveLease(
             lease_id,
@@ -238,14 +246,17 @@ class MemoryClient:
             lease.abandon()
 
     def notify_watches(self) -> None:
-        """Send an event to each watch: the entries may have changed. Some events arrive twice."""
+        """Send an event to each watch, because entries have changed. Some may arrive twice."""
         for watch_id in self._watches:
             self._notify_later(watch_id)
             if self.fault_rng and self.fault_rng.random() < FAULT_PROBABILITY:
                 self._notify_later(watch_id)
 
     def _notify_later(self, watch_id: int) -> None:
-        """Send an event to a watch. It arrives late if `fault_rng` is set."""
+        """Send an event to a watch after the latency; later if `fault_rng` is set.
+
+        The event is lost if the service is unreachable then.
+        """
         watch = self._watches[watch_id]
 
         def notify() -> None:
@@ -264,7 +275,7 @@ class MemoryClient:
         return self._is_disconnected or self._service.is_down
 
     async def _request(self, process: Callable[[], T]) -> T:
-        """Send a request that the service processes with `process`, and return its result.
+        """Let the service execute `process`, as by a request, and return its result.
 
         Raises ConsensusError after the time-out if the request or its response is lost.
         """
@@ -284,9 +295,9 @@ class MemoryClient:
         )
 
     def _process_later(self, process: Callable[[], T], fault_rng: random.Random) -> None:
-        """Let the service process a request after the caller's time-out, if it is reachable then.
+        """Let the service process a request after the caller's time-out.
 
-        `fault_rng` chooses the delay.
+        `fault_rng` chooses the delay. If the service is unreachable then, the request is lost.
         """
 
         def process_if_reachable() -> None:

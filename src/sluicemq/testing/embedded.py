@@ -80,6 +80,7 @@ class IdlePauses:
     """
 
     def __init__(self, clock: Clock) -> None:
+        """Create pauses without a broker, by this clock. `attach` adds the broker."""
         self._clock = clock
         self._log_end = -1
         self._idle_since_s = 0.0
@@ -90,7 +91,11 @@ class IdlePauses:
         self._broker = broker
 
     def stretch(self, period_s: float) -> float:
-        """Return the next pause of a job whose period is `period_s`, which is the minimum."""
+        """Return how long a background job pauses next. It is longer if the broker is idle.
+
+        `period_s` is the period of the job, and the shortest pause. The pause grows with the time
+        since the broker has stored something.
+        """
         if self._broker is None:
             return period_s
 
@@ -108,9 +113,9 @@ class IdlePauses:
         return max(period_s, min(idle_s / 4, pause_max_s))
 
     def _is_sweep_due_soon(self) -> bool:
-        """Return whether a transaction is open, or a timed message is due before long.
+        """Return whether a transaction is open, or a timed message is due soon.
 
-        "Before long" is within two of the longest pauses of the sweep. The broker must be attached.
+        Soon means within two of the longest pauses of the sweep. A broker must be attached.
         """
         assert self._broker is not None
         core = self._broker.core
@@ -130,9 +135,9 @@ class InlineExecutor(Executor):
     """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn`, and return a future that is done.
+        """Call `fn` at once, and return a future that is done.
 
-        KeyboardInterrupt, SystemExit and similar errors are raised, too.
+        KeyboardInterrupt, SystemExit and similar errors are also raised.
         """
         future: Future[T] = Future()
         try:
@@ -253,7 +258,7 @@ class Servers:
         await self.start_broker()
 
     async def start_name_server(self) -> None:
-        """Start the name server, on the port that it had before.
+        """Start the name server. A restarted one has the same port and files.
 
         Raises ConfigurationError if it is running.
         """
@@ -284,7 +289,7 @@ class Servers:
             await server.close()
 
     async def start_broker(self, name: str = "broker-a", **settings: str) -> Broker:
-        """Start a broker, with the files and the port that it had before, and return it.
+        """Start a broker, and return it. A restarted one has the same port and files.
 
         `settings` are keys of a broker.conf, which override those of the cluster. Raises
         ConfigurationError for an unknown key or an invalid value, and if the broker is running.
@@ -320,9 +325,9 @@ class Servers:
     def _make_broker_config(
         self, name: str, settings: Mapping[str, str]
     ) -> tuple[BrokerConfig, StoreConfig]:
-        """Return the configuration of the broker `name` and of its store.
+        """Make the configuration of the broker `name`, and of its store.
 
-        `settings` override those of the cluster, which override the defaults. Raises
+        `settings` override the settings of the cluster, which override the defaults. Raises
         ConfigurationError for an unknown key or an invalid value.
         """
         keys = {
@@ -345,7 +350,7 @@ class Servers:
         return config, store_config
 
     async def _start_proxy(self, name: str, broker: Broker) -> None:
-        """Start the proxy of the broker `name`, on the port that it had before."""
+        """Start a proxy for the broker `name`. A restarted one has the same port."""
         from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - protobuf may be missing
 
         proxy = make_local_proxy(broker)
@@ -361,7 +366,10 @@ class Servers:
         await self.brokers.pop(name).close()
 
     async def restart_broker(self, name: str = "broker-a", **settings: str) -> Broker:
-        """Stop a broker and start it again, with `settings` as in `start_broker`; return it."""
+        """Stop a broker and start it again; return the new broker.
+
+        `settings` are keys of broker.conf. They override the settings of the cluster.
+        """
         await self.stop_broker(name)
         return await self.start_broker(name, **settings)
 
@@ -388,7 +396,10 @@ class Servers:
                 stack.push_async_callback(client.close)
 
     def _get_files(self, name: str) -> Files:
-        """Return the files of a server; the same ones on each call."""
+        """Return the files of the server `name`: the system's files, or a disk in memory.
+
+        Each call returns the same disk, so its files survive a restart of the server.
+        """
         if self._directory is not None:
             return SYSTEM_FILES
         if name not in self.files:

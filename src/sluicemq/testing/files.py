@@ -91,7 +91,10 @@ class Node:
     has_failed_sync: bool = False
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write `data` at `offset`. Views of the file show it, unless the file grows."""
+        """Write `data` at `offset`, without syncing it.
+
+        Views of the file show the change, unless the file grows.
+        """
         if offset + len(data) > len(self.current):
             try:
                 resize(self.current, offset + len(data))
@@ -132,7 +135,7 @@ class Node:
                 resize(content, change)
 
     def copy_after_crash(self, rng: "random.Random") -> "Node":
-        """Return the file as a power failure may leave it. `rng` chooses what is lost."""
+        """Return a copy of the file as a power failure may leave it. `rng` chooses what is lost."""
         content = bytearray(self.synced)
         for change in self.unsynced:
             if isinstance(change, Write):
@@ -150,7 +153,10 @@ class Node:
         )
 
     def copy_after_kill(self) -> "Node":
-        """Return the file as the next process finds it, without pages that a failed sync lost."""
+        """Return a copy of the file as the next process finds it after a kill.
+
+        Only writes whose sync has failed are lost.
+        """
         current = bytearray(self.current)
         if self.has_failed_sync:
             current = self._apply_to_synced()
@@ -185,7 +191,7 @@ Names = dict[str, Node | None]
 
 
 def apply_change(names: Names, change: NameChange) -> None:
-    """Apply one change to `names`. Removing a directory removes what lies in it."""
+    """Apply one change of a name to `names`. Removing a directory removes everything in it."""
     if change.old:
         names.pop(change.old, None)
     if change.node is not None or change.is_directory:
@@ -198,14 +204,18 @@ def apply_change(names: Names, change: NameChange) -> None:
 
 
 def apply_surviving(names: Names, changes: Sequence[NameChange], rng: "random.Random") -> None:
-    """Apply those changes of one directory that survive a power failure, chosen by `rng`."""
+    """Apply those changes of a directory to `names` that survive a power failure.
+
+    `rng` chooses whether the first changes survive, or any of them. A change does not survive
+    without the earlier changes of the same names.
+    """
     survivor_count = rng.randint(0, len(changes))
     is_ordered = rng.random() < 0.5
     lost_paths: set[str] = set()
     for index, change in enumerate(changes):
         paths = {change.path, change.old} - {""}
         survives = index < survivor_count if is_ordered else rng.random() < 0.6
-        # A change does not survive without the earlier changes of the same names.
+        # Paths of lost changes are noted, because later changes of them are lost too.
         if survives and not paths & lost_paths:
             apply_change(names, change)
         else:
@@ -239,7 +249,7 @@ def _overwrite(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _apply_surviving_part(content: bytearray, write: Write, rng: "random.Random") -> None:
-    """Apply what survives of an unsynced write: all, nothing, a prefix, or some sectors."""
+    """Apply to `content` what survives of an unsynced write: all, nothing, a prefix, or sectors."""
     fate = rng.random()
     if fate < 0.4:  # all
         _overwrite(content, *write)
@@ -301,6 +311,11 @@ class CrashableFile:
         self.path = path
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write `data` at `offset`. Raises an injected error, and ENOSPC on a full disk.
+
+        The file then has the part of the bytes that was written before. Raises PowerLost if the
+        power fails now.
+        """
         data = bytes(data)
         self._node.modified_ms = self._files.clock.now_ms()
         try:
@@ -326,6 +341,10 @@ class CrashableFile:
         return bytes(self._node.current[offset : offset + size])
 
     def sync(self) -> None:
+        """Make the content of the file survive a power failure. Raises an injected error.
+
+        If the disk lies about syncs, nothing becomes durable.
+        """
         try:
             self._files.raise_fault("sync", self.path)
         except OSError:
@@ -336,6 +355,7 @@ class CrashableFile:
             self._node.sync()
 
     def truncate(self, size: int) -> None:
+        """Set the size of the file: cut its end, or append zeros. Raises an injected error."""
         self._files.raise_fault("truncate", self.path)
         self._node.modified_ms = self._files.clock.now_ms()
         self._node.truncate(size)
@@ -352,9 +372,10 @@ class CrashableFile:
         return self._find_block(offset, has_data=False)
 
     def _find_block(self, offset: int, *, has_data: bool) -> int:
-        """Return the first offset, from `offset` on, in a block that has data, or has none.
+        """Return the first offset, from `offset` on, in a block of data or in a block of zeros.
 
-        Return the size of the file if there is no such block.
+        `has_data` says which of them is searched. Return the size of the file if there is no such
+        block.
         """
         content = self._node.current
         while offset < len(content):
@@ -393,6 +414,7 @@ class CrashableFiles:
     """
 
     def __init__(self) -> None:
+        """Create an empty disk in memory, which is never full."""
         self.pool = DescriptorPool(MAPS)
         self._names: Names = {}
         """The files and directories that the process sees."""
@@ -412,6 +434,7 @@ class CrashableFiles:
     # --- the methods of `Files`
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open a file, and create it if it is missing and `create` is set. Raises OSError."""
         self.raise_fault("open", path)
         if path not in self._names:
             if not create:
@@ -427,6 +450,7 @@ class CrashableFiles:
         return CrashableFile(self, path, node)
 
     def access(self, path: str) -> Access:
+        """Return the permissions and owner of a file. Raises FileNotFoundError."""
         node = self._names.get(path)
         if node is None:
             raise _make_error(errno.ENOENT, path)
@@ -436,6 +460,7 @@ class CrashableFiles:
         return path in self._names or path in ("", "/")
 
     def names(self, directory: str) -> list[str]:
+        """Return the sorted names in a directory; [] if it does not exist."""
         start = directory.rstrip("/") + "/"
         names = []
         for path in self._names:
@@ -445,6 +470,7 @@ class CrashableFiles:
         return sorted(names)
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """Create a directory and its missing parents. If `durable`, sync each parent."""
         missing = []
         while not self.exists(path):
             missing.append(path)
@@ -457,6 +483,10 @@ class CrashableFiles:
                 self.sync_directory(_parent(directory))
 
     def remove(self, path: str) -> None:
+        """Remove a file or an empty directory. Raises OSError.
+
+        A power failure may undo that until the directory is synced.
+        """
         self.raise_fault("remove", path)
         if path not in self._names:
             raise _make_error(errno.ENOENT, path)
@@ -477,6 +507,7 @@ class CrashableFiles:
         self.record_operation("rename", new_path)
 
     def sync_directory(self, path: str) -> None:
+        """Make the names in a directory survive a power failure. Raises an injected error."""
         self.raise_fault("sync_directory", path)
         self.record_operation("sync_directory", path)
         if self.syncs_lie:
@@ -492,6 +523,7 @@ class CrashableFiles:
         return False
 
     def lock(self, path: str) -> Callable[[], None]:
+        """Lock a file. Return the function that unlocks it. Raises StoreLockedError."""
         if path in self._locked_paths:
             raise StoreLockedError(
                 f"{path} is locked by process 1, which is running.",
@@ -503,6 +535,7 @@ class CrashableFiles:
         return lambda: self._locked_paths.discard(path)
 
     def usage(self, path: str) -> tuple[int, int]:
+        """Return (total bytes, free bytes) of the disk. An endless disk counts as half full."""
         self.raise_fault("usage", path)
         free_bytes = self.free_bytes
         if free_bytes is None:  # an endless disk is half full
@@ -510,6 +543,10 @@ class CrashableFiles:
         return self.total_bytes, free_bytes
 
     def modified_ms(self, path: str) -> int:
+        """Return the time of the last write to a file, in ms since 1970.
+
+        Raises FileNotFoundError.
+        """
         node = self._names.get(path)
         if node is None:
             raise _make_error(errno.ENOENT, path)
@@ -543,7 +580,10 @@ class CrashableFiles:
         self.record_operation(text)
 
     def crash(self, rng: "random.Random") -> "CrashableFiles":
-        """Return the disk as a power failure may leave it now. This one is not changed."""
+        """Return a new disk as a power failure may leave it now. `rng` chooses what is lost.
+
+        This disk does not change.
+        """
         names = dict(self._synced_names)
         for changes in self._name_changes.values():
             apply_surviving(names, changes, rng)
@@ -562,7 +602,10 @@ class CrashableFiles:
         return files
 
     def kill(self) -> "CrashableFiles":
-        """Return the disk as another process finds it after this one was killed."""
+        """Return a new disk as another process finds it after this one was killed.
+
+        Unsynced changes are there, and a later power failure may still lose them.
+        """
         files = self._make_empty_disk()
         copies: dict[int, Node] = {}
 
@@ -585,7 +628,7 @@ class CrashableFiles:
         return files
 
     def _make_empty_disk(self) -> "CrashableFiles":
-        """Return an empty disk of the same size, clock and free space."""
+        """Return an empty disk with the size, free space and clock of this one."""
         files = CrashableFiles()
         files.free_bytes = self.free_bytes
         files.syncs_lie = self.syncs_lie
@@ -594,10 +637,10 @@ class CrashableFiles:
         return files
 
     def rot(self, path: str, rng: "random.Random", start: int = 0, end: int | None = None) -> int:
-        """Flip a random bit of a file between the offsets `start` and `end`, durably.
+        """Flip a random bit of a file, durably. Return the offset of the changed byte.
 
-        Without `end`, it may be anywhere behind `start`. Return the offset of the changed byte.
-        Raises IsADirectoryError for a directory, and if the file has no byte behind `start`.
+        It is between the offsets `start` and `end`; `end` None means the end of the file. Raises
+        IsADirectoryError for a directory, and if the file has no byte behind `start`.
         """
         node = self._names[path]
         if node is None or len(node.current) <= start:
@@ -617,7 +660,7 @@ class CrashableFiles:
         return b"" if node is None else bytes(node.current)
 
     def put(self, path: str, content: bytes) -> None:
-        """Create or replace a file, durably, with its directories. For the start of a test."""
+        """Create or replace a file and its directories, durably. Tests prepare a disk with it."""
         self.make_directory(_parent(path))
         file = self.open(path, create=True)
         file.truncate(len(content))
@@ -641,7 +684,7 @@ class CrashableFiles:
             raise _make_error(fault.number, path)
 
     def allocate(self, node: Node, offset: int, size: int) -> int:
-        """Allocate the blocks of a write, and return how many of its bytes fit on the disk."""
+        """Allocate the blocks that a write needs. Return how many of its bytes fit on the disk."""
         first_block = offset // BLOCK_BYTES
         last_block = (offset + size - 1) // BLOCK_BYTES
         for block in range(first_block, last_block + 1):
@@ -655,9 +698,9 @@ class CrashableFiles:
         return size
 
     def take_fault(self, kind: str, path: str) -> _Fault | None:
-        """Remove and return the error that was injected for this operation, None without one.
+        """Return the error that was injected for this operation, and remove it; None without one.
 
-        Raises PowerLost if the operation is a change, and the power fails now or has failed.
+        Raises PowerLost if the operation changes something, and the power fails now or has failed.
         """
         if kind in CHANGES and self.power_fails_after is not None:
             self.power_fails_after -= 1

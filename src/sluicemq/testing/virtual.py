@@ -64,10 +64,11 @@ class VirtualClock:
         stands_still: bool = False,
         patience: datetime.timedelta = PATIENCE,
     ) -> None:
-        """Set the clock to `start`, by default the current time.
+        """Create a clock that shows `start`, by default the current time.
 
-        With `stands_still`, time passes in `advance` only. `patience` is how much time may pass
-        between two calls of `advance`. Raises ConfigurationError if `start` has no time zone.
+        If `stands_still`, time passes only in `advance`. Otherwise it passes when every task waits,
+        but at most `patience` between two calls of `advance`. Raises ConfigurationError if `start`
+        has no time zone.
         """
         if start is not None and start.tzinfo is None:
             raise ConfigurationError(
@@ -106,7 +107,7 @@ class VirtualClock:
     async def advance(
         self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0
     ) -> None:
-        """Let the sum of the given times pass. What is due meanwhile happens in order.
+        """Let the sum of the given times pass. Everything that is due meanwhile happens in order.
 
         Returns at the end of that time, when every task waits again. Raises ConfigurationError for
         a negative time, and if the clock does not drive the running loop.
@@ -145,10 +146,10 @@ class VirtualClock:
         await self.advance(0)
 
     def drive(self) -> None:
-        """Take over the running event loop.
+        """Let this clock be the time of the running event loop.
 
         Raises ConfigurationError if the loop is not one of asyncio's, if this clock drives a loop
-        already, and if another clock drives this loop.
+        already, or if another clock drives this loop.
         """
         if self._driver is not None:
             raise ConfigurationError(
@@ -167,10 +168,11 @@ class VirtualClock:
     # ------------------------------------------------------------------------ called by the loop
 
     def on_idle(self, select: Select, timeout_s: float | None) -> list[Any]:
-        """Let time pass until the next timer or the end of `advance`, and return ready events.
+        """Let virtual time pass until the next timer or the end of `advance`; return ready events.
 
-        The loop has nothing to do. Its next timer is due in `timeout_s` seconds, None if there is
-        none. Where time must not pass, wait in real time with `select` instead.
+        The event loop calls this when it has nothing to do. Its next timer is due in `timeout_s`
+        seconds; None means that it has none. If time must not pass, wait in real time with `select`
+        instead.
         """
         if self._running_threads:
             return select(STALL_S)
@@ -189,17 +191,17 @@ class VirtualClock:
         return []
 
     def _end_advance(self) -> None:
-        """Let time pass until the call of `advance` that ends first, and end it."""
+        """Set the time to the end of the call of `advance` that ends first, and let it return."""
         target_s, _, reached = heapq.heappop(self._targets)
         self._passed_s = max(self._passed_s, target_s)
         if not reached.done():
             reached.set_result(None)
 
     def _let_pass(self, seconds: float) -> None:
-        """Let `seconds` pass, rounded up to whole microseconds, and at least one.
+        """Let `seconds` pass, rounded up to whole microseconds, and at least one microsecond.
 
-        A sum of floats could end just before the time of a timer, and the loop would wait for the
-        rest again and again.
+        Without rounding, a sum of floats could end just before the time of a timer, and the loop
+        would wait for the rest again and again.
         """
         self._busy_iterations = 0
         rounded_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
@@ -219,9 +221,10 @@ class VirtualClock:
             self._let_pass(RESOLUTION_S)
 
     def _wait_in_real_time(self, select: Select, timeout_s: float | None) -> list[Any]:
-        """Wait for I/O without letting virtual time pass, and return the ready events.
+        """Wait for I/O while virtual time stands still, and return the ready events.
 
-        Log a warning, once, if nothing happens within `STALL_S`.
+        If nothing happens within `STALL_S`, a warning is logged once. The loop's next timer is due
+        in `timeout_s` seconds; None means that it has none.
         """
         if self._has_warned:
             return select(None)
@@ -232,9 +235,9 @@ class VirtualClock:
         return events
 
     def _warn_of_stall(self, timeout_s: float | None) -> None:
-        """Log that virtual time stands still while every task waits.
+        """Log that virtual time stands still while every task waits, and what may be the cause.
 
-        The next timer is due in `timeout_s` seconds, None if there is none.
+        The next timer is due in `timeout_s` seconds; None means that there is none.
         """
         if timeout_s is None:
             next_timer = "there is no timer."
@@ -266,7 +269,11 @@ class _LoopDriver:
     """The replaced attributes of an event loop that a virtual clock drives."""
 
     def __init__(self, clock: VirtualClock, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the attributes. Raises ConfigurationError as `VirtualClock.drive` does."""
+        """Replace methods of `loop`, so that it gets its time from `clock`.
+
+        Raises ConfigurationError if the loop is not one of asyncio's, or if a clock drives it
+        already.
+        """
         self.loop = loop
         self._clock = clock
         self._untyped_loop = cast(Any, loop)
@@ -279,9 +286,10 @@ class _LoopDriver:
         self._untyped_loop.run_in_executor = self._run_in_executor
 
     def _poll(self, timeout: float | None = None) -> list[Any]:
-        """Return the ready events in place of `select`, and let virtual time pass without any.
+        """Return the ready events of the loop. If there are none, let virtual time pass.
 
-        `timeout` is the time to the loop's next timer, None if there is none.
+        The loop calls this instead of its selector's `select`. `timeout` is the time to its next
+        timer; None means that it has none.
         """
         events = self._select(0)
         is_timer_due = timeout is not None and timeout <= 0
@@ -291,7 +299,10 @@ class _LoopDriver:
         return self._clock.on_idle(self._select, timeout)
 
     def _run_in_executor(self, executor: Any, work: Callable[..., Any], *values: Any) -> Any:
-        """Run `work` in a thread in place of the loop's method, and stop the clock meanwhile."""
+        """Run `work` in a thread, and stop the clock until it has ended.
+
+        The loop calls this instead of its own `run_in_executor`.
+        """
         future = self._run_in_original_executor(executor, work, *values)
         self._clock.on_thread_started()
         future.add_done_callback(self._clock.on_thread_ended)
@@ -302,7 +313,7 @@ class _LoopDriver:
         return self._offset_s + self._clock.monotonic_s()
 
     def release(self) -> None:
-        """Restore the attributes. The loop's time continues from where it is."""
+        """Restore the methods of the loop. Its time continues from the present value."""
         ahead_s = self._time() - SYSTEM_CLOCK.monotonic_s()
         self._untyped_loop.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
         self._untyped_loop._selector.select = self._select
@@ -310,7 +321,7 @@ class _LoopDriver:
 
 
 def _require_undriven_selector(loop: asyncio.AbstractEventLoop) -> selectors.BaseSelector:
-    """Return the selector of an event loop that a clock can drive.
+    """Return the selector of an event loop, if a clock can drive the loop.
 
     Raises ConfigurationError if the loop is not one of asyncio's, or if a clock drives it already.
     """

@@ -56,6 +56,7 @@ class Http2Connection(AcceptedConnection):
     )
 
     def __init__(self, server: "Http2Server", make_stream: StreamFactory) -> None:
+        """Create a connection of `server`. `make_stream` creates a stream for each request."""
         super().__init__(server)
         self._make_stream = make_stream
         self._reader = HeaderDecoder()
@@ -115,6 +116,7 @@ class Http2Connection(AcceptedConnection):
         return self._scheduler.now_s()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Close all streams and cancel their requests, because the connection has ended."""
         super().connection_lost(exc)
         streams = self._streams
         self._streams = {}
@@ -126,14 +128,18 @@ class Http2Connection(AcceptedConnection):
     # ------------------------------------------------------------------------------ bytes in
 
     def _handle_data(self, data: bytes) -> None:
-        """Handle `data` behind the bytes of the frame that was not whole yet."""
+        """Handle bytes from the client, together with the incomplete frame received before."""
         if self._rest:
             data = self._rest + data
             self._rest = b""
         self._handle_frames(data)
 
     def _handle_frames(self, whole: bytes | None) -> None:
-        """Handle every whole frame, keep the rest, and send all responses in one write."""
+        """Handle every whole frame, keep the rest, and send all responses in one write.
+
+        `whole` are bytes of frames; None counts as none. A frame that breaks the protocol closes
+        the connection.
+        """
         data = whole or b""
         position = 0
         self._is_handling = True
@@ -155,10 +161,10 @@ class Http2Connection(AcceptedConnection):
         self._flush()
 
     def _read_preface(self, data: bytes) -> bytes:
-        """Check the client's preface, and send our SETTINGS when it is whole.
+        """Check the client's preface, the fixed bytes with which HTTP/2 begins.
 
-        Return the bytes after the preface, or all of `data` if the preface is not whole. Raise
-        Http2Error if the client does not speak HTTP/2.
+        When it is whole, send our SETTINGS, and return the bytes behind it. Until then, return all
+        of `data`. Raise Http2Error if the client does not speak HTTP/2.
         """
         preface_bytes = len(h.PREFACE)
         if data[:preface_bytes] != h.PREFACE[: len(data)]:
@@ -175,9 +181,9 @@ class Http2Connection(AcceptedConnection):
 
     # Called for every chunk of every connection: keep it cheap.
     def _dispatch_frames(self, data: bytes) -> int:
-        """Handle the frames in `data`. Return where the first frame begins that was not handled.
+        """Pass each whole frame in `data` to its handler. Return the index of the first one left.
 
-        That frame is not whole, or waits for a later scheduling round. Raise Http2Error for a
+        That frame is incomplete, or waits for a later scheduling round. Raise Http2Error for a
         frame that breaks the protocol or a limit of the connection.
         """
         scheduler = self._scheduler
@@ -200,7 +206,7 @@ class Http2Connection(AcceptedConnection):
             payload_bytes = length_and_type >> 8
             frame_end = payload_start + payload_bytes
             if payload_bytes > h.FRAME_BYTES_MAX:
-                raise _frame_too_large_error(payload_bytes)
+                raise _make_frame_size_error(payload_bytes)
             if frame_end > data_bytes or peer.closed:
                 return position
             if scheduler.is_tight and scheduler.has_to_wait(peer):
@@ -218,7 +224,7 @@ class Http2Connection(AcceptedConnection):
             else:
                 self._count_overhead()
             self._measured_s = scheduler.spent(peer, self._measured_s)
-        else:
+        else:  # the loop has ended without a break
             if self._resumed is None:
                 return position
 
@@ -241,10 +247,11 @@ class Http2Connection(AcceptedConnection):
     # ------------------------------------------------------- frames: (flags, stream id, payload)
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Pass bytes of a request to its stream, and count them against both receive windows.
+        """Handle DATA: pass bytes of a request to its stream, and count them in both windows.
 
-        Bytes for a closed stream are dropped. Raise Http2Error if the connection's window is
-        exceeded; if only the stream's is, the stream is reset.
+        A window is the number of bytes that the client may send before it must wait. Bytes for a
+        closed stream are dropped. Raise Http2Error if the window of the connection is exceeded. If
+        only the window of the stream is exceeded, the stream is reset.
         """
         # The padding counts, too: the client has taken it from the windows.
         counted_bytes = len(payload)
@@ -282,7 +289,10 @@ class Http2Connection(AcceptedConnection):
         self._count_overhead()
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle a header block, or keep its first part until CONTINUATION frames complete it."""
+        """Handle HEADERS: a whole header block, or the first part of one.
+
+        A first part is kept until CONTINUATION frames complete it. Raise Http2Error for stream 0.
+        """
         if flags & (h.PADDED | h.HAS_PRIORITY):
             payload = h.remove_padding(flags, payload, priority=True)
         if not stream_id:
@@ -295,7 +305,11 @@ class Http2Connection(AcceptedConnection):
             self._block += payload
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Add to the header block that HEADERS began, and handle the block when it is whole."""
+        """Handle CONTINUATION: add to the header block that HEADERS began.
+
+        When the block is whole, it is handled. Raise Http2Error if there is no block, or if it gets
+        too large.
+        """
         if not self._block_stream_id:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
         self._count_overhead()
@@ -313,11 +327,11 @@ class Http2Connection(AcceptedConnection):
             self._handle_header_block(stream_id, block, self._block_flags)
 
     def _handle_header_block(self, stream_id: int, block: bytes, flags: int) -> None:
-        """Handle a whole header block: of a new request, or the trailers of an open one.
+        """Handle a whole header block: the headers of a new request, or trailers of an open one.
 
-        A new stream is refused with REFUSED_STREAM while the connection is drained, has too many
-        streams, or has too many response bytes waiting. Raise Http2Error for a block that is
-        neither, or a stream id that a client may not use.
+        A new stream is refused while the connection is being drained, if there are too many
+        streams, or if too many response bytes wait. Raise Http2Error if the block is neither, or if
+        a client may not use the stream id.
         """
         # The block is decoded in any case, because it changes the HPACK table for the next ones.
         headers = self._reader.decode(block)
@@ -346,7 +360,7 @@ class Http2Connection(AcceptedConnection):
         stream.headers_received()
 
     def _handle_trailers(self, stream: Stream, flags: int) -> None:
-        """End a request with trailers, whose content has no meaning here.
+        """End a request because its trailers have arrived. Their content is ignored.
 
         Raise Http2Error if the block does not end the stream, or if it was ended before.
         """
@@ -359,7 +373,10 @@ class Http2Connection(AcceptedConnection):
             stream.data_received(b"")
 
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        """Remove a stream, and cancel its request. Raise Http2Error if most requests are reset."""
+        """Handle RST_STREAM: remove the stream, and cancel its request.
+
+        Raise Http2Error if the client resets most of its requests.
+        """
         h.read_integer(payload, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -377,7 +394,11 @@ class Http2Connection(AcceptedConnection):
             stream.cancelled()
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Apply the client's SETTINGS and acknowledge them. Wider windows send waiting bytes."""
+        """Handle SETTINGS of the client: apply and acknowledge them.
+
+        If they widen the send windows of streams, waiting bytes are sent. Raise Http2Error if they
+        are not valid.
+        """
         if stream_id:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream.")
         self._count_overhead()
@@ -394,7 +415,7 @@ class Http2Connection(AcceptedConnection):
             self._send_stalled()
 
     def _check_stream_windows(self) -> None:
-        """Raise Http2Error if `stream_window` makes the window of a stream exceed 2**31 - 1."""
+        """Raise Http2Error if the new `stream_window` makes a stream's window exceed 2**31 - 1."""
         if self.stream_window + self.largest_delta <= h.WINDOW_BYTES_MAX:
             return
         # `largest_delta` may be too high since a stream has ended.
@@ -404,7 +425,10 @@ class Http2Connection(AcceptedConnection):
             raise h.Http2Error(h.ErrorCode.FLOW_CONTROL_ERROR, "A window is above 2147483647.")
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
-        """Answer a PING. The answer to our own PING of a drain begins to refuse new streams."""
+        """Handle PING: answer it. The answer to our own PING, sent by `drain`, ends new streams.
+
+        Raise Http2Error if it is malformed.
+        """
         if stream_id or len(payload) != 8:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "PING on a stream, or not of 8 bytes.")
         self._count_overhead()
@@ -414,7 +438,11 @@ class Http2Connection(AcceptedConnection):
             self.refuse_new_streams()
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        """Widen the send window of a stream or (stream 0) the connection; send waiting bytes."""
+        """Handle WINDOW_UPDATE: the client allows more bytes. Send bytes that waited for that.
+
+        Stream 0 means the window of the whole connection. Raise Http2Error if that becomes too
+        large; a stream whose window becomes too large is reset.
+        """
         increment = h.read_integer(payload, "WINDOW_UPDATE")
         self._count_overhead()
         self.sweeps_since_frame = 0
@@ -443,7 +471,7 @@ class Http2Connection(AcceptedConnection):
         raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "A client may not send PUSH_PROMISE.")
 
     def _count_overhead(self) -> None:
-        """Count a frame that asks for nothing. Raise Http2Error if there are too many."""
+        """Count a frame that requests nothing. Raise Http2Error if there are too many of them."""
         self._overhead_frames += 1
         frames_max = (
             limits.OVERHEAD_FRAMES + limits.OVERHEAD_FRAMES_PER_USEFUL * self._useful_frames
@@ -464,7 +492,11 @@ class Http2Connection(AcceptedConnection):
         self._outgoing.append(data)
 
     def _flush(self) -> None:
-        """Send the written frames. Close the connection if it is drained and has no streams."""
+        """Send the frames that were collected. If the connection is drained, close it.
+
+        It is drained when it accepts no new streams and all others have ended. Also counts the
+        bytes of unfinished requests.
+        """
         outgoing = self._outgoing
         self._outgoing = []
         if outgoing:
@@ -476,7 +508,7 @@ class Http2Connection(AcceptedConnection):
             self._count_unfinished(unfinished)
 
     def rank_stream(self, stream: Stream) -> None:
-        """Add a stalled stream, with its present window, to the order of stalled streams."""
+        """Put a stream whose bytes wait for a window into the order by its present window."""
         if len(self._ranks) > 2 * len(self.stalled_streams) + limits.STALE_RANKS:
             # Most entries are invalid: rebuild the heap.
             self._ranks = [
@@ -509,7 +541,11 @@ class Http2Connection(AcceptedConnection):
 
     # Called for each unary call: keep it cheap.
     def response_completed(self, stream: Stream) -> None:
-        """Note that all frames of a stream's response are written."""
+        """Note that all frames of a stream's response are written, and close the stream.
+
+        If the client has ended its request, the stream is removed now. Otherwise it is removed a
+        little later.
+        """
         self._useful_frames += 1
         self._answered_count += 1
         self.sweeps_since_frame = 0
@@ -521,9 +557,9 @@ class Http2Connection(AcceptedConnection):
             self._loop.call_later(limits.HALF_CLOSE_WAIT_S, self._stop_receiving, stream)
 
     def _stop_receiving(self, stream: Stream) -> None:
-        """Remove an answered stream. If the client has not ended its side, tell it to stop.
+        """Remove a stream that was answered. If the client still sends, ask it to stop.
 
-        RST_STREAM with NO_ERROR asks a client to stop sending (RFC 9113 section 8.1).
+        RST_STREAM with NO_ERROR asks for that (RFC 9113 section 8.1).
         """
         if not stream.is_half_closed and stream.stream_id in self._streams:
             self.write(h.encode_rst_stream(stream.stream_id, h.ErrorCode.NO_ERROR))
@@ -532,7 +568,7 @@ class Http2Connection(AcceptedConnection):
             self.remove_stream(stream)
 
     def remove_stream(self, stream: Stream) -> None:
-        """Close a stream and forget it."""
+        """Close a stream and forget it. A drained connection without streams is then closed."""
         stream.close()
         if self._streams.pop(stream.stream_id, None) is not None:
             self._headers_bytes -= stream.header_list_bytes
@@ -553,9 +589,9 @@ class Http2Connection(AcceptedConnection):
     def drain(self) -> None:
         """Shut the connection down gracefully (RFC 9113 section 6.8).
 
-        A first GOAWAY names no stream, so that no request in flight is lost. New streams are
-        refused after the client's response to a PING, or after DRAIN_PING_TIMEOUT_S. The
-        connection closes when all responses are sent.
+        A first GOAWAY names no stream, so that no request on its way is lost. New streams are
+        refused after the client's answer to a PING, or after DRAIN_PING_TIMEOUT_S. The connection
+        closes when all responses are sent.
         """
         if not self._has_preface:
             self.peer.close()
@@ -573,8 +609,8 @@ class Http2Connection(AcceptedConnection):
             self.write(h.encode_goaway(self._last_stream_id, h.ErrorCode.NO_ERROR))
 
 
-def _frame_too_large_error(payload_bytes: int) -> h.Http2Error:
-    """Return the error for a frame whose payload has `payload_bytes`, more than allowed."""
+def _make_frame_size_error(payload_bytes: int) -> h.Http2Error:
+    """Make the error for a frame whose payload of `payload_bytes` exceeds the limit."""
     return h.Http2Error(
         h.ErrorCode.FRAME_SIZE_ERROR,
         f"A frame of {payload_bytes} bytes is above the limit of {h.FRAME_BYTES_MAX}.",
@@ -610,7 +646,13 @@ class Http2Server(Server):
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
     ) -> None:
-        """Create a server; `make_stream` makes its streams. The rest is as for `Server`."""
+        """Create a server whose requests become the streams that `make_stream` creates.
+
+        `scheduler` shares the time of the event loop between connections. `is_guarded` means that
+        access control decides about requests. `on_disconnect` is called with the peer of each
+        connection that has ended. `tls` serves TLS on the same ports; None serves plain connections
+        only.
+        """
         super().__init__(
             limits, scheduler, is_guarded=is_guarded, on_disconnect=on_disconnect, tls=tls
         )
@@ -620,7 +662,7 @@ class Http2Server(Server):
         return Http2Connection(self, self._make_stream)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop listening, drain all connections, and wait until they are closed.
+        """Stop listening, and shut all connections down gracefully. Wait until they are closed.
 
         Return after `timeout_s` even if some are open. Call `close` afterwards.
         """

@@ -67,7 +67,10 @@ class Stream:
     def __init__(
         self, connection: StreamConnection, stream_id: int, headers: dict[str, str]
     ) -> None:
-        """Create the stream that a request with `headers` has opened on a connection."""
+        """Create the stream that a request with `headers` has opened on a connection.
+
+        `stream_id` is its number in the frames.
+        """
         self.connection = connection
         self.stream_id = stream_id
         self.headers = headers
@@ -118,7 +121,10 @@ class Stream:
 
     # Called for each unary call: keep it cheap.
     def send_response(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        """Send a whole response. `headers` and `trailers` are encoded header blocks."""
+        """Send a whole response. `headers` and `trailers` are encoded header blocks.
+
+        If the flow-control windows have no room for `data`, the rest of it and the trailers wait.
+        """
         connection = self.connection
         stream_id = self.stream_id
         size = len(data)
@@ -147,7 +153,7 @@ class Stream:
             self.connection.write(h.encode_frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
 
     def send_data(self, data: bytes) -> None:
-        """Send bytes of the response as far as the windows allow. The rest waits in memory."""
+        """Send bytes of the response, as far as the flow-control windows allow. The rest waits."""
         if self.is_response_complete or not data:
             return
         connection = self.connection
@@ -160,9 +166,9 @@ class Stream:
         self.flush()
 
     def send_trailers(self, trailers: bytes) -> None:
-        """End the response with an encoded header block, when all data has been sent.
+        """End the response with trailers, an encoded header block, after all data.
 
-        While bytes wait for a window, the block waits behind them.
+        If data waits for a window, the trailers wait behind it.
         """
         if self.is_response_complete:
             return
@@ -174,7 +180,10 @@ class Stream:
             self.connection.response_completed(self)
 
     def flush(self) -> None:
-        """Send the waiting bytes that the windows allow."""
+        """Send the waiting bytes, as far as the flow-control windows allow.
+
+        If some are left, update the stream's place in the order of waiting streams.
+        """
         while self.send_data_frame():
             pass
         if self._outgoing is not None and self._rank != self.window_delta:
@@ -186,7 +195,11 @@ class Stream:
         self._rank = self.window_delta
 
     def send_data_frame(self) -> bool:
-        """Send one frame of the waiting bytes. Return False if none wait or a window is closed."""
+        """Send one frame of the waiting bytes. Return whether a frame was sent.
+
+        No frame is sent if no bytes wait, or if a window is used up. After the last bytes, the
+        trailers are sent, if there are any.
+        """
         connection = self.connection
         outgoing = self._outgoing
         if outgoing is None:
@@ -211,7 +224,7 @@ class Stream:
         return True
 
     def reset(self, code: h.ErrorCode) -> None:
-        """Send RST_STREAM with this error code, and cancel the request."""
+        """End the stream with this error code (RST_STREAM), and cancel the request."""
         if not self.is_closed:
             self.connection.write(h.encode_rst_stream(self.stream_id, code))
             self.connection.remove_stream(self)
@@ -220,7 +233,7 @@ class Stream:
     # ------------------------------------------------------------- called by the connection
 
     def close(self) -> None:
-        """Close the stream, and drop the bytes that wait for a window."""
+        """Close the stream, and drop the bytes of the response that wait."""
         self.is_closed = True
         if self._outgoing is not None:
             self.connection.queued_bytes -= len(self._outgoing)
@@ -235,9 +248,9 @@ class Stream:
         return self.send_window <= h.WINDOW_BYTES_MAX
 
     def count_received(self, size: int) -> bool:
-        """Count `size` bytes of DATA against the receive window, and return window to the client.
+        """Count `size` bytes of DATA in the receive window. Return False if it is exceeded.
 
-        Return False if the client has exceeded the window.
+        When half of the window is used, the client is allowed to send these bytes again.
         """
         self._unreturned_bytes += size
         if self._unreturned_bytes > limits.STREAM_WINDOW_BYTES:

@@ -65,9 +65,9 @@ _fast_blocks: list[None] = []
 
 @contextlib.contextmanager
 def fast_thread_switching() -> Iterator[None]:
-    """Make Python switch threads every FAST_SWITCH_INTERVAL_S while the block computes.
+    """Let Python switch threads every FAST_SWITCH_INTERVAL_S seconds while the block runs.
 
-    Blocks may overlap. The last one to end restores the interval that Python had at the start.
+    Blocks may overlap. When the last one ends, the default interval is set again.
     """
     _fast_blocks.append(None)
     sys.setswitchinterval(FAST_SWITCH_INTERVAL_S)
@@ -80,10 +80,11 @@ def fast_thread_switching() -> Iterator[None]:
 
 
 def offload_to_executor(executor: Executor, *, computes: bool = False) -> Offload:
-    """Return an `Offload` that runs jobs on `executor` and calls back on the running event loop.
+    """Return a function that runs jobs on `executor`, and reports on the running event loop.
 
-    `computes` says that jobs compute rather than wait; threads then switch faster meanwhile
-    (`fast_thread_switching`). A job that is cancelled is not called back.
+    The function is `offload(job, on_done)`: `on_done` is called with the result or exception of
+    `job`, but not if the job is cancelled. `computes` means that jobs compute rather than wait;
+    then Python switches threads faster while they run.
     """
 
     def offload(job: Job, on_done: Callable[[Any], None]) -> None:
@@ -106,7 +107,7 @@ def offload_to_executor(executor: Executor, *, computes: bool = False) -> Offloa
 def offload_inline(job: Job, on_done: Callable[[Any], None]) -> None:
     """Run `job` on this thread, and call `on_done` with its result, SluiceError or OSError.
 
-    This is the `Offload` of tests, which have no other thread. Other exceptions are raised.
+    Tests use it, because they have no other thread. Other exceptions are raised.
     """
     try:
         outcome = job()
@@ -149,11 +150,12 @@ class Background:
         call_later: CallLater | None = None,
         offload: Offload | None = None,
     ) -> None:
-        """Schedule slices with `scheduler`, and charge it the time that `clock` measures.
+        """Create a runner of work items, which run in slices between requests.
 
-        `deliver_outcome` receives outcomes that are not responses (see `net.dispatch`).
-        `call_later` schedules the rest of a work item after a long slice; without it there is no
-        pause. `offload` runs a job on another thread; without it jobs run within the slice.
+        `scheduler` decides when a slice runs, and is told the time that `clock` measures.
+        `deliver_outcome` receives results that are not responses. `call_later` delays the rest of a
+        work item after a long slice; None means no delay. `offload` runs a job on another thread;
+        None means that jobs run within the slice.
         """
         self._clock = clock
         self._scheduler = scheduler
@@ -169,11 +171,11 @@ class Background:
         return len(self._running)
 
     def answer(self, work_item: WorkItem[Command], command: Command, peer: Peer) -> Command | None:
-        """Run `work_item`, and return the response to `command` if it ends within the first slice.
+        """Run a work item, and return the response to `command` if it ends within the first slice.
 
         Otherwise return None; the response is written to `peer` when the work item ends. Raise
-        RequestError (SYSTEM_BUSY) if LONG_REQUESTS_MAX work items are in progress, and whatever
-        `work_item` raises within the first slice.
+        RequestError (SYSTEM_BUSY) if LONG_REQUESTS_MAX work items are running, and what `work_item`
+        raises within the first slice.
         """
         if len(self._running) >= LONG_REQUESTS_MAX:
             raise RequestError(
@@ -182,17 +184,17 @@ class Background:
                 "Try again later.",
             )
         early_outcomes: list[Command | Exception] = []
-        is_late = False
+        is_late = False  # `on_end` reads it: False during the first slice, then True
         begin_s = self._clock.monotonic_s()
 
         def on_end(outcome: Command | Exception) -> None:
             self._log_if_slow(command, peer, begin_s)
             if is_late:
-                peer.write(encode_response_to(_response_of(outcome, command), command))
+                peer.write(encode_response_to(_make_response(outcome, command), command))
             else:
                 early_outcomes.append(outcome)
 
-        self._begin(_RunningItem(work_item, peer, on_end))
+        self._begin_item(_RunningItem(work_item, peer, on_end))
         is_late = True
         if not early_outcomes:
             return None
@@ -204,29 +206,29 @@ class Background:
     def run_request(
         self, work_item: WorkItem[Any], command: Command, peer: Peer, weight: int = 1
     ) -> None:
-        """Run `work_item` for the request `command`, and deliver its outcome to `peer`.
+        """Run a work item for the request `command`, and deliver its result to `peer`.
 
         A Command or an exception becomes the response, bytes are written unchanged, None is not
-        written, and any other outcome goes to `deliver_outcome`. The number of work items is not
-        limited. `weight` is that of `FairScheduler.begin_work`.
+        written, and any other result goes to `deliver_outcome`. The number of work items is not
+        limited. `weight` says how much the item counts against the limit of its client.
         """
         begin_s = self._clock.monotonic_s()
 
         def on_end(outcome: Any) -> None:
             self._log_if_slow(command, peer, begin_s)
             if isinstance(outcome, Command | Exception):
-                outcome = encode_response_to(_response_of(outcome, command), command)
+                outcome = encode_response_to(_make_response(outcome, command), command)
             if isinstance(outcome, bytes):
                 peer.write(b"" if command.is_oneway else outcome)
             elif outcome is not None and self._deliver_outcome is not None:
                 self._deliver_outcome(outcome, command, peer)
 
-        self._begin(_RunningItem(work_item, peer, on_end, weight=weight))
+        self._begin_item(_RunningItem(work_item, peer, on_end, weight=weight))
 
     def run_in_background(self, work_item: WorkItem[None], peer: Peer | None = None) -> None:
-        """Run `work_item`, whose result is not needed, and charge `peer` its time.
+        """Run a work item whose result is not needed. Its time is charged to `peer`.
 
-        None as `peer` means the server itself. An exception that ends the work item is logged.
+        `peer` None means the server itself. An exception that ends the work item is logged.
         """
 
         def on_end(outcome: Exception | None) -> None:
@@ -234,7 +236,7 @@ class Background:
                 name = getattr(work_item, "__qualname__", "work item")
                 log.error("background work %s failed: %s", name, outcome, exc_info=outcome)
 
-        self._begin(_RunningItem(work_item, peer, on_end))
+        self._begin_item(_RunningItem(work_item, peer, on_end))
 
     def _log_if_slow(self, command: Command, peer: Peer, begin_s: float) -> None:
         """Log the request if more than the scheduler's `slow_s` have passed since `begin_s`."""
@@ -242,8 +244,8 @@ class Background:
         if passed_s > self._scheduler.slow_s:
             log_slow_request(command.code, peer, passed_s, "in the background")
 
-    def _begin(self, running: _RunningItem) -> None:
-        """Register a work item. Run its first slice now if no other is open, else in a round."""
+    def _begin_item(self, running: _RunningItem) -> None:
+        """Register a work item. Run its first slice now if no other is running, else later."""
         self._running.add(running)
         self._scheduler.begin_work(running.peer, running.weight)
         if len(self._running) == 1:
@@ -261,14 +263,14 @@ class Background:
     def _run_slice(self, running: _RunningItem) -> None:
         """Run a work item for about `SLICE_S` seconds, or until it ends or yields a job.
 
-        With `offload`, a job runs on another thread, and its end schedules the next slice. Without
-        it the job runs within this slice. An item whose connection is closed is closed, and its
-        `on_end` is not called.
+        With `offload`, a job runs on another thread, and its end schedules the next slice.
+        Otherwise the job runs within this slice. If the connection is closed, the item is closed,
+        and its `on_end` is not called.
         """
         begin_s = self._clock.monotonic_s()
         if running.peer is not None and running.peer.closed:
             running.work_item.close()
-            self._end(running, None, is_wanted=False)
+            self._end_item(running, None, is_wanted=False)
             return
         job_result = running.sent_value
         running.sent_value = None
@@ -282,10 +284,10 @@ class Background:
                     return
                 job_result = None if job is None else job()
             except StopIteration as end:
-                self._end(running, end.value)
+                self._end_item(running, end.value)
                 return
             except Exception as error:  # noqa: BLE001 - it becomes the response to the request
-                self._end(running, error)
+                self._end_item(running, error)
                 return
             passed_s = self._clock.monotonic_s() - begin_s
         running.sent_value = job_result
@@ -294,7 +296,7 @@ class Background:
         else:
             self._schedule_slice(running)
 
-    def _end(self, running: _RunningItem, outcome: object, *, is_wanted: bool = True) -> None:
+    def _end_item(self, running: _RunningItem, outcome: object, *, is_wanted: bool = True) -> None:
         """Remove a work item that has ended, and call its `on_end` if `is_wanted`.
 
         `outcome` is its result or exception.
@@ -305,10 +307,11 @@ class Background:
             running.on_end(outcome)
 
     def _start_next_job(self) -> None:
-        """Start the job of the connection that has used the least time, unless a job is running.
+        """Start a job on another thread, unless one is running.
 
-        When the job ends, its time is charged to the connection, its result goes to the work item
-        with the next slice, and the next job starts. An exception ends the work item.
+        It is the job of the connection that has used the least time. When the job ends, its time is
+        charged to the connection, its result goes to the work item with the next slice, and the
+        next job starts. An exception ends the work item.
         """
         if self._is_computing or not self._jobs or self.offload is None:
             return
@@ -328,7 +331,7 @@ class Background:
                 self._scheduler.charge(running.peer, self._clock.monotonic_s() - begin_s)
             if isinstance(outcome, Exception):
                 running.work_item.close()
-                self._end(running, outcome)
+                self._end_item(running, outcome)
             else:
                 running.sent_value = outcome
                 self._schedule_slice(running)
@@ -337,10 +340,11 @@ class Background:
         self.offload(job, on_done)
 
 
-def _response_of(outcome: Command | Exception, command: Command) -> Command:
-    """Return the response to `command`: `outcome` itself, or a code and remark for an exception.
+def _make_response(outcome: Command | Exception, command: Command) -> Command:
+    """Return the response to `command` for a result or exception of a work item.
 
-    An exception that is not a SluiceError is logged.
+    A Command is returned as it is. An exception becomes a code and a remark; it is logged unless it
+    is a SluiceError.
     """
     if isinstance(outcome, Command):
         return outcome
@@ -352,11 +356,11 @@ def _response_of(outcome: Command | Exception, command: Command) -> Command:
 
 
 def decode_body(decode: Callable[[bytes | memoryview], T], body: bytes | memoryview) -> WorkItem[T]:
-    """Return a work item that decodes `body` with `decode` and returns the result.
+    """Decode `body` with `decode`, on another thread if it is large, and return the result.
 
-    A body of more than INLINE_DECODE_BYTES is decoded on another thread. Raise RequestError if such
-    a body is JSON that takes too long to parse (`check_fastjson_extensions`), and whatever `decode`
-    raises.
+    This is a work item: a generator that yields the job for the other thread. A body of at most
+    INLINE_DECODE_BYTES is decoded at once. Raise RequestError if a larger body is JSON that takes
+    too long to decode, and what `decode` raises.
     """
     if len(body) <= INLINE_DECODE_BYTES:
         return decode(body)
@@ -369,10 +373,10 @@ def decode_body(decode: Callable[[bytes | memoryview], T], body: bytes | memoryv
 
 
 def run_first_step(work_item: WorkItem[T]) -> T | WorkItem[T]:
-    """Run `work_item` up to its first yield.
+    """Run a work item up to its first yield.
 
-    Return its result if it ends before that, else a work item that does the rest. Raise whatever
-    the first step raises.
+    If it ends before, return its result. Otherwise return a work item that does the rest. Raise
+    what the first step raises.
     """
     try:
         job = next(work_item)
@@ -382,7 +386,7 @@ def run_first_step(work_item: WorkItem[T]) -> T | WorkItem[T]:
 
 
 def _continue_after(job: Job | None, work_item: WorkItem[T]) -> WorkItem[T]:
-    """Return a work item that first yields `job`, which `work_item` has already yielded."""
+    """Return a work item that continues `work_item`, which has already yielded `job`."""
     while True:
         job_result = yield job
         try:
@@ -392,9 +396,9 @@ def _continue_after(job: Job | None, work_item: WorkItem[T]) -> WorkItem[T]:
 
 
 def run_now(work_item: WorkItem[T]) -> T:
-    """Run all of `work_item` on this thread, its jobs included, and return its result.
+    """Run a work item completely on this thread, with its jobs, and return its result.
 
-    Raise whatever a step or a job raises.
+    Raise what a step or a job raises.
     """
     job_result = None
     while True:

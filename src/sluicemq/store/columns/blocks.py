@@ -58,12 +58,13 @@ It is some 70 bytes once a filter has read the column, which happens to few colu
 class BlockCache:
     """A cache of blocks with an estimated size of at most `bytes_max`.
 
-    A key has several blocks if it is that of a slot that grew. The key that was used least recently
-    is evicted first. The cache always keeps the newest key.
+    A key names a sealed block or a slot (a range of offsets of a queue). A slot that grew has
+    several blocks. The key that was used least recently is evicted first. The cache always keeps
+    the newest key.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Create an empty cache for blocks with an estimated size of `bytes_max` bytes."""
+        """Create an empty cache that holds blocks of about `bytes_max` bytes in total."""
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[CacheKey, tuple[ColumnBlock, ...]] = OrderedDict()
         self._sizes: dict[CacheKey, int] = {}
@@ -82,7 +83,7 @@ class BlockCache:
         return blocks
 
     def put(self, key: CacheKey, *blocks: ColumnBlock) -> None:
-        """Replace the blocks of a key, and evict others if the cache is too large."""
+        """Replace the blocks of a key, and evict the least recently used if there are too many."""
         self.drop(key)
         size_bytes = sum(map(estimate_memory_bytes, blocks))
         self._blocks[key] = blocks
@@ -155,10 +156,14 @@ class Load:
         name: str = "",
         block_number: int = -1,
     ) -> None:
-        """Prepare a load. `fetch()` does it, in any thread.
+        """Prepare a load of the rows [start, end) of a queue. `run` calls `fetch()`, in any thread.
 
-        It returns (block, head of the file). The block is None if it cannot match, and the head is
-        None if it was not read first. It may raise OSError and UntrueFileError.
+        `fetch` returns (block, head of the file). The block is None if no row of it can match a
+        filter. The head is None unless it was read before the block. `fetch` may raise OSError and
+        UntrueFileError.
+
+        `name` is the name of the block's file, and `block_number` its number. They are "" and -1 if
+        the rows have no file.
         """
         self._fetch = fetch
         self.queue: Final = queue
@@ -176,10 +181,10 @@ class Load:
         return self.head is not None and self.block is None
 
     def run(self) -> ColumnBlock | None:
-        """Load the block, and return its rows with the offsets [start, end), in any thread.
+        """Load the block in the calling thread, and return its rows with the offsets [start, end).
 
-        Sets `block`, `head` and `error`. Returns None if the block cannot be read (then `error` is
-        set) or if it cannot match (`has_no_match`).
+        Sets `block` and `head`. Returns None if the block cannot be read (then `error` is set), or
+        if no row of it can match a filter (then `has_no_match` is True).
         """
         try:
             self.block, self.head = self._fetch()
@@ -220,7 +225,10 @@ class ColumnBlocks:
     def __init__(
         self, config: StoreConfig, files: Files, log: CommitLog, queues: ConsumeQueues
     ) -> None:
-        """Use the files in `<config.root>/columns`. `log` and `queues` contain the messages."""
+        """Create the blocks of a store, whose files are in `<config.root>/columns`.
+
+        `log` and `queues` contain the messages. Nothing is read yet.
+        """
         self._config = config
         self._files = files
         self._log = log
@@ -251,7 +259,8 @@ class ColumnBlocks:
     def find_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """Return the block that contains a visible offset, from memory or from its file.
 
-        The call waits for the file, and caches its block. Return None if the block is in neither.
+        The call reads the file and caches its block if necessary. Return None if neither memory nor
+        a file has the block, or if the file is not valid.
         """
         block = self.cached_block(queue, offset)
         block_number = offset // BLOCK_ROWS
@@ -266,10 +275,11 @@ class ColumnBlocks:
         return block
 
     def get_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
-        """Return the block that contains a visible offset. Its rows are decoded if necessary.
+        """Return the block that contains a visible offset. Decode its rows if necessary.
 
-        Then the block is a piece of a slot: its visible rows that are not in memory yet, at most
-        SLOT_ROWS. The piece is cached. Return None if the rows cannot be read.
+        Decoded rows form a block of at most SLOT_ROWS rows: the visible rows of the slot (the
+        SLOT_ROWS offsets around `offset`) that are not in memory yet. They are cached. Return None
+        if the rows cannot be read.
         """
         block = self.find_block(queue, offset)
         if block is not None:
@@ -306,12 +316,14 @@ class ColumnBlocks:
         end: int,
         block_filter: BlockFilter | None,
     ) -> ColumnBlock | Load | None:
-        """Return the rows of one block from a visible offset on, at most up to `end`.
+        """Return rows of one block from a visible offset up to `end`, or a `Load` that gets them.
 
-        If the rows are not in memory, return a `Load` for another thread. With a filter, a load
-        reads the head of a file first, and only that if the block cannot match. Rows without a file
-        are decoded with only the columns that the filter reads, at most PART_ROWS. Return None if
-        the rows cannot be read, or if they must be decoded and there is no filter.
+        A block is returned if the rows are in memory. Otherwise the result is a `Load`, a task for
+        another thread. It reads the file of the block: with a filter, first the head, and nothing
+        else if no row can match. Without a file, it decodes at most PART_ROWS rows, with only the
+        columns that the filter reads.
+
+        Return None if the rows cannot be read, or if they must be decoded and there is no filter.
         """
         block_number = offset // BLOCK_ROWS
         key = self._key(queue)
@@ -324,7 +336,8 @@ class ColumnBlocks:
                 return None
             return self._prepare_decoding(queue, offset, end, block_filter.names)
 
-        # If the head of the file is known already, it did not exclude the block.
+        # If the head of the file is in memory, the caller has already asked it whether the block
+        # can match.
         is_needed = None
         if block_filter is not None and (*key, block_number) not in self._heads:
             is_needed = block_filter.can_match
@@ -335,9 +348,10 @@ class ColumnBlocks:
     def _prepare_decoding(
         self, queue: Queue, offset: int, end: int, names: frozenset[str]
     ) -> Load | None:
-        """Return a load that decodes the columns `names` of rows without a file.
+        """Return a load that decodes the columns `names` of rows that have no file.
 
-        The rows begin at `offset`, and are at most PART_ROWS. Return None if they cannot be read.
+        The rows begin at `offset`, and end at `end` or earlier: at most PART_ROWS are decoded.
+        Return None if the rows cannot be read.
         """
         stop = min(offset + PART_ROWS, end, self.block_end(queue, offset))
         rows = self.take_rows(queue, offset, stop)
@@ -348,13 +362,16 @@ class ColumnBlocks:
     def _make_fetch(
         self, queue: Queue, block_number: int, file_name: str, is_needed: HeadPredicate | None
     ) -> "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]":
-        """Return a function that reads a file and checks its proofs, in any thread.
+        """Return a function that reads the file of a block, in any thread.
 
-        The rows that the proofs are compared with are taken now, because only this thread may read
-        the queue. The proofs of a file are checked once in each run of the process. With
-        `is_needed`, the function reads the head first, and nothing else if `is_needed` returns
-        False for its statistics. It returns (block, head) as `Load` needs them, and raises OSError
-        and UntrueFileError.
+        The function returns (block, head), and raises OSError and UntrueFileError. If `is_needed`
+        is not None, it reads the head first. If `is_needed` then returns False for the statistics
+        in the head, it reads nothing else, and the block is None. Without `is_needed`, the head is
+        None.
+
+        The function also compares the proofs (checksums of source rows) in the file with the queue,
+        unless that was done before. The rows for it are taken now, because only this thread may
+        read the queue.
         """
         key = self._key(queue)
         offset_min = queue.offset_min
@@ -385,10 +402,11 @@ class ColumnBlocks:
     def _take_evidence(
         self, queue: Queue, first_offset: int, end: int
     ) -> dict[int, SourceRows | None]:
-        """Return the rows with which the proofs of a file are compared, by the proofs' offsets.
+        """Return the present rows with which the proofs (checksums) of a file are compared.
 
-        The file has the offsets [first_offset, end) of the queue. The value is None if rows do not
-        exist. Rows that retention has removed are left out.
+        The file covers the offsets [first_offset, end) of the queue, with a proof for every
+        SLOT_ROWS rows. The result maps the first offset of each proof to its rows, or to None if
+        some of them do not exist. Proofs whose rows retention has removed are left out.
         """
         evidence: dict[int, SourceRows | None] = {}
         for proof_offset in range(first_offset, end, SLOT_ROWS):
@@ -417,9 +435,10 @@ class ColumnBlocks:
         return None
 
     def _find_missing_rows(self, queue: Queue, offset: int) -> tuple[int, int]:
-        """Return the offsets [start, stop) of the slot of `offset` that are not in memory.
+        """Return the offsets [start, stop) of the slot of `offset` that are not in memory yet.
 
-        They follow the pieces of the slot that are.
+        A slot is a fixed group of SLOT_ROWS offsets. Its first rows may be in memory; the missing
+        ones follow them, up to the last visible row. `start` may be greater than `stop`.
         """
         slot_number = offset // SLOT_ROWS
         start = max(slot_number * SLOT_ROWS, queue.offset_min)
@@ -428,11 +447,11 @@ class ColumnBlocks:
         return start, min((slot_number + 1) * SLOT_ROWS, queue.visible_offset)
 
     def accept_load(self, load: Load) -> None:
-        """Cache the result of a finished load, or forget its file if the load failed.
+        """Cache the result of a finished load. If it failed, forget its file.
 
-        A forgotten file is logged, `seal_blocks` removes it, and the block is sealed again. Does
-        nothing if the topic was deleted or the file replaced meanwhile. Rows that were decoded
-        without a file are only counted (`rows_decoded`), not cached.
+        A failure is logged. `seal_blocks` then removes the file, and writes the block again. Does
+        nothing if the topic was deleted or the file replaced while the load ran. Rows that were
+        decoded without a file are only counted in `rows_decoded`.
         """
         queue = load.queue
         if self._queues.by_key.get(self._key(queue)) is not queue:
@@ -449,7 +468,10 @@ class ColumnBlocks:
             self._cache_load(load)
 
     def _discard_file(self, load: Load) -> None:
-        """Forget the file of a failed load, so that it is removed and made again."""
+        """Log that the file of a failed load is bad, and forget it.
+
+        `seal_blocks` later removes it and makes it again.
+        """
         queue = load.queue
         path = f"{self._directory_of(queue)}/{load.name}"
         logger.warning("property columns in %s are made again: %s", path, load.error)
@@ -472,10 +494,10 @@ class ColumnBlocks:
             self._cache.put((*key, "sealed", load.block_number), load.block)
 
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> BlockHead | None:
-        """Return the head of the sealed block that contains an offset, None if there is none.
+        """Return the head of the file that contains an offset; None if there is no valid one.
 
-        Only the head of the file is read, and cached. With `only_known`, no file is read: return
-        the head only if it is in memory. Return None also if the file is not valid.
+        The head has the statistics of the columns. It is read without the rest of the file, and
+        cached. If `only_known`, no file is read: return the head only if it is in memory.
         """
         block_number = offset // BLOCK_ROWS
         cache_key = (*self._key(queue), block_number)
@@ -484,7 +506,7 @@ class ColumnBlocks:
             file_name = self._get_file_names(queue).get(block_number)
             if file_name is None:
                 return None
-            # As if the block could not match, so that nothing but the head is read.
+            # A predicate that is always False makes the load stop after the head.
             head = self._load_now(queue, block_number, file_name, lambda stats: False).head
         if head is None or not head.first_offset <= offset < head.end:
             return None
@@ -558,7 +580,7 @@ class ColumnBlocks:
                 self._forget_head(queue, block_number)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the columns of a topic and remove the files. Raises OSError."""
+        """Forget the blocks of a topic, and remove its files. Raises OSError."""
         self._cache.drop_topic(topic)
         for queue_key in list(self._tables):
             if queue_key[0] == topic:
@@ -600,9 +622,11 @@ class ColumnBlocks:
     def seal_blocks(self, topics: Collection[str]) -> Iterator[Step]:
         """Write the files of all complete blocks of some topics, and remove invalid files.
 
-        A block is complete if all its offsets are visible and its last record is synced. Yield what
-        the caller must do before it resumes the generator: wait some seconds, or call a job in
-        another thread. Raises OSError; the next call continues with the same block.
+        A block is complete if all its offsets are visible and its last record is synced. The
+        generator yields steps that the caller must do before it continues: a number is a pause in
+        seconds, and a function must be called in another thread.
+
+        Raises OSError; the next call continues with the same block.
         """
         for key in list(self._queues.by_key):
             queue = self._queues.by_key.get(key)
@@ -615,7 +639,11 @@ class ColumnBlocks:
             yield from self._seal_queue(queue, key)
 
     def _seal_queue(self, queue: Queue, key: QueueKey) -> Iterator[Step]:
-        """Write the files of the complete blocks of one queue, and yield steps."""
+        """Write the files of the complete blocks of one queue that have none yet.
+
+        Yield steps for the caller: seconds to wait, or a function to call in another thread. `key`
+        is the (topic, queue id) of the queue.
+        """
         names_by_number = self._get_file_names(queue)
         block_number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
         while (block_number + 1) * BLOCK_ROWS <= queue.visible_offset:
@@ -633,10 +661,11 @@ class ColumnBlocks:
             self._sealed_to[key] = block_number
 
     def _seal_block(self, queue: Queue, block_number: int) -> Iterator[Step]:
-        """Make the file of one block, and yield steps as `seal_blocks` does.
+        """Write the file of one block.
 
-        The slots of the block are taken from the cache or decoded, one for each job, then written.
-        If retention has removed some of the rows, there is no file.
+        Yield steps for the caller: seconds to wait, or a function to call in another thread. The
+        rows are taken from the cache or decoded, one slot of SLOT_ROWS rows for each step. No file
+        is written if retention has removed some of the rows.
         """
         start = max(block_number * BLOCK_ROWS, queue.offset_min)
         end = (block_number + 1) * BLOCK_ROWS
@@ -663,9 +692,11 @@ class ColumnBlocks:
     def _decode_slots(
         self, queue: Queue, start: int, end: int
     ) -> Generator[Step, None, tuple[list[ColumnBlock], list[SourceRows]] | None]:
-        """Return the blocks and the rows of the slots in [start, end), and yield steps before.
+        """Take the slots of the rows [start, end) from the cache, or decode them.
 
-        Return None if retention has removed some of the rows.
+        Yield steps for the caller: seconds to wait, or a function to call in another thread. At the
+        end, return (blocks, rows), with one item for each slot. Return None if retention has
+        removed some of the rows.
         """
         slot_blocks: list[ColumnBlock] = []
         slot_rows: list[SourceRows] = []
@@ -690,10 +721,11 @@ class ColumnBlocks:
     def _seal_in_process(
         self, sealer: "Sealer", queue: Queue, block_number: int, start: int, end: int
     ) -> Iterator[Step]:
-        """Let the sealer make the file of the rows [start, end), and yield steps.
+        """Let the sealer's process write the file of the rows [start, end).
 
-        The sealer's process needs only their units. If retention has removed some of the rows,
-        there is no file.
+        Yield steps for the caller: seconds to wait, or a function to call in another thread. The
+        process gets the units (queue entries), and reads the log itself. No file is written if
+        retention has removed some of the rows.
         """
         slot_units = yield from self._read_slot_units(queue, start, end)
         if slot_units is None:
@@ -724,9 +756,11 @@ class ColumnBlocks:
     def _read_slot_units(
         queue: Queue, start: int, end: int
     ) -> Generator[Step, None, tuple[list[int], list[bytes]] | None]:
-        """Return (first offsets, units) of the slots in [start, end), and yield steps before.
+        """Read the units (queue entries) of the slots in [start, end).
 
-        Return None if retention has removed some of the rows.
+        Yield 0.0 after each slot, so that the caller can do other work. At the end, return (first
+        offsets, units), with one item for each slot. Return None if retention has removed some of
+        the rows.
         """
         slot_offsets = []
         units_by_slot = []
@@ -741,9 +775,11 @@ class ColumnBlocks:
         return slot_offsets, units_by_slot
 
     def _add_sealed(self, queue: Queue, block_number: int, sealed_file: SealedFile) -> None:
-        """Register a new file, and replace its slots in the cache by its block, if that is known.
+        """Register a new file, so that reads use it.
 
-        If the topic was deleted meanwhile, only note the file for removal.
+        The slots of the block are dropped from the cache; the merged block replaces them if
+        `sealed_file` has it. If the topic was deleted while the file was written, only note the
+        file for removal.
         """
         path = f"{self._directory_of(queue)}/{sealed_file.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:

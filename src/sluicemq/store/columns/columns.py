@@ -49,7 +49,7 @@ class PropertyColumns:
     def __init__(
         self, config: StoreConfig, files: Files, clock: Clock, log: CommitLog, queues: ConsumeQueues
     ) -> None:
-        """Create the columns of the store with this log and these queues; load and read nothing.
+        """Create the columns of a store, given its log and queues. Nothing is loaded or read yet.
 
         `clock` measures for how long columns have been requested, and the pause after a failure.
         """
@@ -89,10 +89,13 @@ class PropertyColumns:
     # --- For readers
 
     def scan_for(self, topic: str) -> "ColumnScan | None":
-        """Return the filtering by columns for a topic. None means that records must be read.
+        """Return the object that filters messages of a topic by columns, or None if there is none.
 
-        It is None if columns are off, if pyarrow is missing, or until `warm_up` was called. The
-        call requests the columns of the topic, and calls `warm_up` if `loads_on_first_use`.
+        None means that the caller must read the records. That is so if columns are off, if pyarrow
+        is missing, or if `warm_up` has not been called yet.
+
+        The call also notes that the topic needs columns, and calls `warm_up` if
+        `loads_on_first_use`.
         """
         if self.is_off:
             return None
@@ -138,12 +141,14 @@ class PropertyColumns:
     def iter_parts(
         self, topic: str, queue_id: int, start: int, end: int, block_filter: BlockFilter
     ) -> "Iterator[ColumnBlock | Load] | None":
-        """Return an iterator over blocks as `iter_blocks` does, but without waiting for a load.
+        """Return an iterator over the blocks of a queue in [start, end), without waiting for files.
 
-        For rows that are not in memory, the iterator yields a `Load` instead of a block. Another
-        thread may call its `run`, and afterwards `accept_load` must be called. A block or `Load`
-        contains rows that the caller must still filter. The iteration ends early where rows cannot
-        be read. Return None if there are no columns, as `iter_blocks`.
+        For rows that are not in memory, the iterator yields a `Load` (a task that makes the block)
+        instead. Call its `run` in another thread, then `accept_load`. Rows that cannot match
+        `block_filter` may be left out; the caller must still filter the others. The iteration ends
+        early where rows cannot be read.
+
+        Return None if there are no columns, because they are off or pyarrow is missing.
         """
         scan = self._request_scan(topic)
         queue = self._queues.by_key.get((topic, queue_id))
@@ -155,7 +160,10 @@ class PropertyColumns:
         return _iter_parts(scan, queue, start, end, block_filter)
 
     def _request_scan(self, topic: str) -> "ColumnScan | None":
-        """Request columns of a topic and load what they need. Return None if that is impossible."""
+        """Note that a topic needs columns, load pyarrow, and return the scan.
+
+        Return None if columns are off or pyarrow is missing.
+        """
         self.request_columns(topic)
         if self.scan is None and not self.is_off:
             self.warm_up()
@@ -164,10 +172,11 @@ class PropertyColumns:
     def find_available_part(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> "ColumnBlock | Load | None":
-        """Return the first part of a range if it is in memory (a block) or in a file (a `Load`).
+        """Return the first rows of a queue in [start, end) as a block, or as a `Load` of a file.
 
-        Return None if it would have to be decoded, if the range is empty or begins before the
-        queue, or if columns are not loaded.
+        A block is returned if the rows are in memory, and a `Load` (a task for another thread) if
+        they are in a file. Return None if they would have to be decoded from records, if the range
+        is empty or begins before the queue, or if columns are not loaded.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if self.scan is None or queue is None or not queue.offset_min <= start < end:
@@ -230,12 +239,14 @@ class PropertyColumns:
     # --- Making files, and notifications of the store
 
     def seal_blocks(self, after_s: float = 0.0) -> "Iterator[Step]":
-        """Seal blocks of the topics that were requested at least `after_s` seconds ago.
+        """Write files for the topics that were requested at least `after_s` seconds ago.
 
-        In mode `always`, those of all topics. Before that, files of messages that retention has
-        removed are deleted. Yield what the caller must do, as `ColumnBlocks.seal_blocks`: a pause
-        in seconds, or a job for another thread. Do nothing until columns are loaded, while sends
-        are refused because the disk is full, and for RETRY_S after a failure. Raises OSError.
+        In mode `always`, write files for all topics. First delete the files of messages that
+        retention has removed.
+
+        Yield what the caller must do before it continues: wait a number of seconds, or call a
+        function in another thread. Do nothing until columns are loaded, while the disk is too full
+        for sends, and for RETRY_S after a failure. Raises OSError.
         """
         blocks = self._blocks
         if blocks is None:
@@ -316,7 +327,11 @@ class PropertyColumns:
 def _iter_blocks(
     scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter | None
 ) -> "Iterator[ColumnBlock]":
-    """Yield the blocks that `PropertyColumns.iter_blocks` describes."""
+    """Yield blocks with the visible rows of a queue in [start, end), in order.
+
+    Blocks that cannot match `block_filter` are left out. Rows without a file are decoded. Ends
+    early where rows cannot be read.
+    """
     offset = max(start, queue.offset_min)
     while offset < min(end, queue.visible_offset):
         pruned_end = 0
@@ -335,7 +350,11 @@ def _iter_blocks(
 def _iter_parts(
     scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter
 ) -> "Iterator[ColumnBlock | Load]":
-    """Yield the blocks and loads that `PropertyColumns.iter_parts` describes."""
+    """Yield blocks in memory, and a `Load` for other rows, of a queue in [start, end), in order.
+
+    Blocks that cannot match `block_filter` are left out if that is known without reading a file.
+    Ends early where rows cannot be read.
+    """
     offset = max(start, queue.offset_min)
     while offset < min(end, queue.visible_offset):
         pruned_end = scan.pruned_end(block_filter, queue, offset, only_known=True)

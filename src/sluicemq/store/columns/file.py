@@ -127,7 +127,10 @@ def file_name(first_offset: int, content: bytes) -> str:
 
 
 def parse_first_offset(name: str) -> int | None:
-    """Return the first queue offset in the name of a file, None if it is not the name of one."""
+    """Return the first queue offset in the name of a block's file; None for any other name.
+
+    The form is OFFSET-CHECKSUM and SUFFIX, with a fixed number of digits for both.
+    """
     digits, _, checksum_and_suffix = name.partition("-")
     if len(digits) != _OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
@@ -143,8 +146,8 @@ def select_fitting_columns(
 ) -> tuple[dict[str, Any], frozenset[str]]:
     """Return (arrays, dropped): the smallest columns that fit in `bytes_max` bytes together.
 
-    `arrays` maps the names of properties to Arrow arrays, in the order of the argument. `dropped`
-    contains the names of the others.
+    `arrays` maps the names of properties to Arrow arrays. The first result is the part of it that
+    fits, in the same order. `dropped` has the names of the other properties.
     """
     sizes = {name: array.nbytes for name, array in arrays.items()}
     bytes_left = bytes_max
@@ -193,11 +196,11 @@ def encode_block(sealed: SealedBlock) -> bytes:
 
 
 def decode_block(name: str, content: bytes) -> SealedBlock:
-    """Return the block in a file of this name and content.
+    """Return the block in a file with this name and content.
 
-    Raises UntrueFileError if the content is damaged or has another format.
+    The name contains a checksum of the content. Raises UntrueFileError if they disagree, or if the
+    content has another format.
     """
-    # The name contains a checksum of the content.
     if file_name(parse_first_offset(name) or 0, content) != name:
         raise UntrueFileError("its content differs from what was written")
     try:
@@ -235,10 +238,12 @@ def _parse_metadata(schema: Any) -> dict[str, Any]:
 
 
 def decode_block_head(beginning: bytes) -> BlockHead:
-    """Return the head in the first bytes of a file, which must contain the whole schema.
+    """Return the head of a block, given the first bytes of its file.
 
-    The head is all that `encode_block` writes as JSON. Raises UntrueFileError if the bytes are
-    damaged or have another format.
+    The head is the metadata that `encode_block` writes: topic, queue id, first offset, number of
+    rows, proofs (checksums of the source messages), and statistics of the columns. `beginning` must
+    contain the whole Arrow schema. Raises UntrueFileError if the bytes are damaged or have another
+    format.
     """
     schema_start = 8  # behind the magic bytes
     try:
@@ -258,7 +263,7 @@ def decode_block_head(beginning: bytes) -> BlockHead:
 
 
 def _parse_stats(fields: Sequence[Any]) -> ColumnStats:
-    """Return the statistics of one column. `fields` is its list in the metadata.
+    """Return the statistics of one column, given its list [has_null, values or None, low, high].
 
     Raises ValueError or TypeError if `fields` has another form.
     """
@@ -274,11 +279,12 @@ def check_proofs(
     offset_min: int,
     evidence: "Mapping[int, SourceRows | None]",
 ) -> None:
-    """Raise UntrueFileError if a block was not made of the present messages.
+    """Raise UntrueFileError if a block does not belong to the messages that the store has now.
 
-    `key` is the (topic, queue id) to which the block must belong. `evidence` maps the first queue
-    offset of each proof to the present rows, or to None if not all of their units exist. Proofs
-    whose rows are all below `offset_min` are not compared, because retention has removed the rows.
+    `key` is the expected (topic, queue id). A block has one proof (a checksum) for every PROOF_ROWS
+    rows. `evidence` maps the first queue offset of each proof to the present rows, or to None if
+    some of them do not exist. Proofs whose rows are all below `offset_min` are not compared,
+    because retention has removed the rows.
     """
     block = sealed if isinstance(sealed, BlockHead) else sealed.block
     if (sealed.topic, sealed.queue_id) != key:
@@ -296,9 +302,10 @@ def check_proofs(
 
 
 def write_file(files: Files, directory: str, first_offset: int, content: bytes) -> str:
-    """Write the file of a block durably, and return the name of the file.
+    """Write the file of a block durably, and return its name.
 
-    Creates the directory if it does not exist. Raises OSError; then there is no complete file.
+    The content is written under a temporary name and then renamed. Creates the directory if it does
+    not exist. Raises OSError; then there is no complete file.
     """
     name = file_name(first_offset, content)
     unfinished_path = f"{directory}/{name}{UNFINISHED}"
@@ -353,9 +360,10 @@ def read_units(queue: Queue, start: int, stop: int) -> bytes | None:
 
 
 def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
-    """Return the numbers of the log's files that contain the records of some units.
+    """Return the sorted numbers of the log's files that contain the records of some units.
 
-    The number of a file is its first position divided by `file_bytes`.
+    `units` are 20-byte entries of a queue, joined; each names the position of a record. The number
+    of a file is its first position divided by `file_bytes`. Units without a record are ignored.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"]
@@ -374,16 +382,17 @@ def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
 class SourceRows:
     """The rows with the offsets [start, stop) of a queue, with views of their records in the log.
 
-    `units` are their units. `positions` and `sizes` are those of their records. The methods that
-    make columns may be called in any thread.
+    `units` are the queue entries of the rows, joined. `positions` and `sizes` are the positions and
+    sizes of their records. The methods that make columns may be called in any thread.
     """
 
     __slots__ = ("_pieces", "positions", "sizes", "start", "stop", "units")
 
     def __init__(self, start: int, units: bytes, pieces: Sequence[LogPiece]) -> None:
-        """Create the rows of `units`, of which the first one has the offset `start`.
+        """Create the rows of `units`, of which the first one has the queue offset `start`.
 
-        `pieces` are the files of the log that contain their records, as far as they exist.
+        `units` are 20-byte queue entries, joined. `pieces` are the files of the log that contain
+        the records. Files that no longer exist are not in it.
         """
         self.start = start
         self.stop = start + len(units) // UNIT_BYTES
@@ -475,9 +484,10 @@ class SourceRows:
         return int(self.sizes[self.sizes != BLANK_SIZE].sum())
 
     def compute_proof(self) -> int:
-        """Return a CRC-32 of the units, continued over the record of the last unit if it exists.
+        """Return a checksum of the rows: the CRC-32 of the units and of the last unit's record.
 
-        The record distinguishes logs whose units happen to be equal.
+        Two logs may have equal units but different records; the record tells them apart. If the
+        last unit has no record, or its file is missing, only the units count.
         """
         crc = zlib.crc32(self.units)
         position = int(self.positions[-1])
@@ -497,9 +507,10 @@ def _make_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
 
 
 def _make_deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
-    """Return what `_make_column` returns, but with each value once.
+    """Make a column in which each value occurs once, from `values` that may contain duplicates.
 
-    Different bytes may have been decoded to equal strings, so `values` may contain duplicates.
+    Row i has the value `values[codes[i]]`, or no value if the code is -1. Duplicates occur because
+    different bytes may have been decoded to equal strings.
     """
     new_code_by_value = {value: code for code, value in enumerate(dict.fromkeys(values))}
     # The last one is for the code -1, which means no value: index -1 is the last element.
@@ -524,12 +535,13 @@ def seal_pieces(
     blocks: list[ColumnBlock],
     source_rows: list[SourceRows],
 ) -> SealedFile:
-    """Write consecutive blocks to one file.
+    """Merge consecutive blocks, and write them as one file.
 
-    `key` is the topic and queue id. `limits` contains the maximum number of columns, and the
-    maximum size of the file in percent of the size of the records. `blocks` are the blocks, and
-    `source_rows` the rows that they were made of, PROOF_ROWS in each. Raises OSError; then there is
-    no file.
+    `key` is the (topic, queue id). `limits` is (maximum number of columns, maximum size of the file
+    in percent of the size of the records); columns beyond these limits are left out. `source_rows`
+    are the rows that the blocks were made of, PROOF_ROWS in each item.
+
+    Return the written file. Raises OSError; then there is no file.
     """
     columns_max, disk_percent = limits
     block = merge_blocks(blocks, columns_max)
@@ -548,7 +560,10 @@ def seal_pieces(
 
 
 def merge_blocks(blocks: list[ColumnBlock], columns_max: int) -> ColumnBlock:
-    """Return consecutive blocks as one block, with the `columns_max` columns of fewest nulls."""
+    """Merge consecutive blocks into one block with at most `columns_max` columns.
+
+    The columns with the fewest nulls are kept. The names of the others are added to `excluded`.
+    """
     arrays, excluded = merge_block_arrays(blocks)
 
     # Leave out the columns that most rows do not have.
@@ -608,9 +623,10 @@ class Sealer(Protocol):
 
 
 def serve_seal_jobs(jobs: IO[bytes], answers: IO[bytes]) -> None:
-    """Do the jobs of an input until it ends: the main function of the other process.
+    """Do the jobs of an input until it ends: the main function of the process that makes files.
 
-    For each job, write a line of JSON with the name and size of the file, or an error.
+    A job is a line of JSON (`SealJob`), followed by the bytes of its units. For each job, write a
+    line of JSON to `answers`: {"name", "size"} of the new file, or {"error"}.
     """
     log_files = _LogFiles()
     for line in jobs:
@@ -630,7 +646,11 @@ def serve_seal_jobs(jobs: IO[bytes], answers: IO[bytes]) -> None:
 def _do_seal_job(
     job: SealJob, units_by_slot: Sequence[bytes], log_files: "_LogFiles"
 ) -> SealedFile:
-    """Decode the rows of a job and write its file. Raises OSError and ValueError."""
+    """Decode the rows of a job, and write its file.
+
+    `units_by_slot` has the units of each slot (group of rows) of the job. Raises OSError and
+    ValueError.
+    """
     slot_rows = []
     for first_offset, units in zip(job.starts, units_by_slot, strict=True):
         slot_rows.append(SourceRows(first_offset, units, log_files.pieces(job, units)))
@@ -648,9 +668,10 @@ class _LogFiles:
         """The files that are mapped, the oldest first."""
 
     def pieces(self, job: SealJob, units: bytes) -> list[LogPiece]:
-        """Return the existing files of the log that contain the records of some units.
+        """Map the files of the log that contain the records of some units, and return them.
 
-        They are mapped, and those that were mapped first are dropped if there are too many.
+        Files that do not exist are left out. Mappings are kept for the next jobs. If there are too
+        many, the oldest ones are dropped.
         """
         log_pieces = []
         for file_number in log_file_numbers(units, job.log_file_bytes):

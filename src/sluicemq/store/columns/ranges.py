@@ -90,9 +90,10 @@ class RangeScan:
     ) -> None:
         """Create a read of `queue`.
 
-        A filter needs `select`, which chooses among units by their records; `columns` makes it
-        faster. With `skips`, missing and damaged messages are skipped instead of raised. With
-        `check_bodies`, whole records are verified, and bodies by their CRC.
+        A filter needs `select`, which chooses among units (queue entries) by reading their records.
+        `columns` makes it faster; None means that records are always read. If `skips`, missing and
+        damaged messages are counted instead of raised as errors. If `check_bodies`, whole records
+        are verified, and bodies by their CRC.
         """
         self._log = log
         self._verifier = verifier
@@ -105,10 +106,11 @@ class RangeScan:
         self.missing_count = self.damaged_count = self.log_bytes = 0
 
     def iter_places(self, start: int, end: int) -> Iterator[RecordPlaces]:
-        """Yield the positions of the matches among the queue offsets [start, end), in order.
+        """Yield where the matching records of the queue offsets [start, end) are, in order.
 
-        Raises OffsetOutOfRangeError if some messages no longer exist, StoreDamagedError if one is
-        damaged, and OSError. With `skips`, only OSError is raised.
+        Each item names several records in one file of the log. Raises OffsetOutOfRangeError if some
+        messages no longer exist, StoreDamagedError if one is damaged, and OSError. With `skips`,
+        the first two are not raised; the messages are skipped and counted.
         """
         offset_min = self._queue.offset_min
         visible_end = self._queue.visible_offset
@@ -136,7 +138,11 @@ class RangeScan:
             offset += count
 
     def _iter_places_of_units(self, units: Units, offset: int) -> Iterator[RecordPlaces]:
-        """Yield the positions of the matches among units, of which the first one is at `offset`."""
+        """Yield where the matching records of some units are.
+
+        `units` are queue entries of UNIT_BYTES each, joined. The first one has the queue offset
+        `offset`. An empty unit counts as a damaged message.
+        """
         fields = np.frombuffer(units, UNIT_COLUMNS)
         sizes = fields["size"].astype(np.int64)
         has_record = (sizes != BLANK_SIZE) & (fields["code"] != PLACEHOLDER_CODE)
@@ -163,8 +169,8 @@ class RangeScan:
     def _find_matching_indices(self, units: Units, offset: int, has_record: Mask) -> Positions:
         """Return the indices of the units that match and have a record, in ascending order.
 
-        `offset` is the queue offset of the first unit. `has_record` says for each unit whether it
-        has a record.
+        `units` are queue entries, joined, of which the first has the queue offset `offset`.
+        `has_record` says for each unit whether it has a record.
         """
         if self._select is None:
             return np.flatnonzero(has_record)
@@ -177,10 +183,10 @@ class RangeScan:
     def _filter_by_columns(
         self, columns: ColumnScan, select: UnitSelector, units: Units, offset: int
     ) -> Positions:
-        """Return the indices of the matching units, in ascending order.
+        """Return the indices of the units that match the filter, in ascending order.
 
-        `offset` is the queue offset of the first unit. `columns` decides; where it cannot, `select`
-        reads the records.
+        `units` are queue entries, joined, of which the first has the queue offset `offset`.
+        `columns` evaluates the filter. Where it cannot decide, `select` reads the records.
         """
         # `column_scan` has checked the type of the filter.
         block_filter = cast("ColumnFilter", self._filter).vectorised
@@ -207,10 +213,10 @@ class RangeScan:
         return np.array(matching, np.int64)
 
     def _iter_places_in_file(self, rows: _Rows) -> Iterator[RecordPlaces]:
-        """Verify the records of rows that are in one file of the log, and yield their positions.
+        """Verify the records of rows that are in one file of the log, and yield where they are.
 
         Each item has at most RANGE_BYTES of records, or one record. Missing and damaged records are
-        counted or raised as `iter_places` says.
+        counted, and raised as errors unless `skips`.
         """
         segment = self._log.segments.at(int(rows.positions[0]))
         view = None
@@ -237,8 +243,8 @@ class RangeScan:
     def _count_without_file(self, rows: _Rows, *, has_segment: bool) -> None:
         """Count the messages of rows whose file of the log cannot be read, or raise an error.
 
-        They are damaged if the log has never had the file, and missing if retention has removed it.
-        `has_segment` says that the log had the file a moment ago.
+        They are missing if retention has removed the file, and damaged if the log never had it.
+        `has_segment` means that the log had the file a moment ago.
         """
         position = int(rows.positions[0])
         first_offset = int(rows.offsets[0])
@@ -249,7 +255,7 @@ class RangeScan:
             self._count_missing(count, first_offset, int(rows.offsets[-1]) + 1)
 
     def _drop_damaged(self, rows: _Rows, segment: Segment, view: memoryview) -> _Rows:
-        """Return the rows with valid records, and count the others as damaged, or raise an error.
+        """Return the rows whose records are valid. Count the others as damaged, or raise an error.
 
         `view` is the content of `segment`, the file of the log that contains the records.
         """
@@ -287,7 +293,10 @@ class RangeScan:
         return is_valid
 
     def _count_missing(self, count: int, start: int, end: int) -> None:
-        """Count messages that no longer exist, or raise OffsetOutOfRangeError."""
+        """Add to the number of missing messages. Raise OffsetOutOfRangeError unless `skips`.
+
+        The error names the queue offsets from `start` to `end`, some of which do not exist.
+        """
         self.missing_count += count
         if not self._skips:
             queue = self._queue
@@ -300,7 +309,10 @@ class RangeScan:
             )
 
     def _count_damaged(self, count: int, offset: int, reason: str) -> None:
-        """Count damaged messages, of which the first one is at `offset`, or raise an error."""
+        """Add to the number of damaged messages. Raise StoreDamagedError unless `skips`.
+
+        `offset` is the queue offset of the first damaged message.
+        """
         self.damaged_count += count
         if not self._skips:
             queue = self._queue

@@ -91,9 +91,10 @@ class Candidates(NamedTuple):
         return not self.rows
 
     def slice_rows(self, first_row: int, end_row: int) -> "tuple[list[int], list[bool] | None]":
-        """Return (rows, needs_record) of the candidates in [first_row, end_row).
+        """Return (rows, needs_record) of the candidates whose row is in [first_row, end_row).
 
-        The row numbers count from `first_row`.
+        The returned row numbers count from `first_row`. `needs_record` says for each of them
+        whether its record must be read to decide. It is None if no record is needed.
         """
         first_index = bisect_left(self.rows, first_row)
         end_index = bisect_left(self.rows, end_row, first_index)
@@ -173,14 +174,16 @@ class ColumnScan:
         select: UnitSelector,
         weight: int = 0,
     ) -> int:
-        """Collect matches among the queue offsets [offset, end) with `gather`.
+        """Pass the messages that match among the queue offsets [offset, end) to `gather`.
 
         Each step evaluates the filter for one range of rows, and lets `gather` take the matches.
-        Return the offset at which to continue: `end`, or earlier if the time or the number of
-        records is used up, `gather` has no more room, or the queue lacks units
-        (`gather.is_missing`). Also sets `gather.is_filter_reliable`. `select` chooses among units
-        by their records. `weight` is the weight of the filter if an evaluation that takes long may
-        be postponed (`gather.postponed`), else 0.
+        `select` chooses among units (queue entries) by reading their records. `weight` is the cost
+        of the filter if a long evaluation may be postponed, else 0.
+
+        Return the offset at which to continue. That is `end`, or an earlier offset if the time or
+        the number of records is used up, `gather` has no more room, the evaluation was postponed
+        (`gather.postponed` is set), or the queue lacks units (`gather.is_missing` is set). Also
+        sets `gather.is_filter_reliable`.
         """
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
@@ -233,11 +236,11 @@ class ColumnScan:
     def at(
         self, queue: Queue, block_filter: BlockFilter, offset: int, end: int, chunk_units: int
     ) -> ChunkHits | None:
-        """Return the matches in a chunk of units that contains the queue offset `offset`. HOT.
+        """Return the cached matches in the units around the queue offset `offset`. HOT.
 
-        The arguments are those of `bulk.TagHits.at`, which it replaces for filters on properties;
-        `end` and `chunk_units` are not used. Return None if no read has evaluated the filter there
-        yet, or if records must be read to decide.
+        Return None if no read has evaluated the filter there yet, or if records must be read to
+        decide. `end` and `chunk_units` are not used; callers pass them because `bulk.TagHits.at`
+        needs them.
         """
         del end, chunk_units
         key = (id(block_filter), *queue.key)
@@ -253,8 +256,8 @@ class ColumnScan:
         if candidates.needs_record is not None or not candidates.is_sure:
             return None
 
-        # Take the units of the whole range, or, if a file of the queue ends within it before
-        # `offset`, those from `offset` on.
+        # Take the units of the whole range. `units` returns fewer if a file of the queue ends
+        # within the range. If it ends before `offset`, take the units from `offset` on.
         begin = max(scanned.start, queue.offset_min)
         units = queue.units(begin, scanned.stop - begin)
         if begin + len(units) // UNIT_BYTES <= offset:
@@ -278,10 +281,11 @@ class ColumnScan:
     def is_match(
         self, block_filter: BlockFilter, queue: Queue, offset: int, select: UnitSelector
     ) -> bool:
-        """Return whether the message at an offset matches. HOT: called for every pull.
+        """Return whether the message at a queue offset matches. HOT: called for every pull.
 
-        The cached range that was read last answers if it contains the offset. The record is read
-        with `select` only if the range does not contain it, or says that the record decides.
+        If the last range that was scanned for this filter and queue contains the offset, its result
+        counts. Otherwise, or if that range says that the record decides, the record is read with
+        `select`.
         """
         scanned = self._last_ranges.get((id(block_filter), *queue.key))
         if scanned is None or scanned.queue is not queue:
@@ -305,13 +309,15 @@ class ColumnScan:
         rows_min: int = 1,
         weight: int = 0,
     ) -> ScannedRange | None:
-        """Return the range around a visible offset with the candidates of a filter. HOT.
+        """Return a range of rows around a visible offset, with a filter's candidates in it. HOT.
 
-        The range is, in this order of preference, the last one of filter and queue, another cached
-        one, the sealed block if it cannot match, a block in memory or in a file, or rows that are
-        decoded now. Return None if fewer than `rows_min` rows would have to be decoded, because
-        reading their records is faster, or if the rows cannot be read. Raises PostponedError if the
-        evaluation of a filter of this weight takes long.
+        Candidates are rows that match, or whose record must be read. The range is the first of
+        these that exists: the last range of this filter and queue, another cached range, a file's
+        block that cannot match, a block in memory or in a file, or rows that are decoded now.
+
+        Return None if the rows cannot be read, or if fewer than `rows_min` rows would be decoded,
+        because reading their records is faster. Raises PostponedError if a filter with this
+        `weight` (cost for each row) would take too long; another thread must then do the work.
         """
         key = (id(block_filter), *queue.key)
         last_range = self._last_ranges.get(key)
@@ -320,7 +326,8 @@ class ColumnScan:
         if last_range is not None and last_range.start <= offset < last_range.stop:
             return last_range
 
-        cached_range = self._parts.get((*key, offset))  # a continuing reader begins at a start
+        # A reader that continues begins exactly where a cached range begins.
+        cached_range = self._parts.get((*key, offset))
         if cached_range is not None and cached_range.queue is queue:
             return self._set_last_range(cached_range)
         pruned_end = self.pruned_end(block_filter, queue, offset)
@@ -346,7 +353,7 @@ class ColumnScan:
         self.blocks.rows_decoded += stop - offset
 
         def scan_rows() -> ScannedRange:
-            candidates = _evaluate(block_filter, rows.columns_of(block_filter.names))
+            candidates = _evaluate_filter(block_filter, rows.columns_of(block_filter.names))
             return ScannedRange(block_filter, queue, offset, stop, candidates)
 
         if weight * (stop - offset) > _INLINE_WORK_MAX:
@@ -354,9 +361,10 @@ class ColumnScan:
         return self._cache_part(scan_rows())
 
     def _cache_part(self, scanned: ScannedRange) -> ScannedRange:
-        """Cache a decoded range, for this reader and others with the same filter, and return it.
+        """Cache a range that was decoded, and return it.
 
-        The ranges that were cached first are dropped if there are too many.
+        Other readers with the same filter use it too. The ranges that were cached first are dropped
+        if there are too many rows.
         """
         key = (id(scanned.block_filter), *scanned.queue.key, scanned.start)
         replaced = self._parts.pop(key, None)
@@ -370,7 +378,10 @@ class ColumnScan:
         return self._set_last_range(scanned)
 
     def _set_last_range(self, scanned: ScannedRange) -> ScannedRange:
-        """Keep a range as the last one of its filter and queue, and return it."""
+        """Remember a range as the last one of its filter and queue, and return it.
+
+        The range that was used least recently is dropped if there are too many.
+        """
         key = (id(scanned.block_filter), *scanned.queue.key)
         self._last_ranges[key] = scanned
         self._last_ranges.move_to_end(key)
@@ -381,10 +392,10 @@ class ColumnScan:
     def pruned_end(
         self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
     ) -> int:
-        """Return the end of the sealed block that contains an offset if the block cannot match.
+        """Return the end of the file's block that contains `offset`, if no row of it can match.
 
-        Return 0 if it may match, or if there is no such block. With `only_known`, no file is read
-        to find out.
+        The statistics of the block's columns decide. Return 0 if a row may match, or if no file
+        contains the offset. If `only_known`, return 0 instead of reading a file.
         """
         head = self.blocks.head_at(queue, offset, only_known=only_known)
         if head is None:
@@ -402,10 +413,11 @@ class ColumnScan:
     def find_candidates(
         self, block_filter: BlockFilter, block: ColumnBlock, weight: int = 0
     ) -> Candidates:
-        """Return the candidates of a filter in a block, from the cache if they are there.
+        """Return the rows of a block that match a filter or need their record; cache the result.
 
-        Raises PostponedError if the evaluation of a filter of this weight takes long. Its work
-        evaluates the filter, and caches the result.
+        `weight` is the cost of the filter for each row. Raises PostponedError if the evaluation
+        would take too long. Its work, which another thread does, evaluates the filter; the result
+        is cached afterwards.
         """
         key = (id(block_filter), id(block))
         cached = self._candidates.get(key)
@@ -421,28 +433,29 @@ class ColumnScan:
             return candidates
 
         if weight * block.rows > _INLINE_WORK_MAX:
-            evaluate = partial(_evaluate, block_filter, block)
+            evaluate = partial(_evaluate_filter, block_filter, block)
             raise PostponedError(PostponedWork(evaluate, store_result))
-        return store_result(_evaluate(block_filter, block))
+        return store_result(_evaluate_filter(block_filter, block))
 
 
 def _count_rows_to_decode(last_range: ScannedRange | None, offset: int, weight: int) -> int:
-    """Return how many rows to decode at most from `offset` on, for a filter of this weight.
+    """Return the maximum number of rows to decode from `offset` on.
 
-    A reader that continues where `last_range` ends gets four times as many as the last time.
+    A reader that continues where `last_range` ends gets four times as many rows as the last time.
+    Others get CHUNK_ROWS_MIN. `weight` is the cost of the filter for each row; a large one makes
+    steps smaller, so that they need not be postponed.
     """
     row_count = 0
     if last_range is not None and last_range.stop == offset:
         row_count = 4 * (last_range.stop - last_range.start)
-    # A filter of large weight takes smaller steps, so that they need not be postponed.
     row_count = min(row_count, PART_ROWS, _INLINE_WORK_MAX // max(weight, 1))
     return max(row_count, CHUNK_ROWS_MIN)
 
 
-def _evaluate(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
-    """Return the rows of a block that match, or that need their record to decide.
+def _evaluate_filter(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
+    """Evaluate a filter on a block. Return the rows that match or need their record to decide.
 
-    The candidates are sure if no row needs its record and no evaluation failed.
+    The result is sure if no row needs its record and no evaluation failed.
     """
     verdicts = block_filter.verdicts(block)
     needs_record = verdicts == _NEEDS_RECORD
@@ -466,16 +479,15 @@ def _select_matches(
     records_max: int,
     select: UnitSelector,
 ) -> tuple[Iterable[int], Units, int]:
-    """Select the matches among units, of which the first one is row `first_row` of the candidates.
+    """Select the matches among `units`. The first unit is row `first_row` of the candidates. HOT.
 
-    The candidates are the rows that match for sure, and those whose record decides. `select` reads
-    the records of the latter, at most `records_max` of them.
+    Candidates are rows that match, and rows whose record must be read to decide. `select` reads
+    these records, at most `records_max`.
 
     Return (indices, units, records_read). `indices` are the matches, counted from the first unit.
-    `units` are the units among which they were selected: fewer than given if more than
-    `records_max` records would have to be read. `records_read` is the number of records that were
-    read. At most `messages_left` + 1 indices are returned if no record is read. HOT: called for
-    every pull.
+    `units` are the units that were examined: fewer than given if more than `records_max` records
+    would have to be read. `records_read` is the number of records that were read. If no record
+    needs to be read, at most `messages_left` + 1 indices are returned.
     """
     end_row = first_row + len(units) // UNIT_BYTES
     if candidates.needs_record is None:
@@ -499,10 +511,11 @@ def _select_matches(
 def filter_by_records(
     rows: list[int], needs_record: list[bool], units: Units, select: UnitSelector
 ) -> list[int]:
-    """Return `rows` without those that need their record and do not match.
+    """Return `rows` without those whose record was read and does not match.
 
-    `rows` are indices in `units`, and `needs_record` says for each whether its record decides.
-    `select` reads these records.
+    `rows` are indices of `units` (queue entries of UNIT_BYTES each, joined). `needs_record` says
+    for each of them whether its record must be read to decide. `select` reads the records, and
+    returns the indices of those that match.
     """
     undecided = list(compress(rows, needs_record))
     undecided_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
@@ -515,7 +528,7 @@ def filter_by_records(
 
 
 def warm_up() -> None:
-    """Call everything once without data, because pyarrow loads parts of itself at first use."""
+    """Call the functions of this module once without data, so that pyarrow loads all its parts."""
     nothing = np.zeros(2, np.int64)
     block = build_block(0, nothing, nothing, ())
     merge_block_arrays([block, block._replace(columns=ArrowColumns({}))])

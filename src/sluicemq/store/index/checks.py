@@ -17,7 +17,11 @@ SLICE_BYTES: Final = 1 << 20
 
 
 def is_whole(file: IndexFile, log: CommitLog) -> bool:
-    """Return whether a file that is not the last one is full and agrees with its header."""
+    """Return whether an index file that is not the last one is complete.
+
+    It is complete if it has no free entry, its header names the records of its first and last
+    entry, and these two entries fit the records of the log.
+    """
     if file.free_entries:
         return False
     first_position = file.position_of(1)
@@ -30,7 +34,8 @@ def is_whole(file: IndexFile, log: CommitLog) -> bool:
 def fits_log(file: IndexFile, log: CommitLog, end_number: int) -> bool:
     """Return whether the first and last entry before `end_number` fit the records of the log.
 
-    Records that retention has removed prove nothing, and count as fitting.
+    An entry (the hash of a key and the position of a record) fits if the record at its position has
+    a key with that hash. It also fits if retention has already removed the record from the log.
     """
     for entry_number in (1, end_number - 1):
         position = file.position_of(entry_number)
@@ -52,8 +57,8 @@ def does_last_fit_log(
 ) -> bool:
     """Return whether the last file is empty, or its entries fit the records of the log.
 
-    `mark` is that of the last checkpoint, and `after_crash` says that the last run did not end
-    cleanly.
+    `mark` is the state of the index that the last checkpoint noted. `after_crash` means that the
+    last run did not end cleanly; then only the entries that the mark counts are checked.
     """
     end_number = file.next_number
     if file.name == mark.file and (after_crash or end_number < mark.entries):
@@ -63,9 +68,11 @@ def does_last_fit_log(
 
 
 def is_last_of_mark(last_file: IndexFile | None, mark: IndexMark, *, after_crash: bool) -> bool:
-    """Return whether the last file is the one that the mark describes, or there is none in both.
+    """Return whether `last_file` is the last file that the last checkpoint noted in `mark`.
 
-    Without a crash, it must not have more entries than the mark: another program added them.
+    `last_file` is None if the index has no file; then the mark must have none either. Without a
+    crash, return False also if the file has more entries than the mark: another program has added
+    them.
     """
     if last_file is None:
         return mark.file == 0
@@ -75,10 +82,12 @@ def is_last_of_mark(last_file: IndexFile | None, mark: IndexMark, *, after_crash
 
 
 def do_entries_end_at(files: Sequence[IndexFile], log: CommitLog, end: int, bytes_max: int) -> bool:
-    """Return whether the last entries are those of the last records before position `end`.
+    """Return whether the index is complete up to position `end` of the log, judging by its end.
 
-    `files` are all files of the index. At most about `bytes_max` bytes of the log are read to find
-    out; return False if that is not enough.
+    `files` are all files of the index. The records from the last indexed one up to `end` must have
+    exactly as many keys as the index has entries for them. An empty last file counts as complete.
+
+    At most about `bytes_max` bytes of the log are read. Return False if that is not enough.
     """
     *full_files, last_file = files
     if last_file.next_number <= 1:
@@ -91,7 +100,8 @@ def do_entries_end_at(files: Sequence[IndexFile], log: CommitLog, end: int, byte
     for file in (last_file, *files_of_record):
         entry_count += file.next_number - file.first_number_at(record_start)
 
-    # There must be as many keys from this record on.
+    # The records from this one on must have as many keys. Each key that is found takes one entry
+    # off the count.
     position = record_start
     while position < end:
         if position - record_start > bytes_max:
@@ -102,11 +112,13 @@ def do_entries_end_at(files: Sequence[IndexFile], log: CommitLog, end: int, byte
 
 
 def count_keys(log: CommitLog, position: int, end: int) -> tuple[int, int]:
-    """Count the keys of the records in a slice of the log, from `position` on.
+    """Count the keys of the records in a slice of the log that begins at `position`.
 
-    The slice ends behind the last record that begins before `end`, or is cut after about
-    SLICE_BYTES or at the end of the file. Return (number of keys, position after the slice). If no
-    file of the log contains `position`, return (0, `end`).
+    The slice has about SLICE_BYTES. It never goes beyond `end` or the end of the log file, except
+    that the record that begins before `end` is included as a whole.
+
+    Return (number of keys, position after the slice). If no file of the log contains `position`,
+    return (0, `end`).
     """
     segment = log.segments.at(position)
     if segment is None:

@@ -100,12 +100,14 @@ class KeyColumns(NamedTuple):
 
 
 def find_record_starts(view: memoryview, index: int, stop: int) -> tuple[Positions, int]:
-    """Return (starts, end): the indexes at which records of a log file begin, and the index after.
+    """Find the records of a log file that begin from `index` up to, but not including, `stop`.
 
-    `view` is the file, and a record begins at index `index`. The records that begin before `stop`
-    are found. `end` is the index at which the next call must continue: behind the last record, or
-    the end of the file if a blank record or bytes that are not a record follow. The latter are
-    logged.
+    `view` contains the bytes of the file. A record must begin at `index`. Indexes count in `view`.
+
+    Return (starts, end): the indexes at which the records begin, and the index at which the next
+    call must continue. That is the end of the last record. If a blank record (the filler at the end
+    of a full file) or bytes that are no record follow, it is the end of the file. Bytes that are no
+    record are logged.
     """
     # Many records at once, up to the first one that is not clearly a record.
     leading_starts = np.empty(0, np.int64)
@@ -132,7 +134,8 @@ def find_record_starts(view: memoryview, index: int, stop: int) -> tuple[Positio
 def _read_record_size(view: memoryview, index: int) -> int:
     """Return the size of the record at an index of a log file; 0 if the file contains no more.
 
-    A blank record ends the file. Bytes that are neither are logged.
+    The file contains no more records at a blank record (the filler at the end of a full file), and
+    at bytes that are no record. Such bytes are logged.
     """
     bytes_left = len(view) - index
     if bytes_left < BLANK_BYTES:
@@ -146,10 +149,13 @@ def _read_record_size(view: memoryview, index: int) -> int:
 
 
 def read_keys(view: memoryview, start: int, stop: int) -> tuple[KeyColumns, Positions, int]:
-    """Return (keys, starts, end) of the records in a log file that begin in [at, stop).
+    """Read the keys of the records in a log file that begin in [start, stop).
 
-    `starts` and `end` are those of `find_record_starts`. The numbers in `keys.records` are indices
-    in `starts`. Uses compiled code if it is installed.
+    Return (keys, starts, end). `starts` are the indexes in `view` at which the records begin, and
+    `end` is the index at which the next call must continue: the end of the last record, or of the
+    file if it contains no more records. The numbers in `keys.records` are indexes into `starts`.
+
+    Uses compiled code if it is installed.
     """
     compiled_result = None
     if engine.keys is not None:
@@ -178,7 +184,11 @@ def key_columns_at(view: memoryview, starts: Positions) -> KeyColumns:
 
 
 def scalar_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
-    """Return the keys of records as `key_columns_at` does, one record at a time."""
+    """Return the keys of the records that begin at the indexes `starts` of a log file.
+
+    `view` contains the bytes of the file. The result has one row for each key, in the order of the
+    records. Reads one record at a time: `vectorized_key_columns` is faster for many records.
+    """
     hashes: list[int] = []
     record_numbers: list[int] = []
     times_ms: list[int] = []
@@ -196,20 +206,24 @@ def scalar_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
 
 
 def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
-    """Return the keys of records as `key_columns_at` does, with columns.
+    """Return the keys of the records that begin at the indexes `starts` of a log file, using NumPy.
 
-    `starts` must not be empty.
+    `view` contains the bytes of the file. The records must follow one another, and there must be at
+    least one. The result has one row for each key, in the order of the records.
+
+    Odd records, with very long properties or text beyond ASCII, are read one at a time.
     """
     first_start = int(starts[0])
     last_start = int(starts[-1])
     last_end = last_start + _unpack_begin(view, last_start)[0]
     records = Records(np.frombuffer(view[first_start:last_end], np.uint8), starts - first_start)
 
-    # Records that were rolled back, and those whose lengths disagree, have no keys to index.
+    # Records of transactions that were rolled back, and records whose lengths disagree, have no
+    # keys to index.
     has_keys = records.valid & (records.sys_flag & ROLLBACK != ROLLBACK)
     property_sizes = np.where(has_keys, records.property_lengths, 0)
 
-    # The keys of plain records, in columns. This finds more odd ones.
+    # The keys of plain records, in columns. This marks more records as odd in `is_odd`.
     is_odd = property_sizes > PROPERTIES_BYTES_MAX
     plain = np.flatnonzero((property_sizes > 0) & ~is_odd)
     record_numbers, hashes = _hash_plain_records(records, plain, is_odd)
@@ -220,6 +234,7 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
         odd_numbers, odd_hashes = _hash_odd_records(view, starts, np.flatnonzero(is_odd))
         record_numbers = np.concatenate((record_numbers, odd_numbers))
         stored_hashes = np.concatenate((stored_hashes, odd_hashes))
+        # Restore the order of the records.
         order = np.argsort(record_numbers, kind="stable")
         record_numbers = record_numbers[order]
         stored_hashes = stored_hashes[order]
@@ -230,9 +245,10 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
 def _hash_plain_records(
     records: Records, plain: Positions, is_odd: Mask
 ) -> tuple[Positions, NDArray[np.uint32]]:
-    """Return (record numbers, hashes) of the keys of the records with the numbers `plain`.
+    """Hash the keys of the records with the numbers `plain`; mark those that need another method.
 
-    Records that turn out to be odd are marked in `is_odd`, and their keys are left out.
+    Return (record numbers, hashes), one item of each for each key. A record with text beyond ASCII
+    in a key is marked as True in `is_odd`, and has no items in the result.
     """
     if not len(plain):
         return np.empty(0, np.int64), np.empty(0, np.uint32)
@@ -255,9 +271,10 @@ def _hash_plain_records(
 def _hash_odd_records(
     view: memoryview, starts: Positions, odd: Positions
 ) -> tuple[Positions, Numbers]:
-    """Return (record numbers, stored hashes) of the keys of the records with the numbers `odd`.
+    """Hash the keys of the records with the numbers `odd`, one record at a time.
 
-    Each record is read alone. The records begin at the indices `starts` of the log file `view`.
+    The records begin at the indexes `starts` of the log file `view`. Return (record numbers, hashes
+    as the index file stores them), one item of each for each key.
     """
     record_numbers: list[int] = []
     hashes: list[int] = []
@@ -269,10 +286,11 @@ def _hash_odd_records(
 
 
 def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns | None:
-    """Return the keys of a batch of `topic` that is appended at `stored_ms`.
+    """Return the keys of a batch of messages of `topic` that is appended at `stored_ms`.
 
-    Return None if they must be read from the log: the batch has no table of its properties, or the
-    keys of a message in it are not plain (empty, repeated, not ASCII, or rolled back).
+    The keys come from the table of properties that the batch was made with, so the log need not be
+    read. Return None if that is not possible, and the caller must read the log: the batch has no
+    such table, or a key in it is empty, repeated or not ASCII, or a message was rolled back.
     """
     table = batch.table
     if table is None or any(name in batch.properties_suffix for name in _NAMES):
@@ -294,7 +312,10 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
 
 
 def _find_keys_of_column(table: PropertyTable, name: bytes) -> "_Keys | None":
-    """Return the values of a column, none if there is no such column. None if a value is empty."""
+    """Return where the values of the property `name` are, one for each row of the table.
+
+    If the table has no such column, the result is empty. Return None if a value is the empty text.
+    """
     column = table.index_of(name)
     if column is None:
         nothing = np.empty(0, np.int64)
@@ -338,20 +359,21 @@ def _hash_keys_in(
 def _to_stored_hashes(hashes: NDArray[np.uint32]) -> Numbers:
     """Return hashes as the index stores them: their absolute values, as signed numbers."""
     absolute = np.abs(hashes.astype(np.int32))
-    absolute[absolute == HASH_MIN] = 0
+    absolute[absolute == HASH_MIN] = 0  # -2**31 has no absolute value of 32 bits
     return np.asarray(absolute)
 
 
 def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
-    """Return (flat, keys): the flat matrix of properties, and the intervals of all keys in it.
+    """Return (flat, keys): the properties of all rows as one array, and where their keys are in it.
 
     The properties of row i are the `sizes[i]` bytes at index `starts_in_raw[i]` of `raw`. The keys
-    of a row are its unique key, then the words of KEYS. If a property is repeated in a row, its
-    last value counts.
+    of a row are the value of UNIQ_KEY, then the words of KEYS. If a property occurs several times
+    in a row, its last value counts.
     """
     flat, width = _flatten_properties(raw, starts_in_raw, sizes)
 
-    # Each property ends at a separator, and begins behind the one before or with its row.
+    # Each property ends at a separator (byte 2). It begins behind the separator before it, or with
+    # its row.
     ends = np.flatnonzero(flat == 2)
     rows = ends // width
     starts = np.empty_like(ends)
@@ -360,10 +382,12 @@ def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[
     first_of_row = np.flatnonzero(rows[1:] != rows[:-1]) + 1
     starts[first_of_row] = rows[first_of_row] * width
 
-    # The first 8 bytes of a property tell whether it is UNIQ_KEY or KEYS, with a value.
+    # A property is b"UNIQ_KEY\x01VALUE" or b"KEYS\x01VALUE". Its first 8 bytes, read as one number,
+    # tell which one it is.
     names = gather(flat, starts, "<u8")
     value_start = len(_UNIQUE)
     is_unique = names == _UNIQUE_NAME
+    # Byte 1 must follow the name, and the value must not be empty.
     is_unique &= (flat[starts + value_start - 1] == 1) & (ends - starts > value_start)
     unique_keys = _keep_last_of_row(
         _Keys(rows[is_unique], starts[is_unique] + value_start, ends[is_unique])
@@ -381,22 +405,25 @@ def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[
 def _flatten_properties(
     raw: Bytes, starts_in_raw: Positions, sizes: Positions
 ) -> tuple[Bytes, int]:
-    """Return (flat, width): properties as rows of `width` bytes, joined.
+    """Copy the properties of all rows into one array, in which every row has `width` bytes.
 
-    Each row is followed by a separator, and zeros. Eight more bytes follow the last row, so that
-    eight bytes can be read from any property on.
+    The properties of row i are the `sizes[i]` bytes at index `starts_in_raw[i]` of `raw`. Return
+    (flat array, width). In the array, each row is followed by a separator (byte 2), and filled with
+    zeros up to `width`. Eight more bytes follow the last row, so that eight bytes can be read from
+    any property on.
     """
     width = int(sizes.max()) + 1 + _LOOK_BYTES  # one byte is for the closing separator
     matrix = rows_at(raw, starts_in_raw, width)
     flat = np.zeros(matrix.size + _LOOK_BYTES, np.uint8)
     filled = flat[: matrix.size].reshape(matrix.shape)
+    # Multiplying by the mask sets the bytes behind the properties of each row to zero.
     np.multiply(matrix, np.arange(width) < sizes[:, np.newaxis], out=filled)
     filled[np.arange(len(matrix)), sizes] = 2
     return flat, width
 
 
 def _merge_keys(unique_keys: _Keys, words: _Keys) -> _Keys:
-    """Return the keys of both, sorted by row. Within a row the unique keys come first."""
+    """Return all keys sorted by row. Within a row, the unique key comes first."""
     rows = np.concatenate((unique_keys.rows, words.rows))
     starts = np.concatenate((unique_keys.starts, words.starts))
     ends = np.concatenate((unique_keys.ends, words.ends))
@@ -405,7 +432,11 @@ def _merge_keys(unique_keys: _Keys, words: _Keys) -> _Keys:
 
 
 def _keep_last_of_row(keys: _Keys) -> _Keys:
-    """Return only the last key of each row. A repeated property counts with its last value."""
+    """Return only the last key of each row.
+
+    Several keys of a row are values of the same property, and only the last value of a repeated
+    property counts.
+    """
     rows = keys.rows
     is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
     if is_last.all():
@@ -414,18 +445,20 @@ def _keep_last_of_row(keys: _Keys) -> _Keys:
 
 
 def _split_words(flat: Bytes, keys: _Keys) -> _Keys:
-    """Return the words of each key, which are separated by spaces, in order.
+    """Split each key at its spaces, and return the words in order.
 
     Empty words are skipped. Each word keeps the row of its key.
     """
-    # Find the spaces within keys. `owners` are the keys that begin before them.
+    # Find the spaces within keys. The owner of a space is the last key that begins before it; the
+    # space is within that key if the key ends after it.
     spaces = np.flatnonzero(flat == 32)
     owners = np.searchsorted(keys.starts, spaces, side="right") - 1
     spaces = spaces[(owners >= 0) & (spaces < keys.ends[owners])]
     if not len(spaces):
         return keys
 
-    # A word begins with its key or behind a space, and ends with its key or before a space.
+    # A word begins with its key or behind a space, and ends with its key or before a space. So
+    # sorting all begins and all ends makes pairs of them.
     starts = np.sort(np.concatenate((keys.starts, spaces + 1)))
     ends = np.sort(np.concatenate((keys.ends, spaces)))
     rows = keys.rows[np.searchsorted(keys.starts, starts, side="right") - 1]
@@ -462,11 +495,12 @@ class Slots:
         return int(self._newest[slot])
 
     def link(self, hashes: Numbers, first_number: int) -> SlotLinks:
-        """Return the links of new entries with these hashes.
+        """Compute how new entries with these hashes join the chains of their slots.
 
-        The entries of a slot form a chain, from the newest one to the oldest. The new entries get
-        consecutive numbers, from `first_number` on. The slots change only when the result is passed
-        to `apply`.
+        The entries of a slot form a chain: each one names the entry before it, from the newest to
+        the oldest. The new entries get consecutive numbers, from `first_number` on.
+
+        Changes nothing. Pass the result to `apply` to change the slots.
         """
         newest_by_slot = self._newest
         slots = hashes % np.int32(len(newest_by_slot))
@@ -496,9 +530,10 @@ class Slots:
     # --- from and to the file
 
     def load(self, stored: memoryview, count: int) -> Iterator[None]:
-        """Set the slots from the bytes of a file with `count` entries, including entry 0.
+        """Set the slots from their bytes in an index file, step by step while the caller iterates.
 
-        The number of an entry that does not exist counts as 0. The work is done while iterating.
+        `stored` has one big-endian 32-bit entry number for each slot. Valid numbers are 1 to
+        `count` - 1; others count as 0, an empty slot.
         """
         stored_numbers = np.frombuffer(stored, ">i4")
         for start in range(0, len(stored_numbers), STEP_SLOTS):
@@ -509,10 +544,11 @@ class Slots:
             yield
 
     def rebuild(self, stored_entries: memoryview) -> Iterator[None]:
-        """Set the slots from all entries of a file, the first of which has number 1.
+        """Set the slots from all entries of a file, step by step while the caller iterates.
 
-        A slot has the number of the newest entry of its hashes.
-        The slots must be empty. Afterwards all count as changed. The work is done while iterating.
+        `stored_entries` contains the entries, the first of which has number 1. Each slot gets the
+        number of the newest entry whose hash belongs to it. The slots must be empty before.
+        Afterwards all slots count as changed.
         """
         hashes = np.frombuffer(stored_entries, ENTRY_TYPE)["hash"]
         for start in range(0, len(hashes), STEP_ENTRIES):
@@ -530,9 +566,10 @@ class Slots:
         return int(np.count_nonzero(self._newest))
 
     def iter_changed(self) -> Iterator[tuple[int, bytes]]:
-        """Yield each run of changed blocks as (first slot, bytes for the file).
+        """Yield each run of changed blocks of slots as (first slot, bytes for the file).
 
-        The last block may have more slots than the file.
+        Changes are noted for blocks of BLOCK_SLOTS slots. The bytes may contain slots behind the
+        last one of the file, because the last block may be larger than its rest.
         """
         dirty_blocks = np.flatnonzero(self._dirty)
         if not len(dirty_blocks):
@@ -551,9 +588,11 @@ class Slots:
 def encode_entries(
     hashes: Numbers, offsets: NDArray[np.int64], seconds: NDArray[np.int64], previous: Numbers
 ) -> bytes:
-    """Return entries as the file stores them, 20 bytes each (see `store.index.file`).
+    """Return entries of the index as the bytes in the file, 20 bytes for each entry.
 
-    The arrays have one item for each entry. Seconds are limited to 0 … 2**31 - 1.
+    The arrays have one item for each entry: the hash of the key, the position of the record in the
+    log, the seconds since the begin of the file, and the number of the previous entry of the slot.
+    Seconds are limited to 0 … 2**31 - 1.
     """
     entries = np.empty(len(hashes), ENTRY_TYPE)
     entries["hash"] = hashes

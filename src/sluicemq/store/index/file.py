@@ -91,10 +91,13 @@ class Geometry(NamedTuple):
 
 
 def fit_geometry(path: str, size: int, configured: Geometry) -> Geometry:
-    """Return the geometry of the existing file `path` with `size` bytes.
+    """Return the numbers of slots and entries of an index file, derived from its size.
 
-    Raises StoreDamagedError if the size is neither that of the configured geometry nor of one with
-    RocketMQ's ratio of slots and entries.
+    `path` is only for the error. The result is `configured` if that gives a file of `size` bytes.
+    Otherwise it is the number of slots, with ENTRIES_PER_SLOT entries a slot as in RocketMQ, that
+    gives this size.
+
+    Raises StoreDamagedError if there is no such number.
     """
     if size == configured.size_bytes:
         return configured
@@ -117,9 +120,10 @@ class IndexFile:
     """
 
     def __init__(self, files: Files, path: str, geometry: Geometry) -> None:
-        """Describe an empty file at `path`, whose name is a number. Callers use `open` or `create`.
+        """Describe an empty file at `path`, without reading or writing it.
 
-        Nothing is read or written.
+        Callers use `open` or `create` instead. The name of the file must be a number. `geometry`
+        has the numbers of slots and entries.
         """
         self.path = path
         self.name = int(path.rpartition("/")[2])
@@ -138,10 +142,12 @@ class IndexFile:
 
     @classmethod
     def open(cls, files: Files, path: str, configured: Geometry) -> "IndexFile":
-        """Return the existing file `path`, as its header describes it. Its slots are not loaded.
+        """Open the existing file `path`, and read its header but not its slots.
 
-        `configured` is the geometry that new files get. Raises StoreDamagedError if the size of the
-        file or its header is not valid, and OSError.
+        `configured` is the geometry (numbers of slots and entries) of new files. An older file may
+        have another geometry, which follows from its size.
+
+        Raises StoreDamagedError if the size or the header is not valid, and OSError.
         """
         with closing(files.open(path)) as handle:
             header = handle.pread(HEADER.size, 0)
@@ -171,9 +177,11 @@ class IndexFile:
     ) -> "IndexFile":
         """Create the sparse file `path`, and return it with empty slots, ready for entries.
 
-        The file is durable together with its name. Its header begins at the time and position at
-        which that of the `former` file ended, as in RocketMQ, or at 0 without one. Raises OSError;
-        then the file is removed.
+        The file and its name are synced to the disk. As in RocketMQ, the header begins at the time
+        and position at which the header of the `former` file ended. If `former` is None, it begins
+        at 0.
+
+        Raises OSError; then the file is removed.
         """
         handle = files.open(path, create=True)
         try:
@@ -217,10 +225,13 @@ class IndexFile:
     # --- adding
 
     def append(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
-        """Add an entry for each key of `columns`. The file must have room, and slots in memory.
+        """Add an entry for each key of `columns`.
 
-        Record i begins at position base + starts[i] of the log. The entries are written at once;
-        slots and header only by `flush`. Raises OSError; then nothing was added.
+        The file must have enough free entries, and its slots must be in memory. Record i begins at
+        position `base` + `starts[i]` of the log. The entries are written to the file now, but slots
+        and header only when `flush` is called.
+
+        Raises OSError; then nothing was added.
         """
         from sluicemq.store.index.columns import encode_entries  # noqa: PLC0415 - imports NumPy
 
@@ -251,13 +262,15 @@ class IndexFile:
         self._is_changed = True
 
     def _compute_seconds(self, times_ms: "Positions") -> "Positions":
-        """Return the seconds of new entries, whose records were stored at `times_ms`.
+        """Return the seconds that new entries store, for records that were stored at `times_ms`.
 
-        They count from the header's begin time, which is the time of the first entry. RocketMQ
-        counts those of the first entry from the former file's end (spec/store.md §4).
+        Seconds count from the begin time in the header, which is the store time of the first entry.
+        There is one exception, as in RocketMQ: the first entry of a file counts from the end time
+        of the former file, or is 0 if there is no former file (spec/store.md §4).
         """
         seconds = (times_ms - self.begin_ms) // 1000
         if self.is_empty:
+            # The header's begin time is still that of the former file. `times_ms[0]` replaces it.
             seconds[1:] = (times_ms[1:] - times_ms[0]) // 1000
             has_former_file = self.begin_ms > 0
             if not has_former_file:
@@ -267,9 +280,10 @@ class IndexFile:
     def flush(self) -> bool:
         """Write the changed slots, then the header, without syncing the file.
 
-        A slot has the number of the newest entry of its hashes.
-        Return whether there was anything to write. Raises OSError; then the next call writes all of
-        it again.
+        Return whether there was anything to write. A file whose slots are not in memory has nothing
+        to write.
+
+        Raises OSError; then the next call writes all of it again.
         """
         if not self._is_changed or self._slots is None:
             return False
@@ -299,9 +313,9 @@ class IndexFile:
     # --- slots
 
     def load_slots(self) -> Iterator[None]:
-        """Read the slots into memory, as the file has them, so that entries can be added.
+        """Read the slots from the file into memory, so that entries can be added.
 
-        The work is done while iterating; each step takes about a millisecond.
+        The work is done while the caller iterates; each step takes about a millisecond.
         """
         slots = _make_slots(self.geometry.slot_count)
         # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
@@ -310,11 +324,11 @@ class IndexFile:
         self._slots = slots
 
     def rebuild_slots(self, end_number: int, end_ms: int) -> Iterator[None]:
-        """Rebuild slots and header, in memory, from the entries before number `end_number`.
+        """Drop the entries from `end_number` on, and rebuild slots and header from the others.
 
-        The other entries are dropped. `end_ms` is the store time of the last record that remains.
-        The work is done while iterating; the next `flush` writes the result. What a crash has left
-        of slots and header does not matter.
+        `end_ms` is the store time of the last record that remains. The old slots and the old header
+        are not read, so they may be damaged. The work is done in memory, while the caller iterates;
+        the next `flush` writes the result.
         """
         self.next_number = end_number
         slots = _make_slots(self.geometry.slot_count)
@@ -356,23 +370,27 @@ class IndexFile:
     # --- queries
 
     def find_positions(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Yield the positions of records whose keys have the hash `key_hash`, the newest first.
+        """Yield the positions of records with a key whose hash is `key_hash`, the newest first.
 
-        Only records that may have been stored from `begin_ms` to `end_ms` are found. Entries have
-        whole seconds, so that the store time of a found record may be up to 999 ms outside. At most
-        CHAIN_MAX entries are examined. Different keys may have the same hash.
+        Only records that may have been stored from `begin_ms` to `end_ms` are found. Entries store
+        whole seconds, so the store time of a found record may be up to 999 ms outside. Different
+        keys may have the same hash, so the caller must compare the keys.
+
+        At most CHAIN_MAX entries are examined.
         """
         view = self._segment.view()
         entry_number = self._newest_number_in(key_hash % self.geometry.slot_count)
         number_end = self.next_number
         for _ in range(CHAIN_MAX):
             if not 0 < entry_number < number_end:
-                # Numbers must decrease along a chain. So no damage can make it endless.
+                # Number 0 ends the chain. Numbers must decrease along a chain, so that a damaged
+                # file cannot make it endless.
                 return
             entry_hash, position, seconds, previous_number = ENTRY.unpack_from(
                 view, self._entry_at(entry_number)
             )
-            # The seconds of entry 1 may count from the former file's end: see `append`.
+            # The seconds of entry 1 may count from the end of the former file, so they are ignored.
+            # Its time is the begin time of this file.
             time_ms = self.begin_ms
             if entry_number > 1:
                 time_ms += 1000 * seconds
@@ -416,9 +434,9 @@ def is_index_name(name: str) -> bool:
 
 
 def list_index_names(files: Files, directory: str) -> list[str]:
-    """Return the names of the index files in `directory`, in order. Remove empty ones at the end.
+    """Return the sorted names of the index files in `directory`, and remove empty ones at the end.
 
-    A crash or an error during its creation leaves an empty file. Raises OSError.
+    A crash or an error while a file is created leaves a file of 0 bytes. Raises OSError.
     """
     names = list(filter(is_index_name, files.names(directory)))
     while names:
@@ -432,9 +450,10 @@ def list_index_names(files: Files, directory: str) -> list[str]:
 
 
 def choose_path(files: Files, directory: str, now_ms: int, name_min: int) -> str:
-    """Return a path in `directory` for the next index file, where no file is.
+    """Return a path in `directory` for the next index file, at which no file exists yet.
 
-    Its name is `now_ms` in local time, as digits, or the number `name_min` if that is higher.
+    The name is `now_ms` in local time as digits (year to millisecond). It is `name_min` if that is
+    higher, and higher numbers are tried while a file has the name.
     """
     now = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
     name = max(int(f"{now:%Y%m%d%H%M%S}{now_ms % 1000:03d}"), name_min)

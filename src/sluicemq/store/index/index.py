@@ -115,15 +115,14 @@ class KeyIndex:
         *,
         after_crash: bool,
     ) -> None:
-        """Open the files of the index, and find out where to continue.
+        """Open the files of the index, and find out at which record to continue.
 
         The log must have been recovered. `durable` is the checkpoint file of the store, which also
-        receives RocketMQ's index time. `after_crash` says that the last run did not end cleanly:
-        files and entries behind the last mark are dropped. With `index_enable` off, nothing is
-        opened.
+        receives RocketMQ's index time. `after_crash` means that the last run did not end cleanly;
+        then files and entries that the last checkpoint does not count are dropped. If
+        `config.index_enable` is False, nothing is opened.
 
-        Raises StoreDamagedError if the size of a file is unknown or its header is not valid, and
-        OSError.
+        Raises StoreDamagedError if the size or header of a file is not valid, and OSError.
         """
         self._files = files
         self._directory = f"{config.root}/index"
@@ -191,12 +190,12 @@ class KeyIndex:
     # --- opening
 
     def _load_files(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
-        """Open the files, and find out where to continue: set `_position` and `_skip`.
+        """Open the files, and set `_position` and `_skip` to where indexing must continue.
 
-        An empty last file, files that are not of this log, and after a crash those that the mark
-        does not vouch for, are removed. `java_time_ms` is the store time up to which RocketMQ's
-        checkpoint vouches for the index. `catch_up` does later what takes long: it rebuilds slots,
-        and searches for holes.
+        Removes an empty last file, files that are not of this log, and after a crash files that are
+        newer than the last checkpoint. `mark` is the state that the checkpoint noted, and
+        `java_time_ms` the store time up to which RocketMQ's checkpoint says that the index is
+        durable. Slow work is left to `catch_up`.
         """
         end = self._log.records_end
         names = list_index_names(self._files, self._directory)
@@ -215,7 +214,11 @@ class KeyIndex:
             self._skip = 0
 
     def _continue_from_mark(self, mark: IndexMark, *, after_crash: bool) -> None:
-        """Find out where to continue by the mark of the last checkpoint."""
+        """Continue at the position that the last checkpoint noted in `mark`.
+
+        Drop entries behind it if the header cannot be trusted. Schedule a search for holes if the
+        number of files differs.
+        """
         self._position = mark.offset
         last_file = self._last
         if last_file is not None:
@@ -229,10 +232,13 @@ class KeyIndex:
             self._hole_search = self._search_holes()
 
     def _go_back_to_mark(self, last_file: IndexFile, mark: IndexMark) -> None:
-        """Drop the entries behind the mark from the last file, and let its slots be rebuilt."""
+        """Drop the entries behind the mark from the last file, and schedule a rebuild.
+
+        `catch_up` then rebuilds the slots.
+        """
         last_file.next_number = min(mark.entries, last_file.geometry.entry_count)
-        # A mark counts wrongly if RocketMQ has opened the store since and was killed: RocketMQ
-        # continues from an older header, and adds the last record again.
+        # The number in the mark is wrong if RocketMQ has opened the store since, and was killed:
+        # RocketMQ continues from an older header, and adds the last record again.
         if not do_entries_end_at(self._index_files, self._log, mark.offset, QUERY_BACKLOG_MAX):
             self._position = last_file.position_of(last_file.next_number - 1)
             last_file.next_number = last_file.first_number_at(self._position)
@@ -243,10 +249,11 @@ class KeyIndex:
         return IndexFile.open(self._files, f"{self._directory}/{name}", self._geometry)
 
     def _drop_after_crash(self, names: list[str], mark: IndexMark, java_time_ms: int) -> list[str]:
-        """Remove files that the last checkpoint does not vouch for. Return the names that are left.
+        """Remove the files that may not have reached the disk. Return the names that are left.
 
-        From the first such file on, all are removed, durably. The mark vouches for files up to its
-        own. If there is no mark, RocketMQ's index time vouches for files that end before it.
+        A file is durable if the last checkpoint's mark names it or a later file. If there is no
+        mark, a file is durable if it ends before RocketMQ's index time. The first file that is not
+        durable and all files behind it are removed, durably.
         """
 
         def is_vouched_for(name: str) -> bool:
@@ -290,11 +297,12 @@ class KeyIndex:
             return
 
     def _continue_from_headers(self, end: int) -> None:
-        """Find out where to continue in files that another program wrote, from their headers.
+        """Continue behind the last entry of files that another program wrote.
 
-        The files are complete up to the last record that has an entry, and `_skip` is the number of
-        its entries. If the log was restored from a copy, it may be shorter than the files say; then
-        the entries behind its `end` are dropped. Begins a search for holes.
+        If the log was restored from a copy, it may end before the files do. Then the entries from
+        `end`, the end of the log, on are dropped. Otherwise `_position` becomes the last indexed
+        record, and `_skip` the number of its entries, because it may have more keys. A search for
+        holes begins.
         """
         files = self._index_files
         while files and (files[-1].is_empty or files[-1].position_of(1) >= end):
@@ -315,9 +323,9 @@ class KeyIndex:
         self._hole_search = self._search_holes()
 
     def _schedule_rebuild(self, file: IndexFile, end_number: int) -> None:
-        """Drop the entries from number `end_number` on, and let `catch_up` rebuild the slots.
+        """Drop the entries of `file` from `end_number` on; `catch_up` will rebuild its slots.
 
-        The index does not advance before that is done.
+        No record is indexed before that is done.
         """
         file.next_number = end_number
         end_ms = 0
@@ -362,9 +370,10 @@ class KeyIndex:
     def catch_up(self, bytes_max: int = SLICE_BYTES) -> bool:
         """Index about `bytes_max` bytes of the log. Call it again while it returns False.
 
-        Before that, loads or rebuilds slots if necessary; afterwards searches for holes. Return
-        True if nothing remains to be done, or if nothing can be done now: the index is disabled, is
-        being flushed, or cannot be written (logged once).
+        First loads or rebuilds slots if necessary, and at the end searches for holes (records that
+        other programs forgot to index). Return True if nothing remains to be done, or if nothing
+        can be done now: the index is disabled, another thread uses it, or it cannot be written
+        (logged once).
         """
         if not self.is_enabled or not self._lock.acquire(blocking=False):
             return True
@@ -405,9 +414,10 @@ class KeyIndex:
         importlib.import_module(_COLUMNS)
 
     def tick(self, log_time_ms: int) -> None:
-        """Index a slice of the log, and make a flush due every FLUSH_S seconds.
+        """Index a slice of the log, and every FLUSH_S seconds note that a flush is due.
 
-        `log_time_ms` is the store time of the last record of the log. Called periodically.
+        `flush_due` then writes, in another thread. `log_time_ms` is the store time of the last
+        record of the log. Called periodically.
         """
         if self.catches_up_on_tick:
             self.catch_up()
@@ -430,7 +440,7 @@ class KeyIndex:
     def _try_to_write(self, work: Callable[[], bool]) -> bool:
         """Return the result of `work()`, or False if it raises OSError.
 
-        The first error of an outage is logged, and when `work` succeeds again.
+        The first error of an outage is logged, and then the first success.
         """
         try:
             result = work()
@@ -474,9 +484,9 @@ class KeyIndex:
         return self._position - start
 
     def _index_records(self, segment: "Segment", start: int, end: int) -> None:
-        """Index the records of a file that begin in [start, end), and move behind them.
+        """Index the records of a file that begin in [start, end). Set `_position` to their end.
 
-        The positions are those of the log. Raises OSError.
+        All positions count in the log, not in the file. Raises OSError.
         """
         from sluicemq.store.index import columns  # noqa: PLC0415 - imports NumPy
 
@@ -488,10 +498,10 @@ class KeyIndex:
         self._skip = 0
 
     def _add_entries(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
-        """Add entries for keys, after the first `_skip` of them, and create files as necessary.
+        """Add entries for keys, except the first `_skip` ones. Create files as necessary.
 
-        Record i begins at position base + starts[i]. Raises OSError; then `_position` and `_skip`
-        are those of the first key that has no entry.
+        Record i begins at position `base` + `starts[i]`. Raises OSError; then `_position` and
+        `_skip` name the first key that has no entry.
         """
         added_count = self._skip
         key_count = len(columns.hashes)
@@ -515,7 +525,7 @@ class KeyIndex:
     def _begin_file(self, last_file: IndexFile | None) -> IndexFile:
         """Create the next file, and return it. `last_file` is full, or None if there is no file.
 
-        Before, `last_file` and RocketMQ's index time are written. Raises OSError.
+        First writes slots and header of `last_file` and RocketMQ's index time. Raises OSError.
         """
         if last_file is not None:
             self._durable.write_index_time(last_file.end_ms)
@@ -536,9 +546,9 @@ class KeyIndex:
     # --- holes in files of other programs
 
     def _search_holes(self) -> Iterator[None]:
-        """Search for records with keys that no file contains; build the index again if there are.
+        """Search the gaps between files for records with keys; if there are any, drop all files.
 
-        The work is done while iterating.
+        The log is then indexed from its start. The work is done while the caller iterates.
         """
         offset = self._log.start
         for file in list(self._index_files):
@@ -575,12 +585,11 @@ class KeyIndex:
         *,
         is_unique: bool = False,
     ) -> KeyQueryResult | None:
-        """Return up to `count_max` visible messages of a topic that have a key.
+        """Return up to `count_max` visible messages of a topic with this key, or None if disabled.
 
-        With `is_unique`, `key` must be the unique key of a message; otherwise it may also be one of
-        its keys. The messages were stored from `begin_ms` to `end_ms`, both included.
-
-        Return None if the index is disabled.
+        If `is_unique`, `key` must be the unique key of a message; otherwise it may also be one of
+        its keys. The messages were stored from `begin_ms` to `end_ms`, both included. If the index
+        lags too far behind the log, the result has no messages, and `behind_bytes` says how far.
         """
         if not self.is_enabled:
             return None
@@ -620,8 +629,7 @@ class KeyIndex:
     def find_candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Yield the positions of records that may have this key and time, the newest first.
 
-        Records with another key of the same hash may be among them, and records whose store time is
-        up to 999 ms outside the range.
+        Some may have another key with the same hash, or a time up to 999 ms outside the range.
         """
         key_hash = hash_key(topic, key)
         for file in reversed(self._index_files):
@@ -641,8 +649,8 @@ class KeyIndex:
     def flush_due(self) -> None:
         """Write slots and header of the last file, and the index time, if a flush is due.
 
-        RocketMQ needs them if it opens the store next. The files are not synced: see
-        `paths_to_sync`. An OSError is only logged. May be called in any thread.
+        RocketMQ needs them if it opens the store next. The files are not synced; `paths_to_sync`
+        names them. An OSError is only logged. May be called in any thread.
         """
         due_ms = self._flush_due_ms
         self._flush_due_ms = None
@@ -665,7 +673,7 @@ class KeyIndex:
                 self._try_to_write(flush)
 
     def _find_indexed_time_ms(self, log_time_ms: int) -> int:
-        """Return the store time up to which everything is indexed.
+        """Return the store time of the last record up to which all records are indexed.
 
         `log_time_ms` is the store time of the last record of the log.
         """
@@ -675,7 +683,7 @@ class KeyIndex:
         return newest_ms
 
     def _is_flushed(self, log_time_ms: int) -> bool:
-        """Return whether a flush has nothing to write; also if the index is disabled."""
+        """Return whether a flush would write nothing, or the index is disabled."""
         if not self.is_enabled:
             return True
         last_file = self._last
@@ -684,10 +692,10 @@ class KeyIndex:
         return self._find_indexed_time_ms(log_time_ms) == self._durable.index_time_ms
 
     def current_mark(self) -> IndexMark:
-        """Return the mark for the next checkpoint. `paths_to_sync` must be synced before it.
+        """Return the state of the index for the next checkpoint. First sync `paths_to_sync`.
 
-        While holes are searched, or a record is indexed only in part, the state counts as unknown:
-        an `IndexMark()`. If the index is disabled, return the mark that the start found.
+        While holes are searched, or only some keys of a record are indexed, return `IndexMark()`,
+        which means unknown. If the index is disabled, return the mark of the last checkpoint.
         """
         if not self.is_enabled:
             return self._found_mark
@@ -717,7 +725,7 @@ class KeyIndex:
             return paths
 
     def mark_after_truncation(self, end: int) -> IndexMark:
-        """Return the mark of the index as `truncate(end)` will leave it, without changing anything.
+        """Return the mark of the index after `truncate(end)`, without changing anything.
 
         All changes of the index must have been synced before.
         """

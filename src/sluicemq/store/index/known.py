@@ -37,7 +37,11 @@ class KnownKeys:
     def note_batch(
         self, topic: str, batch: "Batch", encoded: "EncodedRecords", stored_ms: int
     ) -> None:
-        """Note a batch of `topic` that was appended at `stored_ms`; `encoded` has its positions."""
+        """Remember the keys of a batch of `topic` that was appended at `stored_ms`.
+
+        `encoded` has the positions of its records in the log. Does nothing if there is no index, or
+        if the keys cannot be told from the batch alone.
+        """
         if not self._is_wanted:
             return
         from sluicemq.store.index.columns import key_columns_of_batch  # noqa: PLC0415 - imports NumPy
@@ -62,10 +66,11 @@ class KnownKeys:
         return self._batches[0].start if self._batches else None
 
     def take(self, position: int, goal: int, bytes_max: int) -> KnownBatch | None:
-        """Remove the consecutive batches that begin at `position`, and return them as one.
+        """Remove the consecutive batches that begin at `position`, and return them joined into one.
 
-        They end at position `goal` at most. Stop after `bytes_max` bytes of the log. Return None if
-        no batch begins at `position`, or if it ends after `goal`.
+        Batches that end after position `goal` stay. Stop when the joined batch has `bytes_max`
+        bytes of the log or more. Return None if no batch begins at `position`, or if it ends after
+        `goal`.
         """
         batches: list[KnownBatch] = []
         end = position
@@ -83,7 +88,7 @@ class KnownKeys:
 
 
 def _join_batches(batches: Sequence[KnownBatch]) -> KnownBatch:
-    """Return consecutive batches as one batch."""
+    """Join batches that follow one another in the log into one batch."""
     import numpy as np  # noqa: PLC0415 - loaded already if there are batches
 
     # The numbers of records count from the first record of the joined batch.

@@ -34,8 +34,11 @@ _CHUNK_UNITS: Final = 256
 def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> int:
     """Build wheel, timer log and checkpoint of a store from its commit log, as of `now_ms`.
 
-    Return the number of timed messages that wait, overdue ones included. If the existing files
-    can be trusted, change nothing and return 0. The call blocks. Raises OSError and StoreError.
+    The wheel is a ring of slots by due time; the timer log has an entry for each timed message. If
+    the existing files can be trusted, nothing is changed.
+
+    Return the number of timed messages that wait to be delivered, including those that are overdue
+    at `now_ms`. Return 0 if nothing was built. The call blocks. Raises OSError and StoreError.
     """
     timers = TimerFiles(
         store,
@@ -56,7 +59,11 @@ class _Building:
     def __init__(
         self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: TimerStart
     ) -> None:
-        """Prepare a build into `timers`, whose `load` returned `start`."""
+        """Prepare to build the files of `timers`.
+
+        `start` is the result of `timers.load()`. `now_ms` is the time for which the files are
+        built: messages that are due earlier are overdue.
+        """
         self._store = store
         self._timers = timers
         self._now_ms = now_ms
@@ -70,11 +77,13 @@ class _Building:
         self._waiting = 0
 
     def run(self) -> int:
-        """Read the whole timer queue, fill wheel and log, save and seal them.
+        """Read the whole timer queue, and write wheel, timer log and checkpoint for it.
 
-        Messages that the checkpoint counts as delivered, or whose delivery is found in their own
-        queue, are left out. The other overdue ones are added to the first slot. Return the
-        number of messages that wait.
+        Messages that were delivered are left out, according to the checkpoint or because the
+        delivery is found in the message's own queue. Other overdue messages go to the first slot.
+        At the end the files are sealed: marked as complete and trusted.
+
+        Return the number of messages that wait to be delivered.
         """
         last_record = self._read_queue()
         late_records = self._read_late_records()
@@ -91,9 +100,10 @@ class _Building:
         return self._waiting
 
     def _read_queue(self) -> ParsedRecord | None:
-        """Add the messages of the timer queue to their slots, and look up which were delivered.
+        """Add the messages of the timer queue to their slots; collect the overdue ones.
 
-        Return the record of the last message; None if it cannot be read, or the queue is empty.
+        The overdue messages that were not delivered are in `_undelivered` afterwards. Return the
+        record of the last message. Return None if it cannot be read, or if the queue is empty.
         """
         last_record = None
         for offset, position, record in self._iter_queue():
@@ -108,7 +118,10 @@ class _Building:
         return last_record
 
     def _read_late_records(self) -> list[tuple[ParsedRecord, int]]:
-        """Return (record, magic) of the overdue messages that must be delivered."""
+        """Read the records of the messages in `_undelivered`; leave out recalled and lost ones.
+
+        Return a list of (record, magic), where magic contains the flags of the timer log's entry.
+        """
         late_records = []
         for message in self._undelivered:
             record = self._read_undelivered(message)
@@ -117,12 +130,16 @@ class _Building:
         return late_records
 
     def _is_last_unit(self, record: ParsedRecord) -> bool:
-        """Return whether the last unit of the timer log is that of this record."""
+        """Return whether the last unit (entry) of the timer log is the unit of this record."""
         unit = self._timers.last_unit
         return unit is not None and unit.position == record.physical_offset
 
     def _save_files(self, replay_offset: int) -> None:
-        """Write wheel, log and checkpoint. For `replay_offset` see `store.timers.files`."""
+        """Write wheel, timer log and checkpoint to the disk.
+
+        `replay_offset` is the offset in the timer queue of the first message that may still have to
+        be delivered although the checkpoint's times say that it was.
+        """
         saving = self._timers.save(
             read_ms=self._read_ms,
             now_ms=self._now_ms,
@@ -154,10 +171,11 @@ class _Building:
                 offset += 1
 
     def _add_or_look_up(self, record: ParsedRecord) -> None:
-        """Add a message to its slot if it is not due yet.
+        """Add a message of the timer queue to its slot, or note it as overdue.
 
-        An overdue message waits until `_look_up_deliveries` knows whether it was delivered, and an
-        overdue recall is remembered. A message that the checkpoint counts as delivered is skipped.
+        An overdue message waits in `_overdue` until `_look_up_deliveries` finds out whether it was
+        delivered. An overdue recall, which cancels a message, is noted in `_recalls`. A message
+        without a valid due time, or that was delivered according to the checkpoint, is skipped.
         """
         assignment = self._rules.assign_slot(record, self._read_ms)
         if assignment is None:
@@ -165,6 +183,7 @@ class _Building:
         slot_ms, magic = assignment
         is_roll = bool(magic & MAGIC_ROLL)
         is_recall = bool(magic & MAGIC_DELETE)
+        # A message that rolls is only put into the timer queue again, when its slot begins.
         due_ms = slot_ms + 1 if is_roll else self._rules.compute_due_ms(record)
         is_old = record.queue_offset < self._replay_offset
         was_due = slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms
@@ -183,10 +202,11 @@ class _Building:
             self._overdue.add(record, message, position_min, is_roll=is_roll)
 
     def _look_up_deliveries(self) -> None:
-        """Add the overdue messages that were not delivered to `_undelivered`.
+        """Move the messages in `_overdue` that were not delivered to `_undelivered`.
 
-        Afterwards no message waits in `_overdue`.
+        The delivered messages are dropped, so `_overdue` is empty afterwards.
         """
+        # The generator yields between its steps, and returns the messages at the end.
         steps = self._overdue.find_undelivered()
         while True:
             try:
@@ -213,7 +233,10 @@ class _Building:
         return record
 
     def _add_unit(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
-        """Append a unit for a record to the chain of a slot."""
+        """Append a unit (an entry of the timer log) for a record to the slot at `slot_ms`.
+
+        `magic` contains the flags of the unit.
+        """
         topic, _ = target_queue(record)
         self._timers.add_unit(
             slot_ms,

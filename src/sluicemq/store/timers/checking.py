@@ -49,11 +49,13 @@ _UNIT_DTYPE: Final = [
 def find_disagreement(
     wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: int
 ) -> str | None:
-    """Compare wheel and log for the slots from `from_ms` on, and return what is wrong as a phrase.
+    """Compare wheel and timer log for the slots from `from_ms` on; describe the first difference.
 
-    Return None if wheel and log agree, or if neither exists. Checked are, in this order: the fields
-    of the units, the end of the log, the chain of each slot, and the ends of the chains in the
-    wheel. Only the last READ_BYTES_MAX of the log are read. Raises OSError.
+    The wheel has the last unit (log entry) of each slot; each unit names the one before it in its
+    slot. Both must agree. Only the last READ_BYTES_MAX of the log are read.
+
+    Return a phrase such as "the unit at 52 of the timer log is damaged". Return None if wheel and
+    log agree, or if neither exists. Raises OSError.
     """
     if log.end == log.start == 0 and not wheel.exists:
         return None
@@ -89,8 +91,10 @@ def _read_live_units(
 ) -> _LiveUnits:
     """Return the units from position `log_start` on that belong to slot `first_second` or later.
 
-    They are sorted by slot, in each slot in the order of the log. Raises _DisagreementError if a
-    unit is damaged, or if the log ends early, and OSError.
+    A slot number is a time divided by `precision_ms`. The units are sorted by slot, and within a
+    slot in the order of the log.
+
+    Raises _DisagreementError if a unit is damaged or the log ends before `log.end`, and OSError.
     """
     import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
 
@@ -113,9 +117,10 @@ def _read_live_units(
 def _select_live_units(
     units: "NDArray[Any]", position: int, first_second: int, precision_ms: int
 ) -> _LiveUnits:
-    """Return those of the units that belong to slot `first_second` or later.
+    """Select the units that belong to slot number `first_second` or later.
 
-    The first one of `units` is at `position` of the timer log.
+    `units` is a structured array, whose first unit is at `position` of the timer log. A slot number
+    is a time divided by `precision_ms`.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
@@ -126,7 +131,7 @@ def _select_live_units(
 
 
 def _join_and_sort(parts: "Sequence[_LiveUnits]") -> _LiveUnits:
-    """Return the units of all parts, sorted by slot, in each slot in the order of the log."""
+    """Join the parts, and sort the units by slot, and within a slot in the order of the log."""
     import numpy as np  # noqa: PLC0415 - see above
 
     if not parts:
@@ -142,19 +147,24 @@ def _join_and_sort(parts: "Sequence[_LiveUnits]") -> _LiveUnits:
 def _check_chains(
     live: _LiveUnits, log_start: int, first_second: int, precision_ms: int
 ) -> dict[int, int]:
-    """Return the position of the last unit of each slot, by slot divided by the precision.
+    """Check that the units of each slot form a chain. Return the position of each slot's last unit.
 
-    Raises _DisagreementError if the wheel cannot have a slot, or if the units of a slot do not form
-    a chain: each must refer to the one before it. A chain may begin before `log_start`, the part of
-    the log that was read.
+    Each unit must name the position of the unit before it in the same slot. The first one must have
+    NO_UNIT, or a position before `log_start`, where the part that was read begins. The result maps
+    slot numbers (times divided by `precision_ms`) to positions.
+
+    Raises _DisagreementError if a chain is broken, or if a slot is too far in the future.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
     seconds = live.seconds
+    # The wheel reaches half a turn into the future.
     if len(seconds) and int(seconds[-1]) >= first_second + SLOTS // 2:
         due_ms = int(seconds[-1]) * precision_ms
         raise _DisagreementError(f"a unit of the timer log is due at {due_ms} ms, beyond the wheel")
 
+    # `live` is sorted by slot, so a unit is the first of its slot if its second differs from the
+    # one before.
     is_first_of_slot = np.diff(seconds, prepend=-1) != 0
     expected_previous = np.where(is_first_of_slot, NO_UNIT, np.roll(live.positions, 1))
     begins_before = is_first_of_slot & (live.previous < log_start)
@@ -191,11 +201,14 @@ def recover_units(
 ) -> RecoveredUnits:
     """Add the good units behind `log.end` to the slots of `wheel`, in memory.
 
-    `log.end` is the end according to the checkpoint; it does not change. Units that a slot has
-    already are not added twice. `queue_offset` is the offset of the first message of the timer
-    queue that is not in the files. A unit is good if `record_at(position, size)` returns its
-    message from the commit log, with an offset behind that of the unit before. The function stops
-    at the first unit that is not good. Raises OSError.
+    The last checkpoint counts the units (log entries) up to `log.end`; a crash may have left more.
+    A unit is good if its message is in the commit log, and follows the message of the unit before
+    in the timer queue. `record_at(position, size)` returns the record of a message, or None.
+    `queue_offset` is the offset in the timer queue of the first message that is not in the files.
+    The function stops at the first unit that is not good.
+
+    Return the end of the good units, the next queue offset, and the position of the last record
+    (NO_UNIT if no unit is good). `log.end` is not changed. Raises OSError.
     """
     end = log.end
     record_position = NO_UNIT
@@ -215,7 +228,10 @@ def recover_units(
 
 
 def _add_to_slot(wheel: TimerWheel, position: int, unit: TimerUnit) -> None:
-    """Add a unit of the timer log to its slot, in memory, unless the slot has it already."""
+    """Add a unit to its slot of the wheel, in memory, unless the slot has it already.
+
+    `position` is the position of the unit in the timer log.
+    """
     slot = wheel.get(unit.due_ms)
     count_change = -1 if unit.magic & MAGIC_DELETE else 1  # a recall cancels a message
     if slot is None:
@@ -231,12 +247,14 @@ def _compare_with_wheel(
     first_second: int,
     precision_ms: int,
 ) -> None:
-    """Compare the slots of the wheel with the ends of the chains in the log.
+    """Raise _DisagreementError if the wheel and the timer log differ about the last unit of a slot.
 
-    `end_by_second` maps slots, divided by the precision, to the positions of their last units in
-    the log. The log was read from `log_start` on, so a chain that ends before is not among them.
-    The wheel is compared from slot `first_second` on, for half a turn. Raises _DisagreementError at
-    the first difference. Removes the slots that the wheel has from `end_by_second`.
+    `end_by_second` has the positions of the last units according to the log, by slot number (time
+    divided by `precision_ms`). Slots are compared from number `first_second` on, for half a turn of
+    the wheel. A slot whose last unit is before `log_start` is not in the log's part, and is
+    accepted.
+
+    Slots that the wheel has are removed from `end_by_second`.
     """
     start_ms = first_second * precision_ms
     for time_ms in wheel.iter_occupied_ms(start_ms, start_ms + SLOTS // 2 * precision_ms):
@@ -256,10 +274,11 @@ def _compare_with_wheel(
 
 
 def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tuple[int, int]]:
-    """Return (due time in ms, commit log position) of units whose messages retention has removed.
+    """Return (due time in ms, commit log position) of units whose messages no longer exist.
 
-    These are the units that are due from `from_ms` on and whose messages are before `log_start`,
-    the beginning of the commit log. Recalls (MAGIC_DELETE) are left out. Raises OSError.
+    Retention has removed the messages before `log_start`, the beginning of the commit log. Only
+    units that are due at `from_ms` or later are returned. Recalls, which cancel messages, are left
+    out. Raises OSError.
     """
     if not log_start or not log.end:
         return []
@@ -276,6 +295,7 @@ def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tupl
             units["position"][removed_indices].tolist(),
             strict=True,
         )
+        # Units are in the order of the commit log: all later messages still exist.
         if len(units) and units["position"][-1] >= log_start:
             break
     return removed_units
@@ -284,8 +304,8 @@ def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tupl
 def iter_unit_arrays(log: TimerLog, start: int, end: int) -> "Iterator[tuple[int, NDArray[Any]]]":
     """Yield (position, units) for the units of the timer log's files in [start, end).
 
-    `units` is a structured NumPy array. The iteration stops at the first position where no complete
-    unit can be read. Raises OSError.
+    `units` is a structured NumPy array of consecutive units, the first of which is at `position`.
+    The iteration stops at the first position at which no complete unit can be read. Raises OSError.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
@@ -306,7 +326,7 @@ def iter_unit_arrays(log: TimerLog, start: int, end: int) -> "Iterator[tuple[int
 
 
 def _are_valid(units: "NDArray[Any]") -> "NDArray[np.bool_]":
-    """Return for each unit whether its fields have values that a unit can have."""
+    """Return an array of bools that says for each unit whether its fields have possible values."""
     magics = units["magic"]
     is_valid: NDArray[np.bool_] = (
         (units["unit_bytes"] == UNIT_BYTES)

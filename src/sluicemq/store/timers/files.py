@@ -83,7 +83,7 @@ class TimerUnit(NamedTuple):
     """A unit of the timer log.
 
     `write_ms` and `delay_ms` are milliseconds; their sum is the slot. `previous` is the position of
-    the previous unit in the timer log, and `position` that of the message in the commit log.
+    the previous unit in the timer log. `position` is the position of the message in the commit log.
     """
 
     unit_bytes: int
@@ -103,7 +103,7 @@ class TimerUnit(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether the fields have values that a unit can have."""
+        """Whether the fields have possible values: the right size and flags, and a message."""
         return (
             self.unit_bytes == UNIT_BYTES
             and bool(self.magic & MAGIC_DEFAULT)
@@ -135,12 +135,14 @@ class TimerLog:
     # --- The files
 
     def load(self, end: int, *, removes: bool = True) -> None:
-        """Find the files. The next unit is appended at `end`, limited to the range of the files.
+        """Find the files, and set `end`, the position at which the next unit is appended.
 
-        Units behind `end` stay in the files: see `iter_stored_units` and `truncate`. An empty or
-        missing file ends the log, and the files behind it are removed. With `removes=False`, which
-        tools use, nothing on disk is changed. Raises StoreDamagedError if a file has a wrong size,
-        and OSError.
+        `end` is limited to the range of the files. Units behind it stay in the files:
+        `iter_stored_units` reads them, and `truncate` removes them. An empty or missing file ends
+        the log, and later files are removed. If `removes` is False, which tools use, nothing on
+        disk is changed.
+
+        Raises StoreDamagedError if a file has a wrong size, and OSError.
         """
         self._segments.load(is_derived=True, removes=removes)
         if not len(self._segments):
@@ -158,7 +160,7 @@ class TimerLog:
         self._tail_start = self.end = end
 
     def truncate(self, end: int) -> None:
-        """Remove everything from `end` on, durably, and continue at `end`.
+        """Remove all units from position `end` on, durably. The next unit is appended at `end`.
 
         Later files are removed, and the rest of the file that contains `end` is zeroed. Raises
         OSError.
@@ -188,7 +190,7 @@ class TimerLog:
     # --- Units
 
     def unit_at(self, position: int) -> TimerUnit | None:
-        """Return the unit at a position, None if the log does not reach so far."""
+        """Return the unit at a position, from memory or the files; None if the log ends before."""
         if position >= self._tail_start:
             index = position - self._tail_start
             if index + UNIT_BYTES > len(self._tail):
@@ -197,14 +199,15 @@ class TimerLog:
         return self._read_stored_unit(position)
 
     def _read_stored_unit(self, position: int) -> TimerUnit | None:
-        """Return the 52 bytes at a position of the files as a unit, also behind `end`.
+        """Read the unit at a position from the files. Its fields may be invalid.
 
-        Return None if no file contains them. The unit may be invalid.
+        The position may be behind `end`. Return None if no file contains it.
         """
         segment = self._segments.at(position)
         if segment is None or position + UNIT_BYTES > segment.end or position < 0:
             return None
         if position + UNIT_BYTES > self._dense_end:
+            # The file may have holes here, which cannot be read through a map on a full tmpfs.
             return TimerUnit._make(UNIT.unpack(segment.read(position, UNIT_BYTES)))
         return TimerUnit._make(UNIT.unpack_from(segment.view(), position - segment.base))
 
@@ -218,14 +221,16 @@ class TimerLog:
         size_bytes: int,
         topic_hash: int,
     ) -> int:
-        """Append a unit in memory and return its position. It is called for every timed message.
+        """Append a unit in memory, and return its position. HOT: called for every timed message.
 
-        `previous` is the position of the previous unit of the slot, or NO_UNIT. `position` and
-        `size_bytes` are those of the message in the commit log. `topic_hash` is the hash of the
-        topic to which it is delivered.
+        `previous` is the position of the previous unit of the same slot, or NO_UNIT. `magic`
+        contains flags. The record of the message has `size_bytes` at `position` of the commit log.
+        `topic_hash` is the hash of the topic to which it is delivered. `write_ms` + `delay_ms` is
+        the slot.
 
-        `delay_ms` has 32 bits in the file. If it does not fit, the rest is added to `write_ms`:
-        only their sum, which is the slot, counts.
+        `delay_ms` has 32 bits in the file. If it does not fit, a part of it is added to `write_ms`,
+        so that the sum stays the same. If a file has no room for the unit, a blank fills the file,
+        and the unit begins the next one.
         """
         fitting_ms = min(max(delay_ms, -(1 << 31)), (1 << 31) - 1)
         if fitting_ms != delay_ms:
@@ -243,7 +248,7 @@ class TimerLog:
         return unit_position
 
     def write(self) -> None:
-        """Write the appended units to the files, and create files as necessary. Sync nothing.
+        """Write the appended units to the files, without syncing them. Create files as necessary.
 
         Raises OSError; then all units stay in memory for the next call.
         """
@@ -289,10 +294,10 @@ class TimerLog:
                 segment.file().sync()
 
     def iter_stored_units(self, start: int) -> Iterator[tuple[int, TimerUnit]]:
-        """Yield (position, unit) from the files, from `start` up to the first invalid unit.
+        """Yield (position, unit) for the units in the files, from position `start` on.
 
-        Blanks at the ends of files are skipped. Units behind `end` are yielded too; units that are
-        only in memory are not.
+        The iteration stops at the first invalid unit, not at `end`. Blanks at the ends of files are
+        skipped. Units that are only in memory are not yielded.
         """
         position = start
         while True:
@@ -306,7 +311,7 @@ class TimerLog:
                 return
 
     def _is_blank(self, position: int) -> bool:
-        """Return whether a blank at this position closes its file."""
+        """Return whether a blank at this position fills the rest of its file."""
         segment = self._segments.at(position)
         if segment is None or position + _BLANK.size > segment.end:
             return False
@@ -326,10 +331,9 @@ class TimerLog:
         return segment.read(position, min(size, segment.end - position))
 
     def checksum(self, end: int) -> int:
-        """Return a CRC-32 of the last `CHECKED_BYTES` of the files before `end`.
+        """Return a CRC-32 of the last `CHECKED_BYTES` of the files before position `end`.
 
-        It also covers the positions of the bytes. Units before them are checked when their slots
-        are loaded. Raises OSError.
+        It covers the bytes and their positions. Raises OSError.
         """
         crc = 0
         position = max(end - CHECKED_BYTES, self.start)
@@ -418,8 +422,8 @@ class TimerWheel:
     def check_size(self, *, removes: bool = True) -> None:
         """Raise StoreDamagedError if the file exists and has a wrong size.
 
-        An empty file is left by a crash during its creation. It is removed, or with
-        `removes=False` accepted.
+        A file of 0 bytes is accepted, because a crash during its creation leaves one. It is
+        removed, unless `removes` is False.
         """
         if not self.exists:
             return
@@ -442,7 +446,7 @@ class TimerWheel:
         return file
 
     def checksum(self) -> int:
-        """Return the `identity.content_checksum` of the file, 0 without a file."""
+        """Return a CRC-32 of the content of the file; 0 if the file does not exist."""
         if not self.exists:
             return 0
         return content_checksum(self._open_file())
@@ -465,10 +469,11 @@ class TimerWheel:
     # --- Slots
 
     def get(self, time_ms: int) -> Slot | None:
-        """Return the slot of a time, None if it is empty. HOT: called for every timed message.
+        """Return the slot of a time; None if it is empty. HOT: called for every timed message.
 
-        A slot locates the units (log entries) that are due in one interval of the precision.
-        A slot of another turn of the wheel counts as empty.
+        A slot covers `precision_ms`. It locates the first and last unit (log entry) that are due
+        then. The wheel is a ring, so the place of a slot may have one of an earlier or later turn;
+        then the slot of `time_ms` is empty.
         """
         time = time_ms // self.precision_ms
         index = time % SLOTS
@@ -515,9 +520,13 @@ class TimerWheel:
             time = stop
 
     def _find_changed_times(self, start: int, stop: int) -> set[int]:
-        """Return the times in [start, stop) that may have a slot in memory."""
+        """Return times in [start, stop) that may have a slot in memory, changed but not on disk.
+
+        Times are divided by the precision. Some may be times of another turn of the wheel.
+        """
         times: set[int] = set()
         for slots in (self._changed, self._writing):
+            # Examine whatever is fewer: the slots in memory, or the times.
             if len(slots) < stop - start:
                 times |= {slot.time for slot in slots.values() if start <= slot.time < stop}
             else:
@@ -525,7 +534,10 @@ class TimerWheel:
         return times
 
     def _read_stored_times(self, start: int, stop: int) -> set[int]:
-        """Return the times in [start, stop), within one turn, that have a slot in the file."""
+        """Return the times in [start, stop) that have a slot in the file.
+
+        Times are divided by the precision, and must be within one turn of the wheel.
+        """
         if self._file is None and not self.exists:
             return set()
         size = (stop - start) * SLOT_BYTES
@@ -542,9 +554,10 @@ class TimerWheel:
     # --- Writing
 
     def take_changed_slots(self) -> Mapping[int, Slot]:
-        """Return the changed slots, to be passed to `write`.
+        """Take the changed slots, by their index in the file, so that `write` can write them.
 
-        While an earlier write is not finished, return the slots of that write.
+        Later changes are kept apart, for the next call. If an earlier write has not been finished
+        with `finish_write`, return the slots of that write again.
         """
         if not self._writing:
             self._writing = self._changed
@@ -624,7 +637,7 @@ class TimerCheckpoint(NamedTuple):
         return _FIELDS.pack(*self[:7])
 
     def encode_extension(self) -> bytes:
-        """Return the bytes of SluiceMQ's extension with the CRC, which follow those of `encode`."""
+        """Return SluiceMQ's extension and its CRC, as they follow `encode` in the file."""
         extension = _EXTENSION.pack(
             _EXTENSION_MAGIC,
             self.done_ms,
@@ -637,9 +650,10 @@ class TimerCheckpoint(NamedTuple):
         return extension + _CRC.pack(zlib.crc32(self.encode() + extension))
 
     def matches_log(self, log: RecordSource) -> bool:
-        """Return whether the checkpoint proves what was delivered of the messages in this log.
+        """Return whether the checkpoint says what was delivered of the messages in this log.
 
-        The log must contain the checkpoint's last record, unless retention has removed it.
+        That is so if it has a `replay_offset`, and the log contains the last record that it names,
+        with the same CRC. A record that retention has removed counts as contained.
         """
         if self.replay_offset == NO_UNIT:
             return False
@@ -656,9 +670,10 @@ class TimerCheckpoint(NamedTuple):
 
 
 def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
-    """Return the checkpoint in a file, None if the file does not exist or contains only zeros.
+    """Read a checkpoint from a file; return None if there is no file or it contains only zeros.
 
-    Without a valid extension, the fields of SluiceMQ have their default values.
+    If the extension is missing or its CRC is wrong, the fields of the extension have their default
+    values.
     """
     if not files.exists(path):
         return None
@@ -675,7 +690,7 @@ def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
 
 
 def _has_valid_extension(content: bytes) -> bool:
-    """Return whether the content of a checkpoint file ends with an extension and its right CRC."""
+    """Return whether the content of a checkpoint file has the full length and the right CRC."""
     if len(content) != _CRC_OFFSET + _CRC.size:
         return False
     (crc,) = _CRC.unpack_from(content, _CRC_OFFSET)
@@ -683,10 +698,10 @@ def _has_valid_extension(content: bytes) -> bool:
 
 
 def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:
-    """Write a checkpoint to a file, durably. Raises OSError.
+    """Write a checkpoint to a file, and sync it. Raises OSError.
 
-    If the checkpoint does not prove what was delivered (`replay_offset` is NO_UNIT), the bytes of
-    the extension in the file are not changed.
+    The extension is written only if `replay_offset` is not NO_UNIT, that is, if the checkpoint says
+    what was delivered. Otherwise the old bytes of the extension stay; their CRC is then wrong.
     """
     directory = path.rpartition("/")[0]
     files.make_directory(directory)

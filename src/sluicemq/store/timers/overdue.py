@@ -42,7 +42,7 @@ class OverdueMessage(NamedTuple):
     """A message that was due before the start and may have been delivered.
 
     `position` is its position in the commit log, `slot_ms` its slot, and `due_ms` its exact due
-    time, in milliseconds since 1970. `magic` is that of its unit.
+    time, in milliseconds since 1970. `magic` contains the flags of its unit in the timer log.
     """
 
     position: int
@@ -54,11 +54,14 @@ class OverdueMessage(NamedTuple):
 
 
 def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
-    """Return a hash that only the records of one timed message and of its delivery share.
+    """Return a hash that is equal for a timed record and for its delivery.
 
-    It covers the unique id, TIMER_OUT_MS, the number of rolls, the born time and host, and the CRC
-    of the body. `more_rolls` is added to the number of rolls: 1 gives the key of the record after
-    the next roll, -1 that of the record before the last roll.
+    The delivery is the record in the message's own queue. The hash covers the unique id,
+    TIMER_OUT_MS, the number of rolls, the born time and host, and the CRC of the body.
+
+    A message that is due far in the future rolls: it is written to the timer queue again, with a
+    higher number of rolls. `more_rolls` is added to the number: 1 gives the hash of the record
+    after the next roll.
     """
     properties = record.properties
     roll_count = natural(find_property(properties, ROLL_COUNT_KEY) or b"") or 0
@@ -79,10 +82,10 @@ class DeliveryLookup:
     """
 
     def __init__(self, store: Store, end: int) -> None:
-        """Create a look-up in a store.
+        """Create a look-up of deliveries in a store, without messages.
 
-        `end` is the position of the end of the commit log at the start. Deliveries of earlier runs
-        are before it.
+        `end` is the end of the commit log when the broker started. Only deliveries before it are
+        found, because later ones are of this run.
         """
         self._store = store
         self._end = end
@@ -94,11 +97,11 @@ class DeliveryLookup:
     def add(
         self, record: TimedRecord, message: OverdueMessage, floor: int, *, is_roll: bool
     ) -> None:
-        """Let a message wait for the look-up.
+        """Add a message for the next call of `find_undelivered`.
 
-        A delivery of the message is at commit log position `floor` or behind it. With `is_roll`,
-        the next record of the message in the timer queue is looked up instead of a delivery in the
-        message's own queue.
+        Its delivery can only be at commit log position `floor` or later. If `is_roll`, the message
+        was to be written to the timer queue again instead of delivered; then that record is looked
+        up.
         """
         key = delivery_key(record, more_rolls=is_roll)
         queue = (TIMER_TOPIC, 0)
@@ -114,10 +117,10 @@ class DeliveryLookup:
         return self.waiting_count >= WAITING_MAX
 
     def find_undelivered(self) -> Generator[None, None, list[OverdueMessage]]:
-        """Return the waiting messages that were not delivered, in the order of their due times.
+        """Find the waiting messages that were not delivered, and forget all waiting messages.
 
-        Afterwards no message waits. The generator yields after each chunk of a queue, so that other
-        work can run.
+        The generator yields after each chunk of a queue, so that other work can run. It returns the
+        messages in the order of their due times.
         """
         waiting = self._waiting
         floors = self._floors
@@ -136,9 +139,11 @@ class DeliveryLookup:
     def _drop_delivered(
         self, queue: tuple[str, int], floor: int, messages_by_key: dict[bytes, list[OverdueMessage]]
     ) -> Generator[None]:
-        """Remove the messages whose delivery is in a queue, from position `floor` of the log on.
+        """Remove from `messages_by_key` the messages whose delivery is in a queue.
 
-        The keys of `messages_by_key` are those of `delivery_key`.
+        `queue` is the (topic, queue id). Only its messages from position `floor` of the commit log
+        on are read. The keys are results of `delivery_key`. The generator yields after each chunk
+        of the queue.
         """
         store = self._store
         offset = store.first_offset_from(*queue, floor)
@@ -154,15 +159,18 @@ class DeliveryLookup:
                 view = store.committed_record(position, size)
                 # Most records are no deliveries, which is cheap to find out.
                 if view is not None and TIMER_OUT_KEY in bytes(view):
-                    _drop_message_of(view, messages_by_key)
+                    _remove_delivered_message(view, messages_by_key)
             offset += len(units) // UNIT.size
             yield
 
 
-def _drop_message_of(
+def _remove_delivered_message(
     delivery: memoryview, messages_by_key: dict[bytes, list[OverdueMessage]]
 ) -> None:
-    """Remove the first message to which a delivered record belongs, if there is one."""
+    """Remove the message that the record `delivery` delivers from `messages_by_key`.
+
+    If several messages have the same key, the first one is removed. Does nothing if there is none.
+    """
     record = parse_record(delivery)
     if record is None:
         return

@@ -78,7 +78,7 @@ class ParsedRecord(NamedTuple):
 
 
 def parse_record(view: memoryview | bytes | None) -> ParsedRecord | None:
-    """Return the record at the beginning of `view`, which need not be a timed one.
+    """Parse the record at the beginning of `view`. It need not be a timed one.
 
     Return None if `view` is None or no complete record begins there.
     """
@@ -112,7 +112,11 @@ class SlotRules:
     """The rules of one broker: the precision of its wheel, and how far ahead slots may be."""
 
     def __init__(self, precision_ms: int, window_slots: int) -> None:
-        """Create the rules from the settings timerPrecisionMs and timerRollWindowSlot."""
+        """Create the rules for slots of `precision_ms`, with a window of `window_slots` slots.
+
+        A message that is due later than the window rolls: it is written to the timer queue again
+        before. The settings are timerPrecisionMs and timerRollWindowSlot.
+        """
         self.precision_ms = precision_ms
         """The width of a slot."""
         self._window_slots = window_slots
@@ -123,16 +127,21 @@ class SlotRules:
         return time_ms - time_ms % self.precision_ms
 
     def assign_slot(self, record: TimedRecord, write_ms: int) -> SlotAssignment | None:
-        """Return the slot and magic of a message that is read from the timer queue at `write_ms`.
+        """Choose slot and flags for a message that is read from the timer queue at `write_ms`.
 
-        Return None if the message has no valid TIMER_OUT_MS. A message that is due beyond the
-        window rolls: its unit is in the slot in which it is put into the timer queue again.
+        The slot normally contains the due time, TIMER_OUT_MS. A message that is due after the
+        window rolls: its slot is the one in which it is written to the timer queue again, and
+        MAGIC_ROLL is set. MAGIC_DELETE is set for a recall, which cancels a message.
+
+        Return None if the message has no valid TIMER_OUT_MS.
         """
         due_text = find_property(record.properties, TIMER_OUT_KEY)
         if due_text is None or not due_text.isdigit() or len(due_text) > _DIGITS_MAX:
             return None
         slot_ms = self.slot_start(int(due_text))
         magic = MAGIC_DEFAULT
+        # The window begins when the message was stored, not when it is read. So a late reader
+        # chooses the same slot.
         start_ms = min(self.slot_start(self.stored_at_ms(record, slot_ms)), write_ms)
         if slot_ms - start_ms >= self._window_ms:
             magic |= MAGIC_ROLL
@@ -142,10 +151,11 @@ class SlotRules:
         return SlotAssignment(slot_ms, magic)
 
     def _roll_slot(self, start_ms: int, slot_ms: int) -> int:
-        """Return the slot in which a message with slot `slot_ms`, beyond the window, rolls.
+        """Return the slot in which a message is written to the timer queue again.
 
-        The window begins at `start_ms`. The message rolls at its end, or half-way if less than a
-        third of a window would remain after that.
+        `slot_ms` is the message's own slot, and is beyond the window that begins at `start_ms`. The
+        result is the end of the window, or its middle if less than a third of a window would remain
+        afterwards.
         """
         left_ms = slot_ms - start_ms - self._window_ms
         rolled_slots = self._window_slots
@@ -154,9 +164,10 @@ class SlotRules:
         return start_ms + rolled_slots * self.precision_ms
 
     def stored_at_ms(self, record: TimedRecord, slot_ms: int) -> int:
-        """Return the broker's clock at the time when a record with slot `slot_ms` was stored.
+        """Return the time by the broker's clock at which a record was stored.
 
-        It is the store time of the record plus the lead that this clock had over the wall clock.
+        `slot_ms` is the slot of its due time, computed with that clock. The clock may be ahead of
+        the wall clock, with which the store time was read, so that lead is added.
         """
         due_ms = named_due_ms(record.properties, record.store_time_ms)
         if due_ms is None:
@@ -166,8 +177,8 @@ class SlotRules:
     def compute_due_ms(self, record: TimedRecord) -> int:
         """Return when a message is due, in milliseconds since 1970.
 
-        `assign_slot` must have accepted the record. Raises ValueError if TIMER_OUT_MS is not a
-        number.
+        The record must have a TIMER_OUT_MS that `assign_slot` accepts. Raises ValueError if
+        TIMER_OUT_MS is not a number.
         """
         out_ms = int(find_property(record.properties, TIMER_OUT_KEY) or 0)
         return exact_due_ms(
@@ -187,12 +198,13 @@ def slot_for_due_time(due_ms: int, precision_ms: int) -> int:
 def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_ms: int) -> int:
     """Return the exact due time of a stored message, in milliseconds since 1970.
 
-    It is later than `slot_ms`, by at most `precision_ms`. A relative delay counts from the store
-    time. For a message that has rolled, only TIMER_DELIVER_MS counts. If the broker's clock was
-    ahead of the wall clock (`clock.SteadyClock`) when the message was stored, that lead is added.
-    Without a due time in the properties, the message is due at the end of the slot.
+    `slot_ms` is the begin of the message's slot; the result is later by 1 ms to `precision_ms`. The
+    delay properties name the due time. A relative delay counts from the store time, and does not
+    count after the message has rolled (was written to the timer queue again). If the broker's clock
+    was ahead of the wall clock, that lead is added. Without a delay property, the message is due at
+    the end of the slot.
 
-    The function is called for every timed message.
+    HOT: called for every timed message.
     """
     due_ms = named_due_ms(properties, store_time_ms)
     if due_ms is None:
@@ -214,9 +226,11 @@ def clock_lead_ms(due_ms: int, slot_ms: int, precision_ms: int) -> int:
 def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
     """Return the due time that the delay properties of a stored message name, by the wall clock.
 
-    The result is in milliseconds since 1970, None if they name none. Relative delays count from
-    `store_time_ms`; after the message has rolled they do not count at all. The function is called
-    for every timed message.
+    The result is in milliseconds since 1970. It is None if no valid delay property exists. A
+    relative delay counts from `store_time_ms`. It is ignored if the message has rolled (was written
+    to the timer queue again), because then the store time is a later one.
+
+    HOT: called for every timed message.
     """
     has_rolled = ROLL_COUNT_KEY + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:

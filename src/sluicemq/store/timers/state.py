@@ -139,11 +139,14 @@ class TimerFiles:
     # --- Start
 
     def load(self) -> TimerStart:
-        """Load the files, discard them if they cannot be trusted, and return how the timers start.
+        """Load wheel, timer log and checkpoint, and return how the timers start.
 
-        Sets `checkpoint`, `queue_offset`, `record_position` and `log_end_at_start`. After a crash,
-        units behind the checkpoint are added to the slots. If the files are used, they are marked
-        as open; otherwise `start_rebuild` is called. The call blocks. Raises OSError.
+        If the files can be trusted, they are marked as open. After a crash, units that were written
+        after the checkpoint are added to the wheel. If the files cannot be trusted, they are
+        discarded with `start_rebuild`, and the result has `is_rebuilt`.
+
+        Sets `checkpoint`, `queue_offset`, `record_position` and `log_end_at_start`. The call
+        blocks. Raises OSError.
         """
         checkpoint = read_timer_checkpoint(self._files, self._check_path)
         self.checkpoint = checkpoint or TimerCheckpoint()
@@ -171,9 +174,10 @@ class TimerFiles:
         return TimerStart(is_rebuilt=False, is_exact=True, is_settled=is_settled)
 
     def _continue_from_checkpoint(self, first_offset: int, end_offset: int) -> None:
-        """Set the progress to that of the checkpoint.
+        """Set the progress to the values in the checkpoint, and `log_end_at_start`.
 
-        The timer queue contains the offsets [first_offset, end_offset).
+        The timer queue contains the offsets [first_offset, end_offset). An offset in the checkpoint
+        that is outside is moved to the nearer end.
         """
         self.queue_offset = min(max(self.checkpoint.queue_offset, first_offset), end_offset)
         self.log_end_at_start = self.log_position_of(self.queue_offset)
@@ -185,11 +189,14 @@ class TimerFiles:
         return find_disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
     def _load_files(self, checkpoint: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
-        """Load wheel and log, and check them against identity file and checkpoint.
+        """Load wheel and log, and check them against the identity file and the checkpoint.
 
-        Return (reason, is_settled). `reason` is a phrase that says why they cannot be trusted, ""
-        if they can. `is_settled` is True if the last run shut down cleanly with these files.
-        `is_exact` says that `checkpoint` belongs to this commit log.
+        The identity file says which store wrote the files, and whether they were closed cleanly.
+        `is_exact` says whether `checkpoint` belongs to this commit log.
+
+        Return (reason, is_settled). `reason` says why the files cannot be trusted, as a phrase for
+        the log; it is "" if they can. `is_settled` is True if the last run stopped cleanly with
+        these files.
         """
         try:
             self.wheel.check_size()
@@ -220,12 +227,11 @@ class TimerFiles:
         return "", is_sealed
 
     def start_rebuild(self, reason: str, *, is_exact: bool = True) -> None:
-        """Empty wheel and log, durably, and continue at the beginning of the timer queue.
+        """Empty wheel and log, durably, and set `queue_offset` to the beginning of the timer queue.
 
-        The caller then reads the whole timer queue again, from `queue_offset` on. `reason` is a
-        phrase for the log. Messages that wait but were removed by retention are logged as lost.
-        `is_exact` says whether the checkpoint proves what was delivered (`TimerStart`). Raises
-        OSError.
+        The caller then reads the timer queue from there. `reason` is a phrase for the log that says
+        why. Messages that still wait but whose records retention has removed are logged as lost.
+        `is_exact` says whether the checkpoint tells which messages were delivered. Raises OSError.
         """
         consequence = ""
         if not is_exact:
@@ -247,10 +253,10 @@ class TimerFiles:
         self.log_end_at_start = self.log_position_of(replay_offset)
 
     def _is_rebuild_expected(self) -> bool:
-        """Return whether a rebuild of the files needs no warning.
+        """Return whether a rebuild of the files is normal, so that it is not logged as a warning.
 
-        That is so for a new store, for files that were discarded on purpose, and if neither files
-        nor a checkpoint of this store exist.
+        It is normal for a new store, after the files were discarded on purpose, and if the store
+        has neither files nor a checkpoint of its own.
         """
         identity = self._identity.identity
         if identity is not None and identity.state is FileState.DISCARDED:
@@ -301,8 +307,8 @@ class TimerFiles:
         the commit log, behind the message of the unit before. A slot is an entry of the timer
         wheel: it locates the units that are due in one interval. The slots change in memory.
 
-        Moves `queue_offset` and `record_position` behind the good units. Logs how many bytes were
-        recovered, if any. Raises OSError.
+        If a unit is good, sets `queue_offset` and `record_position` to the values after the last
+        good unit. Logs how many bytes were recovered, if any. Raises OSError.
         """
         checkpoint_end = self.log.end
         recovered = recover_units(
@@ -322,9 +328,9 @@ class TimerFiles:
     def discard(self) -> None:
         """Remove wheel and log, durably, so that they must be rebuilt. Both are empty afterwards.
 
-        Before that, the identity file says that they are discarded, and the checkpoint is changed
-        so that every broker reads the whole timer queue. What the checkpoint says about deliveries
-        stays. A full disk is ignored where these two are written. Raises OSError for other errors.
+        Before that, the identity file is marked as discarded, and the checkpoint gets values with
+        which every broker reads the whole timer queue. Its fields about deliveries stay. A full
+        disk is ignored while these two files are written. Raises OSError for other errors.
         """
         with suppress_full_disk():  # without an identity file, the files are not trusted either
             self._identity.mark_discarded()
@@ -342,12 +348,15 @@ class TimerFiles:
     def add_unit(
         self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
     ) -> None:
-        """Append a unit to the timer log, and to the chain of the slot `slot_ms`, in memory.
+        """Append a unit to the timer log and to its slot, in memory. HOT: for every timed message.
 
-        `position` and `size` are those of the record in the commit log, and `topic_hash` is the
-        hash of the topic to which it is delivered. `write_ms` is the time at which the record is
-        read from the timer queue. A `magic` with MAGIC_DELETE decrements the count of the slot, any
-        other increments it. The method is called for every timed message.
+        `slot_ms` is the begin of the slot, and `magic` contains the flags of the unit. `write_ms`
+        is the time at which the message was read from the timer queue. Its record has `size` bytes
+        at `position` of the commit log. `topic_hash` is the hash of the topic to which it is
+        delivered.
+
+        The count of messages in the slot grows by one. For a recall (MAGIC_DELETE), which cancels a
+        message, it shrinks by one.
         """
         slot = self.wheel.get(slot_ms)
         previous_unit = NO_UNIT if slot is None else slot.last_unit
@@ -378,8 +387,8 @@ class TimerFiles:
     def iter_chain(self, slot_ms: int, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
         """Yield (position, unit) for the units of a slot, from `position` back to the first one.
 
-        Positions are those of the timer log. At a unit that is damaged or belongs to another slot,
-        yield (position, None) and stop.
+        Each unit names the position of the one before it in the timer log. At a unit that is
+        damaged or belongs to another slot, yield (position, None) and stop.
         """
         while position != NO_UNIT:
             unit = self.log.unit_at(position)
@@ -402,22 +411,22 @@ class TimerFiles:
         *,
         force: bool,
     ) -> Generator[Callable[[], None]]:
-        """Write wheel, log and a new checkpoint.
+        """Write log, wheel and a new checkpoint, in two parts: the generator yields a function.
 
-        The generator yields at most one function, which does the blocking part. Call it in any
-        thread, then resume the generator. If the generator is closed or receives an exception
-        instead, the save counts as failed, and the next one repeats it. Writing the log, before the
-        function is yielded, raises OSError.
+        Writing the log comes first, and raises OSError. Then the generator yields at most one
+        function, which does the blocking part. Call it in any thread, then resume the generator. If
+        the generator is closed or gets an exception instead, the save counts as failed, and the
+        next one repeats it.
 
-        `now_ms` is the time of the checkpoint; the other times and offsets are fields of the
-        checkpoint (`store.timers.files`). If log, wheel and queue offset are as in the last
-        checkpoint, nothing is written, unless `force` is set, or `read_ms` has advanced and that
-        checkpoint is a minute old.
+        `now_ms` is the time of the checkpoint. The other times and offsets become fields of the
+        checkpoint. If nothing has changed since the last checkpoint, nothing is written, unless
+        `force`. If only `read_ms` has changed, a checkpoint is written once the last one is a
+        minute old.
 
         The function raises OSError and StoreError. Saves run one at a time; a function does nothing
-        after a later save has finished. After a disk error other than a full disk or a temporary
-        shortage, nothing is saved any more, because the kernel may have dropped pages. The last
-        good checkpoint remains, and the next start continues from it.
+        if a later save has finished before. After a disk error other than a full disk or a
+        temporary shortage, nothing is saved any more, because the kernel may have dropped pages.
+        The last good checkpoint remains, and the next start continues from it.
         """
         if self._is_broken:
             return
@@ -463,10 +472,10 @@ class TimerFiles:
                 self.checkpoint = save.checkpoint
 
     def _write(self, save: "_Save") -> None:
-        """Write log, wheel and checkpoint of a save, unless a later save has finished.
+        """Write log, wheel and checkpoint of `save`, unless a later save has finished already.
 
-        Adds the CRC of the last record to the checkpoint of `save`. Raises OSError and StoreError;
-        `has_failed` is set if the error is final.
+        Puts the CRC of the last record into the checkpoint of `save`. Raises OSError and
+        StoreError. If the error is final, sets `save.has_failed`.
         """
         with self._saving:
             if save.number <= self._saved:
@@ -486,7 +495,7 @@ class TimerFiles:
             self._saved = save.number
 
     def _stop_saving(self) -> None:
-        """Save nothing any more after an error of the disk, which is logged once."""
+        """Note that nothing is saved any more, because of a disk error. Log that once."""
         if not self._is_broken:
             self._is_broken = True
             log.error(
@@ -496,9 +505,10 @@ class TimerFiles:
             )
 
     def _has_changes_to_save(self, read_ms: int, now_ms: int) -> bool:
-        """Return whether the state differs from the checkpoint enough to write a new one.
+        """Return whether a new checkpoint must be written.
 
-        If only `read_ms` has advanced, it does once the checkpoint is `_IDLE_SAVE_MS` old.
+        That is so if slots, log or queue offset have changed. It is also so if only `read_ms` has
+        changed and the checkpoint is at least `_IDLE_SAVE_MS` old.
         """
         checkpoint = self.checkpoint
         if self.wheel.has_unsaved_slots:
@@ -509,9 +519,9 @@ class TimerFiles:
         return read_ms != checkpoint.read_ms and not is_young
 
     def seal(self) -> None:
-        """Seal the files after the last save of a clean shutdown.
+        """Mark the files as complete after the last save of a clean shutdown.
 
-        The next start then trusts them without comparing wheel and log. Do nothing if there are
+        The next start then trusts them without comparing wheel and log. Does nothing if there are
         unsaved changes, if saving has failed, or if the files are discarded. The call blocks.
         Raises OSError.
         """
@@ -539,14 +549,14 @@ class TimerFiles:
         return timer_files_checksum(self.wheel, self.log, log_end)
 
     def _make_details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
-        """Return the `details` of the identity file for a checkpoint."""
+        """Return the fields of a checkpoint, and the precision, that the identity file notes."""
         return identity_details(checkpoint, self._precision_ms)
 
 
 def _add_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
-    """Return a checkpoint with the CRC of the record at its `record_position`.
+    """Return the checkpoint with the CRC of its last record, which is at `record_position`.
 
-    If the log does not have the record, `record_position` is NO_UNIT in the result.
+    If the log does not have the record, the result has NO_UNIT as `record_position`.
     """
     if checkpoint.record_position == NO_UNIT:
         return checkpoint
@@ -565,10 +575,10 @@ def timer_files_checksum(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
 
 
 def identity_details(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int | str]:
-    """Return the `details` of the identity file.
+    """Return the values that the identity file notes when the timers are closed cleanly.
 
-    They are fields of the checkpoint, by which a start recognises that the checkpoint belongs to
-    the wheel and the log.
+    They are fields of the checkpoint, and the precision. At a start they must agree with the
+    checkpoint file. If they do not, the file is not the checkpoint of the last clean stop.
     """
     return {
         "counter": checkpoint.counter,
@@ -579,10 +589,10 @@ def identity_details(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str
 
 
 def discard_timer_files(store: Store, files: Files, root: str) -> None:
-    """Discard the wheel and the timer log of a store, durably, and remove them.
+    """Mark wheel and timer log of a store as discarded, and remove them, durably.
 
     A slave calls this before it follows a master, because the master's checkpoint does not belong
-    to them. Raises OSError.
+    to these files. Does nothing if they do not exist. Raises OSError.
     """
     names = files.names(root)
     if "timerwheel" not in names and "timerlog" not in names:
@@ -597,7 +607,7 @@ def discard_timer_files(store: Store, files: Files, root: str) -> None:
 
 
 def remove_timer_log(files: Files, root: str) -> None:
-    """Remove the files of the timer log, of whatever size. Raises OSError."""
+    """Remove the files of the timer log, whatever their size. Raises OSError."""
     for name in files.names(f"{root}/timerlog"):
         files.remove(f"{root}/timerlog/{name}")
     if files.exists(f"{root}/timerlog"):

@@ -91,7 +91,7 @@ class Manifest(NamedTuple):
     timer_precision_ms: int = 0
 
     def to_text(self) -> str:
-        """Return the text of the file."""
+        """Return the manifest as the JSON text of its file. Units are written in hexadecimal."""
         return json.dumps(
             {
                 "version": VERSION,
@@ -111,9 +111,10 @@ class Manifest(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> "Manifest":
-        """Parse the text of the file.
+        """Parse the JSON text of a manifest file.
 
-        Raises ValueError, KeyError or TypeError if it is not a manifest of this version.
+        Raises ValueError if its version is another one, and ValueError, KeyError or TypeError if
+        the text has another form.
         """
         fields = json.loads(text)
         if fields["version"] != VERSION:
@@ -136,7 +137,8 @@ class Manifest(NamedTuple):
     def store_config(self, root: str, delay_levels: str) -> StoreConfig:
         """Return the configuration of a store in `root` with the file sizes of this backup.
 
-        `delay_levels` is messageDelayLevel; "" means the default.
+        `delay_levels` is the setting messageDelayLevel; "" means the default. The index is disabled
+        if the backed-up store had none.
         """
         config = StoreConfig(
             root=root,
@@ -205,8 +207,10 @@ def back_up(
 ) -> BackupReport:
     """Back up the store in the directory `root` to `target`, or extend the backup there.
 
-    The function takes no lock and writes nothing into the store. `shares` are tried in order for
-    each complete file of the log; a file for which none succeeds is copied.
+    The function takes no lock and writes nothing into the store, so a broker may be running.
+    `shares` are functions that make a copy of a file without copying bytes, such as a hard link.
+    They are tried in order for each complete file of the log; if none succeeds, the file is copied.
+    `progress` is called with (bytes done, bytes in total).
 
     Raises StoreError if `target` is not empty and not a backup, or a backup of another store,
     StoreDamagedError if the log is damaged, and OSError.
@@ -217,7 +221,7 @@ def back_up(
     config = detect_file_sizes(config, files, "--commit-log")
     manifest = _read_manifest_to_extend(files, target)
 
-    # Before the end of the log is searched, so that no document is newer than the log.
+    # The documents are read before the end of the log is searched. So none is newer than the log.
     state = _read_state(files, f"{root}/config")
     log = _load_log(files, config.commit_log_path, config.commit_log_file_bytes)
     begin = log.start
@@ -257,9 +261,10 @@ def back_up(
 
 
 def _read_manifest_to_extend(files: Files, target: str) -> Manifest | None:
-    """Return the manifest of the backup in a directory, or None if the directory is empty.
+    """Return the manifest of the backup in the directory `target`.
 
-    It need not exist. Raises StoreError if it is not empty and not a backup.
+    Return None if the directory is empty or does not exist: then a new backup begins. Raises
+    StoreError if it contains something other than a backup.
     """
     manifest = _read_manifest(files, target) if files.exists(target) else None
     if manifest is None and files.names(target):
@@ -282,9 +287,10 @@ def _make_state_path(backup: str, end: int) -> str:
 
 
 def _add_moment(manifest: Manifest | None, moment: Moment) -> list[Moment]:
-    """Return the moments of a manifest and a new one, but at most the last MOMENTS_MAX.
+    """Return the moments of a manifest and the new one, but at most the last MOMENTS_MAX.
 
-    An earlier moment with the same end is replaced. `manifest` is None for a new backup.
+    A moment is a state that can be restored: an end of the log, and its time. The new one replaces
+    moments with the same or a later end. `manifest` is None for a new backup.
     """
     earlier_moments = manifest.moments if manifest is not None else []
     moments = [earlier for earlier in earlier_moments if earlier.end < moment.end]
@@ -293,7 +299,10 @@ def _add_moment(manifest: Manifest | None, moment: Moment) -> list[Moment]:
 
 
 def _remove_old_states(files: Files, directory: str, moments: list[Moment]) -> None:
-    """Remove the documents in `directory` that are of none of these moments."""
+    """Remove the saved documents that belong to none of `moments`.
+
+    `directory` has one subdirectory for each moment, whose name is the moment's end in the log.
+    """
     moment_ends = {moment.end for moment in moments}
     for name in files.names(directory):
         if int(name) not in moment_ends:
@@ -303,7 +312,10 @@ def _remove_old_states(files: Files, directory: str, moments: list[Moment]) -> N
 def _make_manifest(
     files: Files, config: StoreConfig, log_start: int, moments: list[Moment]
 ) -> Manifest:
-    """Return the manifest of a backup of the store of `config`, whose log begins at `log_start`."""
+    """Make the manifest of a backup of the store with this configuration.
+
+    `log_start` is the first position of its log, and `moments` are the states that can be restored.
+    """
     queue_file_bytes = config.consume_queue_file_bytes
     units = expired_units(files, config.consume_queue_path, queue_file_bytes, log_start)
     timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, config.root)
@@ -319,7 +331,10 @@ def _make_manifest(
 
 
 def _read_index_file_bytes(files: Files, directory: str) -> int:
-    """Return the size of the first index file in a directory that is not empty, or 0."""
+    """Return the size in bytes of the first index file in a directory; skip empty ones.
+
+    Return 0 if there is none.
+    """
     for name in filter(is_index_name, files.names(directory)):
         with closing(files.open(f"{directory}/{name}")) as file:
             file_bytes = file.size()
@@ -329,9 +344,10 @@ def _read_index_file_bytes(files: Files, directory: str) -> int:
 
 
 def _read_timer_settings(files: Files, root: str) -> tuple[int, int]:
-    """Return (mappedFileSizeTimerLog, timerPrecisionMs) as the files of the store show them.
+    """Return (mappedFileSizeTimerLog, timerPrecisionMs), derived from the timer files of the store.
 
-    A value that they do not show is 0.
+    The first is the size of a timer log file, and the second is noted in the identity file. Each is
+    0 if its file does not exist.
     """
     file_bytes = 0
     for name in filter(is_segment_name, files.names(f"{root}/timerlog")):
@@ -348,10 +364,11 @@ def _read_manifest(files: Files, target: str) -> Manifest | None:
 
 
 def _read_state(files: Files, directory: str) -> dict[str, bytes]:
-    """Return name -> content of all files below `directory`, except REPLICA_STATE_FILES.
+    """Return the contents of all files below `directory` by their relative names.
 
-    The files are read until two successive reads give the same, so that all contents are of one
-    moment. Raises StoreError if they differ each of STATE_READS_MAX times.
+    REPLICA_STATE_FILES are left out. The broker may be changing files, so they are read until two
+    successive reads give the same. Raises StoreError if that does not happen within STATE_READS_MAX
+    reads.
     """
     last_contents: dict[str, bytes] | None = None
     for _ in range(STATE_READS_MAX):
@@ -388,9 +405,11 @@ def iter_files(files: Files, path: str) -> Iterator[str]:
 
 
 def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manifest) -> None:
-    """Raise StoreError if the backup in `directory`, which ends at `end`, is of another store.
+    """Raise StoreError if the backup in `directory` is not of the store with this log.
 
-    The store must have the same file size, and the same bytes before `end`.
+    `end` is the position at which the backup ends. The store must have the same file size, must
+    still contain position `end`, and must have the same bytes before it as the backup
+    (COMPARED_BYTES of them are compared).
     """
     backup = _load_log(log.segments.files, directory, manifest.log_file_bytes)
     fact = ""
@@ -420,10 +439,12 @@ def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manife
 
 
 def _find_backup_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progress) -> int:
-    """Return the position behind the last record that is valid and, on a replica, confirmed.
+    """Return the position at which the backup must end: behind the last valid record.
 
-    Records are checked from `begin` on. Raises StoreDamagedError if the checkpoint says that the
-    log is durable behind that position.
+    On a replica, records that are not confirmed are left out. Records are checked from position
+    `begin` on; `progress` is called with (bytes checked, bytes in total).
+
+    Raises StoreDamagedError if the checkpoint says that the log is complete up to a later position.
     """
     files = log.segments.files
     log_end = log.segments.end
@@ -460,10 +481,11 @@ def _copy_segment(
     end: int,
     shares: Sequence[ShareFile],
 ) -> int:
-    """Copy the bytes of one file of a log from position `begin` to `end` into `directory`.
+    """Copy the bytes from position `begin` to `end` that are in one file of a log.
 
-    A file that is needed completely is shared instead if one of `shares` succeeds. Returns the
-    number of bytes that were copied.
+    The file in `directory` gets the same name and size. If the whole file is needed, the functions
+    `shares` are tried first; they make a copy without copying bytes. Return the number of bytes
+    that were copied, 0 if the file was shared.
     """
     files.make_directory(directory)
     path = f"{directory}/{segment.base:0{NAME_DIGITS}d}"
@@ -495,9 +517,9 @@ def _copy_bytes(segment: Segment, file: File, start: int, end: int) -> None:
 
 
 def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
-    """Write files with these names and contents below `directory`/config, durably.
+    """Write files with these names and contents below `directory`/config, and sync them.
 
-    The directory is created even if there are no files.
+    `state` maps relative names to contents. The directory is created even if it is empty.
     """
     files.make_directory(f"{directory}/config")
     for name, content in state.items():
@@ -534,10 +556,11 @@ def restore(
 ) -> RestoreReport:
     """Create a store in `root` from the backup in the directory `source`.
 
-    `root` must be empty, or contain what an interrupted restore has left. Records that end behind
-    position `at` of the log are left out; None restores all. `delay_levels` is the broker's
-    messageDelayLevel; "" means the default. `shares` are used as in `back_up`. SluiceMQ and
-    RocketMQ brokers can open the store.
+    `root` must be empty, or contain what an interrupted restore has left. `at` is a position in the
+    log: records that end behind it are left out. None restores all. `delay_levels` is the broker's
+    messageDelayLevel; "" means the default. `shares` are functions that copy a file without copying
+    bytes. `progress` is called with (bytes done, bytes in total). Brokers of SluiceMQ and RocketMQ
+    can open the store.
 
     Raises StoreError if `source` is not a backup, `root` is not empty or the backup does not
     contain position `at`, and OSError.
@@ -591,9 +614,9 @@ def _read_manifest_to_restore(files: Files, source: str) -> Manifest:
 
 
 def _choose_moment(manifest: Manifest, end: int) -> Moment:
-    """Return the moment whose documents a restore up to position `end` uses.
+    """Return the moment whose documents are restored with the log up to position `end`.
 
-    That is the newest one whose end is not behind `end`, or else the first one.
+    That is the newest moment that does not end behind `end`, or the first one if all do.
     """
     chosen = manifest.moments[0]
     for moment in manifest.moments:
@@ -605,9 +628,10 @@ def _choose_moment(manifest: Manifest, end: int) -> Moment:
 def _build_derived_files(
     files: Files, clock: Clock, manifest: Manifest, moment: Moment, config: StoreConfig
 ) -> RestoreReport:
-    """Build queues, index and timer files of a store that has only a log and documents.
+    """Build queues, index and timer files of a restored store, and describe the result.
 
-    `moment` is that of the documents.
+    The store has only a log and documents yet. `moment` is the state of the backup that the
+    documents are from; it is only reported.
     """
     # The file `abort` makes the store examine the whole log and build what is missing.
     write_abort(files, f"{config.root}/abort")

@@ -76,7 +76,7 @@ class Findings:
         self.by_kind[severity, kind] += count
 
     def total(self, severity: str) -> int:
-        """Return the number of findings of a severity, of all kinds."""
+        """Return the number of findings with a severity, over all kinds."""
         total = 0
         for (counted_severity, _), count in self.by_kind.items():
             if counted_severity == severity:
@@ -105,7 +105,10 @@ _SLOT_BYTES: Final = 1024
 
 
 def check_files(layout: StoreLayout, findings: Findings) -> None:
-    """Check the sizes and names of all files of the commit log and the queues."""
+    """Check the sizes and names of all files of the commit log and the queues.
+
+    Each problem is added to `findings`.
+    """
     for directory in layout.log_paths:
         for name in layout.files.names(directory):
             path = f"{directory}/{name}"
@@ -133,9 +136,10 @@ def _check_sizes(
     *,
     reports_gaps: bool,
 ) -> None:
-    """Check that files of one type have the same size and lie one behind the other.
+    """Check that files of one type have the same size, and follow each other without overlap.
 
-    With `reports_gaps`, also report missing files. `LogWalk` reports those of the commit log.
+    `directory_name` is for the texts of the findings. If `reports_gaps`, a missing file is a
+    finding too. For the commit log it is not, because `LogWalk` reports it.
     """
     all_sequences = list(sequences)
     usual_bytes = find_usual_file_bytes(all_sequences)
@@ -194,9 +198,11 @@ def check_checkpoint(
 
 
 def _check_checkpoint_times(findings: Findings, content: bytes, last_time_ms: int) -> None:
-    """Check the three times with which the checkpoint file begins.
+    """Check the three times at the beginning of the checkpoint file.
 
-    They must not be later than `last_time_ms`, the latest store time of the log (0 if unknown).
+    `content` contains the bytes of the file. A time is wrong if it is negative, or later than
+    `last_time_ms`, the latest store time in the log. If that is 0 (unknown), only negative times
+    are wrong.
     """
     for index, name in enumerate(("log", "queue", "index")):
         time_bytes = content[index * _LONG_BYTES : (index + 1) * _LONG_BYTES]
@@ -215,9 +221,11 @@ def _check_checkpoint_times(findings: Findings, content: bytes, last_time_ms: in
 def _check_checkpoint_slots(
     layout: StoreLayout, findings: Findings, content: bytes, log_end: int
 ) -> None:
-    """Check the two checkpoints that SluiceMQ writes into RocketMQ's file with these bytes.
+    """Check the two checkpoints that SluiceMQ writes into RocketMQ's checkpoint file.
 
-    They are written alternately, each into a slot with a checksum; the newest valid one counts.
+    They are written alternately, each into its own part of the file with a checksum. The newest
+    valid one counts: the log must begin and end where it says. `content` contains the bytes of the
+    file, and `log_end` is the end of the log.
     """
     checkpoints = parse_slots(content)
     _report_torn_slots(findings, content, checkpoints)
@@ -247,9 +255,9 @@ def _check_checkpoint_slots(
 def _report_torn_slots(
     findings: Findings, content: bytes, checkpoints: Sequence[Checkpoint | None]
 ) -> None:
-    """Add a finding for each slot that was written, but has no valid checkpoint.
+    """Add a finding for each of the two slots that is not empty, but has no valid checkpoint.
 
-    `checkpoints` are those in the slots of the file with these bytes, in order.
+    `checkpoints` has the checkpoint of each slot, or None if it is not valid.
     """
     if any(checkpoint is not None for checkpoint in checkpoints):
         damage = "the checkpoint there is torn; the other one is used"
@@ -262,7 +270,7 @@ def _report_torn_slots(
 
 
 def read_document(layout: StoreLayout, path: str) -> Any:
-    """Return the value of a JSON document, or None if it does not exist or is empty.
+    """Read a JSON document; return None if it does not exist or is empty.
 
     Raises ProtocolError if the file is not JSON.
     """
@@ -273,7 +281,10 @@ def read_document(layout: StoreLayout, path: str) -> Any:
 
 
 def read_topic_names(layout: StoreLayout) -> set[str] | None:
-    """Return the topics in topics.json, or in its backup; None if neither can be read."""
+    """Return the names of all topics in topics.json.
+
+    If that cannot be read, use its backup topics.json.bak. Return None if neither can be read.
+    """
     for suffix in ("", ".bak"):
         try:
             document = read_document(layout, f"{layout.root}/config/topics.json{suffix}")
@@ -287,11 +298,11 @@ def read_topic_names(layout: StoreLayout) -> set[str] | None:
 def check_documents(
     layout: StoreLayout, findings: Findings, queue_ends: Mapping[QueueKey, int]
 ) -> None:
-    """Check the JSON documents in config/.
+    """Check the JSON documents in config/, and add the problems to `findings`.
 
-    Each document must be readable. If it has an identity, it must be the text that SluiceMQ wrote
-    last. No committed offset in it may be greater than the end of its queue, which `queue_ends`
-    contains.
+    Each document must be readable. If SluiceMQ has noted the text of a document in an identity
+    file, the document must still have that text. A committed offset must not be greater than the
+    end of its queue. `queue_ends` maps (topic, queue id) to the end of the queue.
     """
     for path in layout.document_paths():
         name = layout.shorten_path(path)
@@ -314,7 +325,10 @@ def check_documents(
 def _add_unreadable_document(
     layout: StoreLayout, findings: Findings, path: str, error: ProtocolError
 ) -> None:
-    """Add a finding for a document that is not JSON: a warning if its backup can be read."""
+    """Add a finding for a document that is not JSON.
+
+    The finding is a warning if the backup PATH.bak can be read, else an error.
+    """
     try:
         has_backup = read_document(layout, f"{path}.bak") is not None
     except ProtocolError:
@@ -325,7 +339,10 @@ def _add_unreadable_document(
 
 
 def _check_document_identity(layout: StoreLayout, findings: Findings, path: str) -> None:
-    """Add a note if a document has an identity, but is not the text that SluiceMQ wrote last."""
+    """Add a note if a document is not the text that SluiceMQ wrote last.
+
+    The identity file of the document identifies that text. Without one, there is no note.
+    """
     identity = read_identity(layout.files, path)
     if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
         # The first of these causes is common, and harmless.
@@ -337,10 +354,11 @@ def _check_document_identity(layout: StoreLayout, findings: Findings, path: str)
 
 
 def _iter_committed_offsets(name: str, document: Any) -> Iterator[tuple[str, QueueKey, Any]]:
-    """Yield (reader, queue, offset) of each offset in consumerOffset.json or delayOffset.json.
+    """Yield (reader, queue, offset) for each committed offset in a document.
 
-    The reader is a text such as "group G" or "delay level 3". `document` is the value of the
-    document with the name `name`; other documents yield nothing.
+    `reader` is a text such as "group G" or "delay level 3", and `queue` is a (topic, queue id).
+    Only consumerOffset.json and delayOffset.json contain offsets; for another `name`, nothing is
+    yielded.
     """
     table = document.get("offsetTable") if isinstance(document, dict) else None
     if not isinstance(table, dict):

@@ -55,8 +55,8 @@ class QueueInfo(NamedTuple):
 
     `kind` is "plain", "light" or "batch". The queue has messages from `offset_min` on, the first
     one that is still in the log, and before `offset_max`. `size_bytes` is the size of these
-    messages in the log, `file_bytes` that of the queue's own files. Times are store times in ms of
-    the first and the last message; 0 if there is none or it cannot be read.
+    messages in the log, `file_bytes` the size of the queue's own files. Times are store times in ms
+    of the first and the last message; 0 if there is none or it cannot be read.
     """
 
     topic: str
@@ -86,9 +86,9 @@ def list_queues(layout: StoreLayout, topic: str | None = None) -> Iterator[Queue
 
 
 def _summarize_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
-    """Return the summary of a queue, of which the units with retained records count.
+    """Summarize a consume queue. Only units whose records still exist are counted.
 
-    Units are the 20-byte entries of a consume queue.
+    Units are the 20-byte entries of the queue. `key` is the (topic, queue id).
     """
     reader = UnitReader(sequence)
     offset_min: int | None = None
@@ -126,7 +126,10 @@ def _summarize_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence)
 
 
 def _summarize_batch_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
-    """Return the summary of a queue of batches, of which the retained ones count."""
+    """Summarize a queue of batches. Only batches whose records still exist are counted.
+
+    `key` is the (topic, queue id).
+    """
     reader = UnitReader(sequence, BATCH_UNIT_TYPE)
     retained = [np.empty(0, BATCH_UNIT_TYPE)]
     for _, batch_units in reader.iter_units():
@@ -158,6 +161,7 @@ def _summarize_batch_queue(layout: StoreLayout, key: QueueKey, sequence: FileSeq
 def read_store_time_ms(layout: StoreLayout, position: int) -> int:
     """Return the store time of the record at a position of the log; 0 if there is no record."""
     head = layout.log.read(position, _HEAD_BYTES)
+    # A record contains its own position.
     if len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
         return 0
     # The born host before the store time has 20 bytes instead of 8 if it is an IPv6 address.
@@ -167,10 +171,10 @@ def read_store_time_ms(layout: StoreLayout, position: int) -> int:
 
 
 def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
-    """Return the content of the checkpoint, or None if it does not exist.
+    """Return the content of the checkpoint as a dict, or None if the file does not exist.
 
-    The dict has RocketMQ's fields and, as "marks", the valid checkpoints of SluiceMQ: the one with
-    the largest "sequence" is used.
+    The dict has RocketMQ's times by name. "marks" is a list of SluiceMQ's checkpoints in the file
+    that are valid, at most two; the one with the largest "sequence" is used.
     """
     content = read_file(layout.files, layout.checkpoint_path, CHECKPOINT_BYTES)
     if content is None:
@@ -238,7 +242,7 @@ def describe(layout: StoreLayout) -> dict[str, Any]:
 
 
 def _describe_queues(layout: StoreLayout, queues: list[QueueInfo]) -> dict[str, Any]:
-    """Return the totals of all consume queues, whose summaries are `queues`."""
+    """Return the totals of all consume queues, as `sluice store info --json` prints them."""
     # The messages of light queues are also in plain queues.
     counted_queues = [queue for queue in queues if queue.kind != "light"]
     file_bytes = 0
@@ -258,7 +262,7 @@ def _describe_queues(layout: StoreLayout, queues: list[QueueInfo]) -> dict[str, 
 
 
 def _describe_index(layout: StoreLayout) -> dict[str, int]:
-    """Return the totals of all index files."""
+    """Return the totals of all index files: {"files", "entries", "bytes"}."""
     totals = {"files": 0, "entries": 0, "bytes": 0}
     for _, file_bytes, header in iter_index_headers(layout):
         totals["files"] += 1
@@ -328,7 +332,7 @@ class Selection:
         return self.time_min_ms <= time_ms <= self.time_max_ms
 
     def select_rows(self, records: Records) -> list[int]:
-        """Return the rows of the records whose queue, offset and time are selected."""
+        """Return the indexes of the records whose topic, queue, offset and time are selected."""
         offsets = records.field("queue_offset")
         times = records.field("store_time")
         is_selected = (offsets >= self.offset_min) & (offsets <= self.offset_max)
@@ -342,7 +346,11 @@ class Selection:
         return list(np.flatnonzero(is_selected).tolist())
 
     def includes_properties(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties has the key and matches the filter."""
+        """Return whether a message with these properties is selected by its keys and the filter.
+
+        The selected key must be its unique key or one of its KEYS. If no key or filter is selected,
+        every message passes.
+        """
         keys = (properties.get(UNIQ_KEY), *properties.get(KEYS, "").split(" "))
         if self.key is not None and self.key not in keys:
             return False
@@ -354,9 +362,9 @@ def dump_log(
 ) -> Iterator[dict[str, Any]]:
     """Yield the selected messages in the order of the log, and what else is in the log.
 
-    Each dict has a "kind": "message", "damage" (bytes without a valid record), "blank" (the unused
-    end of a file; only if everything is selected) or "tail" (bytes behind the last record). `body`
-    is one of BODY_TEXT, BODY_BASE64 and BODY_NONE. Raises OSError.
+    Each dict has a "kind": "message", "damage" (bytes without a valid record that are followed by
+    records), "tail" (such bytes at the end) or "blank" (the unused end of a file; only if
+    everything is selected). `body` is BODY_TEXT, BODY_BASE64 or BODY_NONE. Raises OSError.
     """
     # Invalid ranges are damage if anything valid follows, otherwise they are the tail.
     pending: list[InvalidRange] = []
@@ -391,7 +399,10 @@ def _describe_invalid_bytes(kind: str, invalid: InvalidRange, end: int) -> dict[
 
 
 def _dump_messages(records: Records, selection: Selection, body: str) -> Iterator[dict[str, Any]]:
-    """Yield the selected ones of `records` as `message_value` describes them."""
+    """Yield a dict for each selected message of `records`.
+
+    `body` is BODY_TEXT, BODY_BASE64 or BODY_NONE: how the body is shown.
+    """
     for row in selection.select_rows(records):
         if selection.needs_properties:
             properties = decode_properties(records.property_bytes(row))
@@ -413,7 +424,7 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
         "kind": "message",
         "position": message.physical_offset,
         "size": message.size_bytes,
-        "version": 2 if record[7] == 0xAB else 1,
+        "version": 2 if record[7] == 0xAB else 1,  # the last byte of the magic number of version 2
         "topic": message.topic,
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
@@ -449,9 +460,10 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
 
 
 def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Yield the selected units, sorted by topic, queue and offset; batch queues come last.
+    """Yield the selected units of the queues, sorted by topic, queue and offset.
 
-    The "kind" of a dict is "unit" or "batch_unit". Raises OSError.
+    Units are the entries of a queue; each locates one record, in a batch queue one batch. The
+    "kind" of a dict is "unit" or "batch_unit". Batch queues come last. Raises OSError.
     """
     for key, sequence in sorted(layout.queues.items()):
         if selection.includes_queue(key):
@@ -468,7 +480,11 @@ def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str,
 def _dump_units(
     layout: StoreLayout, key: QueueKey, start: int, units: UnitArray, selection: Selection
 ) -> Iterator[dict[str, Any]]:
-    """Yield the selected ones of `units`, whose offsets begin with `start`."""
+    """Yield a dict for each selected unit of the queue `key`.
+
+    The first of `units` has the offset `start`. Blank and unused units are yielded only if the
+    selection does not ask for times or properties.
+    """
     is_used = used_mask(units)
     is_blank = blank_mask(units)
     for row in range(len(units)):
@@ -495,10 +511,11 @@ def _dump_units(
 
 
 def _describe_code(layout: StoreLayout, key: QueueKey, code: int) -> dict[str, Any]:
-    """Return what the code of a unit of the queue `key` says, as fields of a dict.
+    """Return the meaning of the code of a unit, as fields of a dict.
 
-    It is a hash of the tag, the due time of a delayed message, or the address of an extension,
-    which has the hash of the tag.
+    The code is the hash of a tag ({"tag_code"}), or the due time of a delayed message
+    ({"due_time_ms"}), or the address of an extension unit. For an address, the fields of the
+    extension are included, or None as "extension" if it cannot be read.
     """
     if not is_extension_address(code):
         is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
@@ -518,7 +535,8 @@ def _is_record_selected(
 ) -> bool:
     """Return whether the record of a unit has a selected time and selected properties.
 
-    The record is read only if the selection asks for one of them.
+    `position` and `size` locate the record. It is read only if the selection asks for times or
+    properties.
     """
     if selection.has_times and not selection.includes_time(read_store_time_ms(layout, position)):
         return False
@@ -533,7 +551,10 @@ def _is_record_selected(
 def _dump_batch_units(
     key: QueueKey, start: int, units: UnitArray, selection: Selection
 ) -> Iterator[dict[str, Any]]:
-    """Yield the selected ones of `units`, whose numbers begin with `start`."""
+    """Yield a dict for each selected unit of the batch queue `key`.
+
+    Each unit locates a batch of messages. The first of `units` has the number `start`.
+    """
     for row in np.flatnonzero(used_mask(units)).tolist():
         unit = dict(zip(units.dtype.names or (), units[row].tolist(), strict=True))
         first_offset = unit["first"]
@@ -557,9 +578,10 @@ def _dump_batch_units(
 
 
 def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Yield for each index file its header ("index_file"), and then its selected entries ("entry").
+    """Yield a dict for the header of each index file, and for each of its selected entries.
 
-    A key selects entries by its hash, so entries of other keys may be among them. Raises OSError.
+    The "kind" of a dict is "index_file" or "entry". A key selects entries by its hash, so entries
+    of other keys with the same hash may be among them. Raises OSError.
     """
     wanted_hashes = _find_wanted_hashes(layout, selection)
     for path, file_bytes, header in iter_index_headers(layout):
@@ -580,7 +602,11 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
 
 
 def _find_wanted_hashes(layout: StoreLayout, selection: Selection) -> set[int] | None:
-    """Return the hashes of the selected key for the topics of the store; None selects all keys."""
+    """Return the hashes that entries for the selected key may have.
+
+    There is one for each topic of the store, or only one if a topic is selected. Return None if no
+    key is selected, which selects all entries.
+    """
     if selection.key is None:
         return None
     if selection.topic is not None:
@@ -604,7 +630,7 @@ def _select_entries(
 
 
 def _has_topic(layout: StoreLayout, position: int, topic: str | None) -> bool:
-    """Return whether the record at `position` has a topic; True for all records if it is None."""
+    """Return whether the record at `position` has this topic. If `topic` is None, return True."""
     if topic is None:
         return True
     record = read_record(layout.log, position)
@@ -633,10 +659,10 @@ def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:
 
 
 def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
-    """Yield each JSON document in config/, and the binary timercheck, with its value.
+    """Yield a dict for each JSON document in config/, and for the binary timercheck.
 
-    RocketMQ writes objects with numbers as keys; here all keys are strings. A document that cannot
-    be read has a "problem" instead of a "value".
+    The dict has the "file" and its "value", or a "problem" if it cannot be read. Keys of objects
+    are always strings, although RocketMQ writes some as numbers.
     """
     for name, document, problem in read_documents(layout):
         if problem:

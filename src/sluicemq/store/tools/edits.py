@@ -35,9 +35,9 @@ class RepairWriter:
     """
 
     def __init__(self, files: Files, root: str, backup: str) -> None:
-        """Write to the store in `root`, with backups in the directory `backup`.
+        """Create a writer for the store in `root`, which saves what it overwrites in `backup`.
 
-        The directory is created when there is something to save.
+        The directory `backup` is created when there is something to save.
         """
         self._files = files
         self._root = root
@@ -52,7 +52,7 @@ class RepairWriter:
         self.changed_bytes = 0
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Put `data` at `offset` of an existing file. The change waits for the next flush.
+        """Schedule `data` to be written at `offset` of an existing file, by the next flush.
 
         If BATCH_BYTES or more are waiting, the flush is done at once.
         """
@@ -62,7 +62,10 @@ class RepairWriter:
             self.flush()
 
     def write_zeros(self, path: str, start: int, end: int) -> None:
-        """Make the bytes [start, end) of a file zeros. Parts that were never written stay holes."""
+        """Schedule zeros for the bytes [start, end) of a file.
+
+        Parts that were never written (holes) stay holes.
+        """
         with closing(self._files.open(path)) as file:
             position = start
             while position < end:
@@ -70,14 +73,15 @@ class RepairWriter:
                 if piece_start is None or piece_start >= end:
                     return  # only holes follow
                 position = min(piece_start + _PIECE_BYTES, end)
-                piece = _read(file, position - piece_start, piece_start)
+                piece = _read_or_zeros(file, position - piece_start, piece_start)
+                # Only blocks that are not zero yet must be written.
                 for offset, size in used_blocks(piece, piece_start):
                     self.write(path, offset, bytes(size))
 
     def resize_file(self, path: str, size: int) -> None:
-        """Give a file `size` bytes: create it with zeros, extend it with zeros, or cut it.
+        """Create a file of `size` zeros, or extend it with zeros, or cut it to `size` bytes.
 
-        Waiting changes are flushed first. The bytes that a cut removes are saved.
+        Waiting changes are written first. The bytes that a cut removes are saved.
         """
         self.flush()
         directory = path.rpartition("/")[0]
@@ -88,7 +92,7 @@ class RepairWriter:
             if size_before == size and not is_new:
                 return
             if size_before > size:
-                self._save_overwritten(path, size, _read(file, size_before - size, size))
+                self._save_overwritten(path, size, _read_or_zeros(file, size_before - size, size))
             if is_new:
                 self._add_to_manifest({"created": True}, path)
             else:
@@ -99,9 +103,9 @@ class RepairWriter:
         self._changed_directories.add(directory)
 
     def remove_file(self, path: str, size: int) -> None:
-        """Remove a file of `size` bytes. All of its bytes that are not zero are saved.
+        """Remove a file of `size` bytes, after saving its bytes that are not zero.
 
-        Waiting changes are flushed first.
+        Waiting changes are written first.
         """
         self.flush()
         with closing(self._files.open(path)) as file:
@@ -110,7 +114,7 @@ class RepairWriter:
                 piece_start = file.data_start(position)
                 if piece_start is None:
                     break  # only holes follow
-                piece = _read(file, min(_PIECE_BYTES, size - piece_start), piece_start)
+                piece = _read_or_zeros(file, min(_PIECE_BYTES, size - piece_start), piece_start)
                 if any(piece):
                     self._save_overwritten(path, piece_start, piece)
                 position = piece_start + max(len(piece), 1)
@@ -123,7 +127,10 @@ class RepairWriter:
         self._changed_directories.add(path.rpartition("/")[0])
 
     def flush(self) -> None:
-        """Write the changes that are waiting, after what they overwrite is saved."""
+        """Write the waiting changes, after saving the bytes that they overwrite.
+
+        A change that would write the same bytes is dropped.
+        """
         waiting = self._waiting
         self._waiting = []
         self._waiting_bytes = 0
@@ -132,7 +139,7 @@ class RepairWriter:
         changes = []
         for path, offset, data in waiting:
             with closing(self._files.open(path)) as file:
-                overwritten = _read(file, len(data), offset)
+                overwritten = _read_or_zeros(file, len(data), offset)
             if overwritten != data:
                 self._save_overwritten(path, offset, overwritten)
                 changes.append((path, offset, data))
@@ -147,7 +154,7 @@ class RepairWriter:
             self.changed_bytes += len(data)
 
     def close(self) -> None:
-        """Write the remaining changes. On return all changes are durable."""
+        """Write the waiting changes, sync all files, and close the backup."""
         self.flush()
         for path in sorted(self._written_paths):
             with closing(self._files.open(path)) as file:
@@ -161,9 +168,10 @@ class RepairWriter:
     # --- the backup
 
     def _save_overwritten(self, path: str, offset: int, overwritten: bytes) -> None:
-        """Append bytes that are about to be overwritten, and a line about them, to the backup.
+        """Append `overwritten` to the backup, and describe it in the manifest.
 
-        `overwritten` are the bytes at `offset` of the file at `path`. Nothing is synced.
+        These are the bytes at `offset` of the file at `path`, before they are changed. Nothing is
+        synced.
         """
         backup_file, _ = self._open_backup()
         backup_file.pwrite(overwritten, self._saved_bytes)
@@ -176,7 +184,7 @@ class RepairWriter:
         self._add_to_manifest(fields, path)
 
     def _add_to_manifest(self, fields: dict[str, Any], path: str) -> None:
-        """Append a line about the file at `path` to the manifest."""
+        """Append a line of JSON to the manifest: `fields`, and `path` relative to the store."""
         _, manifest = self._open_backup()
         name = path.removeprefix(self._root + "/")
         line = json.dumps({"file": name, **fields}).encode() + b"\n"
@@ -184,7 +192,10 @@ class RepairWriter:
         self._manifest_bytes += len(line)
 
     def _open_backup(self) -> tuple[File, File]:
-        """Return (overwritten.bin, manifest.jsonl), which are created at the first call."""
+        """Return the open files overwritten.bin and manifest.jsonl of the backup.
+
+        The first call creates them and their directory.
+        """
         if self._saved is None or self._manifest is None:
             self._files.make_directory(self._backup)
             self._saved = self._files.open(f"{self._backup}/overwritten.bin", create=True)
@@ -198,6 +209,6 @@ class RepairWriter:
             file.sync()
 
 
-def _read(file: File, size: int, offset: int) -> bytes:
+def _read_or_zeros(file: File, size: int, offset: int) -> bytes:
     """Read from a file, with zeros in place of blocks that the disk cannot read."""
     return read_or_zeros(lambda at, count: file.pread(count, at), offset, size)

@@ -46,9 +46,9 @@ _PROBLEMS_MAX: Final = 20
 class IndexHeader(NamedTuple):
     """The header of an index file.
 
-    Times are store times in ms, positions are those of the log, of the first and the last entry.
-    `slots_used` is the number of slots that are not empty. `entry_limit` is the number of the last
-    entry plus one.
+    Times are the store times in ms of the first and the last entry. Positions are the positions of
+    their records in the log. `slots_used` is the number of slots that are not empty. `entry_limit`
+    is the number of the last entry plus one.
     """
 
     begin_time_ms: int
@@ -82,7 +82,8 @@ class IndexFile:
     ) -> None:
         """Split `entries`, an array of the type ENTRY, into columns.
 
-        `slots` are the entry numbers in the slots of the file.
+        `slots` has the number of the newest entry of each slot, 0 for an empty slot. `is_cut` means
+        that the file has more entries, which were not loaded.
         """
         self.path = path
         self.is_cut = is_cut
@@ -106,11 +107,12 @@ class IndexFile:
         return np.clip((store_times_ms - self.header.begin_time_ms) // 1000, 0, _SECONDS_MAX)
 
     def normalize_first_time(self, previous_file: "IndexFile | None") -> None:
-        """Replace the time of the first entry with 0 if it is valid.
+        """Set the time of the first entry to 0 if it is valid.
 
-        That time may be counted from the end of the previous file instead of the begin of this one
-        (spec/store.md §4). Without `previous_file`, which retention may have removed, any time is
-        valid.
+        RocketMQ counts this time from the end of the previous file, and other times from the begin
+        of this file (spec/store.md §4). The time is valid if it agrees with the end of
+        `previous_file`. If `previous_file` is None, because retention may have removed it, any time
+        is valid.
         """
         if not len(self.times):
             return
@@ -122,10 +124,10 @@ class IndexFile:
             self.times[0] = 0
 
     def find_problems(self) -> list[str]:
-        """Return descriptions of what is inconsistent in the file itself.
+        """Return a description of each inconsistency within the file, [] if there is none.
 
         The order of the entries, the chains of entries with the same slot, and the header are
-        checked.
+        checked. If the file is cut, the header is not checked.
         """
         if not len(self.positions):
             has_used_slots = self.slots.any() and not self.is_cut
@@ -142,7 +144,10 @@ class IndexFile:
         ]
 
     def _find_order_problems(self) -> list[str]:
-        """Return descriptions of entries that are for an earlier position than the one before."""
+        """Describe each entry whose log position is before the position of the previous entry.
+
+        At most _PROBLEMS_MAX are described.
+        """
         backward_rows = np.flatnonzero(np.diff(self.positions) < 0)[:_PROBLEMS_MAX]
         return [
             f"entry {row + 2} is for an earlier position of the log than entry {row + 1}"
@@ -150,10 +155,10 @@ class IndexFile:
         ]
 
     def _find_chain_problems(self) -> list[str]:
-        """Return descriptions of entries and slots that lead to another entry than they should.
+        """Describe the entries and slots that name another entry than they should.
 
-        Every entry leads to the previous entry of its slot, and the slot leads to the newest. Slots
-        are not checked if the file is cut.
+        Every entry must name the previous entry of its slot, and the slot the newest entry. Slots
+        are not checked if the file is cut. At most _PROBLEMS_MAX of each are described.
         """
         expected_links = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
         wrong_rows = np.flatnonzero(expected_links.previous != self.previous)[:_PROBLEMS_MAX]
@@ -175,7 +180,7 @@ class IndexFile:
         return problems
 
     def _find_header_problems(self) -> list[str]:
-        """Return descriptions of what the header says otherwise than slots and entries."""
+        """Describe each field of the header that does not agree with the slots or entries."""
         header = self.header
         problems = []
         first_and_last = (
@@ -208,7 +213,7 @@ class IndexFile:
 def load_index(files: Files, path: str, entry_limit: int | None = None) -> IndexFile | None:
     """Read an index file, or only its entries before number `entry_limit`.
 
-    Returns None if its size or header is not that of an index file. Raises OSError.
+    Return None if it does not have the size or header of an index file. Raises OSError.
     """
     with closing(files.open(path)) as file:
         if file.size() < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
@@ -232,9 +237,9 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
 
 
 def _read_entries(file: File, header: IndexHeader, start: int) -> NDArray[Any] | None:
-    """Return the entries of an index file that begin at byte `start`, or None if it has fewer.
+    """Read the entries that `header` counts. Return None if the file has fewer.
 
-    Their number is that of `header`. Entry 0, which is never used, is left out.
+    `start` is the byte at which entry 0 begins. That entry is never used, and is left out.
     """
     if header.entry_limit > (file.size() - start) // ENTRY.itemsize:
         return None
@@ -243,11 +248,11 @@ def _read_entries(file: File, header: IndexHeader, start: int) -> NDArray[Any] |
 
 
 def find_slot_count(file: File, header: IndexHeader) -> int | None:
-    """Return the number of slots of an index file.
+    """Return the number of slots of an index file. It is not stored, so it must be derived.
 
-    That is the number for which the first and the last entry are where `header` says. If there is
-    no such number, return the one of a file of this size with RocketMQ's default proportion of
-    entries to slots, or None if the size does not fit that proportion.
+    It is the number for which the first and the last entry are at the places that follow from it.
+    If no number fits, assume RocketMQ's default proportion of entries to slots. Return None if the
+    size of the file does not fit that proportion.
     """
     bytes_after_header = file.size() - HEADER.size
     usual_count, remainder = divmod(
@@ -266,11 +271,11 @@ def find_slot_count(file: File, header: IndexHeader) -> int | None:
 
 
 def _search_slot_count(file: File, header: IndexHeader) -> int | None:
-    """Return the number of slots for which the last entry is where `header` says, or None.
+    """Search a file for its last entry, and derive the number of slots from the place.
 
-    Searches the whole file for the log position of the last entry. From each place where it occurs
-    follows a number of slots, which is right if the first and the last entry fit it. The file must
-    have an entry.
+    The header names the log position of the last entry. These bytes are searched, and may also
+    occur elsewhere. So a place only counts if the first and the last entry fit the number of slots
+    that follows from it. Return None if no place counts. The file must have an entry.
     """
     content = file.pread(file.size(), 0)
     bytes_after_header = len(content) - HEADER.size
@@ -321,11 +326,11 @@ class IndexCheck:
     def __init__(
         self, layout: StoreLayout, findings: Findings, checkpoint: Checkpoint | None
     ) -> None:
-        """Prepare the check of the index files in `layout`. All results are added to `findings`.
+        """Prepare to check the index files in `layout`. Problems are added to `findings`.
 
-        `checkpoint` is that of SluiceMQ, or None if there is none. It says which missing entries
-        the next start adds. If the store was interrupted, files that are newer than the last one
-        for which it vouches are not checked, and get a note instead.
+        `checkpoint` is SluiceMQ's checkpoint, or None if there is none. It says which missing
+        entries the next start of a broker adds. If the store was interrupted, index files that are
+        newer than the checkpoint are not checked; each gets a note.
         """
         self._layout = layout
         self._findings = findings
@@ -355,9 +360,9 @@ class IndexCheck:
         self._missing_last = -1
 
     def _leave_out_unsettled_files(self, checkpoint: Checkpoint) -> None:
-        """Remove the files that a broker was building from the unread ones, with a note for each.
+        """Leave out the files that are newer than the checkpoint, and add a note for each.
 
-        They are newer than the last file for which `checkpoint` vouches.
+        A broker was building them when the store was interrupted. `_unread_paths` changes.
         """
         paths = self._unread_paths
         self._unread_paths = [
@@ -419,10 +424,11 @@ class IndexCheck:
     def _compare_one_by_one(
         self, masks_by_file: list[tuple[IndexFile, Mask]], expected: "Entries"
     ) -> None:
-        """Compare entries that differ from `expected`, or are in another order, one by one.
+        """Compare the entries of some records with `expected`, one by one.
 
-        `masks_by_file` contains the index files, and which of their entries belong to the records
-        of `expected`. Adds findings for wrong entries, and counts the missing ones.
+        `masks_by_file` contains index files, with a mask that selects their entries for these
+        records. Wrong entries are added to the findings, and missing ones are counted. Used if the
+        entries are in another order, or differ.
         """
         positions = expected.positions.tolist()
         # The entries, as (position, hash), that have not been found in a file yet.
@@ -458,7 +464,7 @@ class IndexCheck:
             self._add_wrong_time(file, row + 1)
 
     def add_invalid_range(self, invalid: InvalidRange) -> None:
-        """Add one note if entries lead to the bytes of an invalid range."""
+        """Add one note if index entries point into a range of the log that has no valid record."""
         if not self._has_index or invalid.is_file_missing:
             return
         self._load_files_for(invalid.start, invalid.end)
@@ -473,11 +479,13 @@ class IndexCheck:
             )
 
     def _load_files_for(self, start: int, end: int) -> None:
-        """Load the files up to position `end` of the log, and drop those that end before `start`.
+        """Load the index files that have entries before position `end` of the log.
 
-        The ranges of successive calls must ascend, since a dropped file is not loaded again. The
-        last loaded file is not dropped: the next file's first time is compared with it.
+        Files that end before position `start` are dropped, except the last one, because its end is
+        compared with the next file. A dropped file is not loaded again, so the ranges of successive
+        calls must ascend.
         """
+        # Load files until at least half the entries of the last one are behind `end`.
         while self._unread_paths and (
             not self._loaded_files or self._loaded_files[-1].position_median < end
         ):
@@ -501,9 +509,9 @@ class IndexCheck:
         return masks_by_file
 
     def _load_file(self, path: str) -> None:
-        """Load an index file, and add what is inconsistent in it to the findings.
+        """Load an index file, and add its inconsistencies to the findings.
 
-        A file that is unreadable or no index file is not loaded, but gets a finding too.
+        If it cannot be read or is not an index file, it is not loaded, and a finding says so.
         """
         try:
             file = load_index(self._layout.files, path, self._find_entry_limit(path))
@@ -520,7 +528,7 @@ class IndexCheck:
             return
 
         self.entry_count += len(file.positions)
-        # Before the problems are searched, because a first time that is not 0 would be one.
+        # This must come before `find_problems`, which reports a first time that is not 0.
         previous_file = self._loaded_files[-1] if self._loaded_files else None
         file.normalize_first_time(previous_file)
         self._loaded_files.append(file)
@@ -528,9 +536,10 @@ class IndexCheck:
             self._add_finding(file, problem)
 
     def _find_entry_limit(self, path: str) -> int | None:
-        """Return the number of the first entry of a file that is not loaded; None loads all.
+        """Return the number of the first entry of a file that must not be loaded; None loads all.
 
-        After an interruption, the checkpoint vouches only for the first entries of its file.
+        After an interruption, only the entries that the checkpoint counts are durable in its last
+        file.
         """
         checkpoint = self._checkpoint
         if not self._was_interrupted or checkpoint is None:
@@ -540,9 +549,10 @@ class IndexCheck:
         return checkpoint.index_count
 
     def _check_header_times(self, file: IndexFile, rows: Positions, times_ms: Positions) -> None:
-        """Check that the header has the times of the first and the last message.
+        """Compare the times in the header with the store times of the first and last message.
 
-        `times_ms` are the store times of the messages of the entries at `rows`.
+        `times_ms` are the store times of the messages whose entries are at `rows`. Nothing is
+        compared if the first or last entry is not among them.
         """
         header = file.header
         if file.is_cut:
@@ -571,11 +581,11 @@ class IndexCheck:
         )
 
     def _count_missing(self, positions: Positions) -> None:
-        """Count the records at `positions` (once for each key) as missing in the index.
+        """Count records that have no index entry. `positions` has one item for each missing entry.
 
-        An entry is missing late if the next start of a broker adds it. Such a start adds the keys
-        of records from the checkpoint's position on, or without a checkpoint from the last entry
-        on if the store was interrupted.
+        Also count the entries that the next start of a broker adds: for records from the
+        checkpoint's position on. Without a checkpoint, a start adds the entries behind the last one
+        if the store was interrupted, and otherwise none.
         """
         if not len(positions):
             return
@@ -594,9 +604,9 @@ class IndexCheck:
     # --- at the end
 
     def finish(self, log_end: int) -> None:
-        """Check the remaining files, and report missing entries.
+        """Check the files that were not loaded yet, and report all missing entries.
 
-        `log_end` is the position behind the last record.
+        `log_end` is the position behind the last record of the log.
         """
         while self._unread_paths:
             self._load_file(self._unread_paths.pop(0))
@@ -606,7 +616,11 @@ class IndexCheck:
             self._report_missing_entries()
 
     def _report_missing_entries(self) -> None:
-        """Add one finding for all missing entries: a note if a start of a broker adds them."""
+        """Add one finding for all missing entries.
+
+        The finding is a note if there is no index, or if the next start of a broker adds the
+        entries; else a warning.
+        """
         if not self._has_index:
             self._findings.add(
                 NOTE,
@@ -654,8 +668,8 @@ def _parse_file_number(path: str) -> int:
 class Entries(NamedTuple):
     """Entries of the index as columns, one row for each key of each message.
 
-    `positions` are those of the records in the log, `hashes` those of the keys, and `times_ms` the
-    store times of the messages.
+    `positions` are the positions of the records in the log, `hashes` the hashes of the keys, and
+    `times_ms` the store times of the messages.
     """
 
     positions: Positions
@@ -664,7 +678,11 @@ class Entries(NamedTuple):
 
 
 def expected_entries(run: Run) -> Entries:
-    """Return the entries that the index must contain for the records of a run, in its order."""
+    """Return the entries that the index must contain for the records of a run.
+
+    A run is a table of records that follow each other in the log without a gap. The entries are in
+    the order of the records.
+    """
     records = run.records
     key_columns = key_columns_at(records.raw.data, records.starts)
     positions = records.starts[key_columns.records] + records.base
@@ -672,7 +690,10 @@ def expected_entries(run: Run) -> Entries:
 
 
 def _has_same_entries(file: IndexFile, mask: Mask, expected: Entries) -> bool:
-    """Return whether the entries that `mask` selects are `expected`, apart from their times."""
+    """Return whether the entries that `mask` selects are equal to `expected`, in the same order.
+
+    Times are not compared.
+    """
     if int(mask.sum()) != len(expected.positions):
         return False
     has_same_positions = bool((file.positions[mask] == expected.positions).all())

@@ -62,7 +62,10 @@ class FileSequence:
     """
 
     def __init__(self, files: Files, segments: Iterable[SegmentFile]) -> None:
-        """Create a sequence of these files, in any order. `load` finds those of a directory."""
+        """Create a sequence of these files, which may be in any order.
+
+        To find the files of a directory, use `load`.
+        """
         self._files = files
         self.segments = sorted(segments, key=lambda segment: segment.base)
         self._bases = [segment.base for segment in self.segments]
@@ -117,9 +120,9 @@ class FileSequence:
         return index if index >= 0 and position < self.segments[index].end else None
 
     def read(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from `position` on, or fewer before a missing file or the end.
+        """Read up to `size` bytes from `position` on, across files.
 
-        Raises OSError if the disk cannot read them.
+        Fewer bytes are returned if a file is missing or the sequence ends. Raises OSError.
         """
         pieces = []
         bytes_left = size
@@ -157,11 +160,12 @@ class FileSequence:
     def iter_data(
         self, start: int = 0, end: int | None = None, align: int = 1
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of the pieces of [start, end) that may contain other than zeros.
+        """Yield (position, bytes) for the parts of [start, end) that may not be zero.
 
-        An `end` of None is the end of the sequence. Each piece lies in one file and begins at
-        `start`, at the file's base or at a multiple of `align`. The length of a piece is a multiple
-        of `align`; what remains of the file behind the last multiple is left out.
+        Holes (parts that were never written) are skipped. If `end` is None, it is the end of the
+        sequence. Each piece is within one file, and begins at `start`, at the begin of the file or
+        at a multiple of `align`. Its length is a multiple of `align`; what remains at the end of a
+        file is left out.
         """
         for segment in self.segments:
             position = max(segment.base, start)
@@ -179,7 +183,10 @@ class FileSequence:
                 position += whole_bytes
 
     def _open_file(self, path: str) -> File:
-        """Return the open file at `path`. Another file that is open is closed before."""
+        """Return the open file at `path`.
+
+        A sequence has at most one open file: another one is closed first.
+        """
         self.is_used = True
         if self._open is None or self._open[0] != path:
             self.release_descriptor()
@@ -208,9 +215,10 @@ class StoreLayout:
     """
 
     def __init__(self, files: Files, root: str, log_paths: list[str], queue_path: str) -> None:
-        """List the files of a store. Use `find`, which checks that there is a commit log.
+        """List the files of a store. Callers use `find`, which checks that there is a commit log.
 
-        `log_paths` are the directories of the commit log, and `queue_path` is that of the queues.
+        `log_paths` are the directories of the commit log, and `queue_path` is the directory of the
+        queues.
         """
         self.files = files
         self.root = root
@@ -237,10 +245,11 @@ class StoreLayout:
     ) -> "StoreLayout":
         """List the files of the store in the directory `root`.
 
-        `commit_log_path` (default: `root`/commitlog) may name several directories, separated by
-        commas, as RocketMQ's storePathCommitLog does. The default of `consume_queue_path` is
-        `root`/consumequeue. Raises StoreError if the commit log has no files, with a fix that
-        depends on what is found instead; and if `root` is a backup.
+        `commit_log_path` is the directory of the commit log (default: `root`/commitlog), or several
+        directories separated by commas, as in RocketMQ's storePathCommitLog. `consume_queue_path`
+        is the directory of the queues (default: `root`/consumequeue).
+
+        Raises StoreError if the commit log has no files, or if `root` is a backup.
         """
         root = root.rstrip("/") or "/"
         logs = [path.rstrip("/") for path in commit_log_path.split(",") if path]
@@ -270,7 +279,7 @@ class StoreLayout:
         return f"{self.root}/{CHECKPOINT}"
 
     def document_paths(self) -> list[str]:
-        """Return the paths of the entries of config/, without backups and temporary files."""
+        """Return the paths of everything in config/, without backups and temporary files."""
         directory = f"{self.root}/{CONFIG}"
         return [
             f"{directory}/{name}"
@@ -302,7 +311,10 @@ def find_usual_file_bytes(sequences: Iterable[FileSequence]) -> int:
 
 
 def _iter_queues(files: Files, directory: str) -> Iterator[tuple[QueueKey, FileSequence]]:
-    """Yield the key and the files of each queue in `directory`/TOPIC/QUEUE_ID."""
+    """Yield ((topic, queue id), files) for each queue in `directory`/TOPIC/QUEUE_ID.
+
+    Bytes of a topic that are not UTF-8 are replaced. Other names than queue ids are ignored.
+    """
     for topic in files.names(directory):
         for name in files.names(f"{directory}/{topic}"):
             if name.isascii() and name.isdigit():
@@ -314,10 +326,10 @@ def _iter_queues(files: Files, directory: str) -> Iterator[tuple[QueueKey, FileS
 
 
 def read_or_zeros(read: Callable[[int, int], bytes], position: int, size: int) -> bytes:
-    """Return `read(position, size)`, with zeros in place of blocks that the disk cannot read.
+    """Return `read(position, size)`, but with zeros for blocks that the disk cannot read.
 
-    A range whose read raises OSError is halved until the unreadable blocks of 4,096 bytes are
-    found.
+    If `read` raises OSError, the range is halved, until the blocks of 4,096 bytes that cannot be
+    read are found.
     """
     try:
         return read(position, size)

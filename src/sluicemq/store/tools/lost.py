@@ -84,15 +84,16 @@ class _QueueState:
     def is_plausible(self, record: _QueueRecord) -> bool:
         """Return whether a record may follow the last one.
 
-        Its offset must be greater, and the log must have room for the messages that it skips. Its
-        offset has no checksum, so other offsets may be damaged (as in `store.recover`).
+        The record's offset must be greater, and the log must have room for the messages between the
+        two. Otherwise the offset is damaged (it has no checksum). The room is not checked if the
+        last record is a placeholder, which an earlier repair wrote in place of a lost message.
         """
         skipped = record.offset - self.last.offset
         has_room = skipped * RECORD_BYTES_MIN <= record.position - self.last.position
         return skipped > 0 and (has_room or self.last.is_placeholder)
 
     def accept(self, record: _QueueRecord) -> None:
-        """Make `record` the last one, and note the gap of offsets before it, if there is one."""
+        """Make `record` the last one. If offsets are missing before it, add a gap to `gaps`."""
         if record.offset > self.last.offset + 1:
             gap = _OffsetGap(
                 self.last.offset + 1, record.offset, self.last.position, record.position
@@ -101,11 +102,15 @@ class _QueueState:
         self.last = record
 
     def may_lack(self, offset: int, position: int) -> bool:
-        """Return whether a lost message may have had this offset at this position of the log."""
+        """Return whether a lost message may have had this offset at this position of the log.
+
+        That is so if the valid records of the queue around the position leave room for the offset.
+        """
         if position < self.first.position:
             return offset < self.first.offset
         if position > self.last.position:
             return offset > self.last.offset
+        # Find the last gap that begins at the position or before.
         index = bisect_right(self.gaps, position, key=lambda gap: gap.after) - 1
         if index < 0:
             return False
@@ -132,10 +137,10 @@ class LostMessageFinder:
     """
 
     def __init__(self, log_start: int, queues: dict[QueueKey, FileSequence]) -> None:
-        """Create a finder for a log that begins at `log_start`.
+        """Create a finder of lost messages for a log that begins at `log_start`.
 
-        `queues` are the files of the queues as they are now. Their units confirm or refute offsets
-        that are not plausible.
+        `queues` are the files of the queues before a repair. If the offset in a record is not
+        plausible, their units (entries that locate records) confirm or refute it.
         """
         self._log_start = log_start
         self._queues = queues
@@ -145,11 +150,16 @@ class LostMessageFinder:
         self.doubtful_positions: set[int] = set()
 
     def add_run(self, run: Run) -> None:
-        """Count the records of a run, and check their offsets."""
+        """Count the records of a run, and check their offsets.
+
+        A run is a table of records that follow each other in the log without a gap. Its groups are
+        the records of one queue each.
+        """
         self.record_count += len(run)
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
-            # Two consecutive records confirm each other, and all consecutive ones that follow.
+            # Two records with consecutive offsets confirm each other, and the consecutive ones
+            # that follow them. So the rest of the group need not be checked.
             is_consecutive = group.is_consecutive and len(group.offsets) > 1
             checked_count = 2 if is_consecutive else len(group.offsets)
             for row in range(checked_count):
@@ -159,10 +169,15 @@ class LostMessageFinder:
                 state.last = _make_queue_record(group, -1)
 
     def _add_record(self, key: QueueKey, record: _QueueRecord) -> None:
-        """Check the offset of a record against those of the earlier records of its queue.
+        """Check the offset of a record against the earlier records of its queue.
 
-        A plausible record becomes the queue's last one. A record whose offset is not plausible
-        becomes the suspect, after the former suspect is judged. An impossible one is contradicted.
+        - If the offset is plausible, the record becomes the last one of the queue.
+        - If the offset is possible but not plausible, the record becomes the suspect. The next
+          record of
+          the queue decides about it.
+        - If the offset is impossible, the record is added to `contradicted`.
+
+        If the queue has a suspect already, the suspect is accepted or contradicted first.
         """
         if not is_valid_key(key) or not 0 <= record.offset <= OFFSET_MAX:
             self._contradict_record(key, record)
@@ -185,9 +200,14 @@ class LostMessageFinder:
     def _judge_suspect(
         self, key: QueueKey, state: _QueueState, suspect: _QueueRecord, next_record: _QueueRecord
     ) -> None:
-        """Accept the suspect of a queue if the next record confirms it, or contradict it."""
+        """Accept the suspect of a queue, or contradict it, by the next record of the queue.
+
+        A suspect is a record whose offset is not plausible. It is accepted if the next record has
+        the offset after it, unless the units of the queue refute it.
+        """
         state.suspect = None
-        # The units refute it if they have another record at its offset, and the last record.
+        # The units refute it if they have another record at its offset, and can be trusted because
+        # they have the last accepted record.
         sequence = self._queues.get(key)
         unit_position = _read_unit_position(sequence, suspect.offset)
         is_refuted = (
@@ -205,7 +225,7 @@ class LostMessageFinder:
             self._contradict_record(key, suspect)
 
     def _contradict_record(self, key: QueueKey, record: _QueueRecord) -> None:
-        """Add a record to `contradicted`, because it cannot be this message of the queue."""
+        """Add a record to `contradicted`: it cannot be the message of the queue that it claims."""
         reason = (
             f"the record says that it is message {record.offset} of queue {key[0]}/{key[1]}, which"
             " is not possible"
@@ -213,10 +233,11 @@ class LostMessageFinder:
         self.contradicted[InvalidRange(record.position, record.end, reason)] = key
 
     def finish(self, queues: dict[QueueKey, FileSequence]) -> None:
-        """Judge the records that are still suspect at the end of the log, by the units in `queues`.
+        """Decide about the last records of all queues, by the units in `queues`.
 
-        Each is accepted, contradicted, or added to `doubtful_positions` if the units do not say. A
-        queue with a single record is judged as well. Raises OSError.
+        A record whose offset was not plausible is accepted, contradicted, or added to
+        `doubtful_positions` if the units do not decide. The only record of a queue is checked as
+        well. Raises OSError.
         """
         for key, state in list(self._states.items()):
             suspect = state.suspect
@@ -231,9 +252,10 @@ class LostMessageFinder:
     def _judge_by_unit(
         self, key: QueueKey, state: _QueueState, suspect: _QueueRecord, unit_position: int | None
     ) -> None:
-        """Judge the last record of a queue by the position in the unit at its offset.
+        """Accept or contradict the suspect of a queue, by the unit at its offset.
 
-        `unit_position` is None if there is no such unit.
+        `unit_position` is the position of the record that the unit locates, or None if there is no
+        unit. If that does not decide, the suspect's position is added to `doubtful_positions`.
         """
         if unit_position == suspect.position:
             has_single_record = state.first == state.last
@@ -251,7 +273,11 @@ class LostMessageFinder:
     def _judge_only_record(
         self, key: QueueKey, state: _QueueState, sequence: FileSequence | None
     ) -> None:
-        """Contradict the only record of a queue if its unit is found at another offset."""
+        """Contradict the only record of a queue if a unit locates it at another offset.
+
+        Does nothing if the queue has more records, has no files, or has the unit at the right
+        offset.
+        """
         record = state.first
         if record != state.last or sequence is None:
             return
@@ -270,8 +296,9 @@ class LostMessageFinder:
     ) -> list[LostMessage]:
         """Return the messages that were in `invalid_ranges`, sorted by position, queue and offset.
 
-        That is an order in which placeholders for them can be written. `queues` are the queues'
-        files. Call it after `finish`.
+        `invalid_ranges` are the ranges of the log without valid records. `queues` are the files of
+        the queues. Placeholders for the messages can be written in this order. Call it after
+        `finish`.
         """
         lost: list[LostMessage] = []
         for key in sorted(self._states.keys() | queues.keys()):
@@ -283,8 +310,9 @@ class LostMessageFinder:
     ) -> list[LostMessage]:
         """Return the messages of one queue that were in `invalid_ranges`.
 
-        These are the messages of gaps between its records, if something is damaged there, and those
-        whose units lead into the ranges. `sequence` is None if the queue has no files.
+        A message is lost if a unit locates it in a range, or if its offset is in a gap between two
+        records and something is damaged between them. `sequence` has the files of the queue; it is
+        None if there are none.
         """
         position_by_offset: dict[int, int] = {}
         if sequence is not None and invalid_ranges:
@@ -306,10 +334,10 @@ class LostMessageFinder:
         return lost
 
     def _list_gaps(self, key: QueueKey, sequence: FileSequence | None) -> list[_OffsetGap]:
-        """Return the gaps between the offsets of a queue, and the one before its first record.
+        """Return the gaps between the offsets of a queue's records.
 
-        The latter counts only if the log is complete from its beginning, and something else than
-        the first record confirms its offset.
+        The offsets before its first record are a gap too, if the log is complete from position 0
+        on, and a unit or a later record confirms the offset of the first record.
         """
         state = self._states.get(key)
         if state is None:
@@ -326,10 +354,10 @@ class LostMessageFinder:
     def _find_units_in(
         self, key: QueueKey, sequence: FileSequence, invalid_ranges: list[InvalidRange]
     ) -> dict[int, int]:
-        """Return offset -> position of the units that lead into invalid ranges.
+        """Return offset -> position of the units that locate a record within an invalid range.
 
-        Units that contradict a valid record are left out. So are units whose position is not
-        greater than that of a smaller offset: they are damaged.
+        Units that contradict a valid record are left out. The positions ascend with the offsets: a
+        unit that breaks this order is left out too.
         """
         state = self._states.get(key)
         position_by_offset: dict[int, int] = {}
@@ -350,7 +378,7 @@ class LostMessageFinder:
 
 
 def _lead_into_ranges(units: NDArray[Any], invalid_ranges: list[InvalidRange]) -> NDArray[Any]:
-    """Return which units lead to a record that would be within one of the ranges."""
+    """Return a mask of the units whose record would be completely within one of the ranges."""
     range_starts, range_ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
     positions = units["position"].astype(np.int64)
     range_indexes = np.searchsorted(range_starts, positions, side="right") - 1
@@ -361,7 +389,10 @@ def _lead_into_ranges(units: NDArray[Any], invalid_ranges: list[InvalidRange]) -
 
 
 def _read_unit_position(sequence: FileSequence | None, offset: int) -> int | None:
-    """Return the position in the unit at `offset`, or None if the queue's files have no unit."""
+    """Return the log position in the unit at `offset`, or None if there is no such unit.
+
+    A unit with size 0 does not count. `sequence` is None if the queue has no files.
+    """
     if sequence is None:
         return None
     unit = sequence.read(offset * UNIT_BYTES, UNIT_BYTES)

@@ -56,12 +56,12 @@ class QueueRepair:
         writer: RepairWriter | None,
         durable_end: int | None = None,
     ) -> None:
-        """Prepare a comparison, or with a `writer` a repair.
+        """Prepare to compare the queues with the log, or to repair them if there is a `writer`.
 
-        `directory` contains the queues, and their files have `file_bytes`. `topics` are those that
-        exist, or None if they are not known. Missing units of records from position `durable_end`
-        on do not count as wrong, because the next start after a crash adds them; None means that
-        all count.
+        `queues` are the existing files by (topic, queue id), in `directory`. New files get
+        `file_bytes` bytes. `topics` are the topics that exist, or None if they are not known.
+        Records from position `durable_end` on may lack units, because the next start after a crash
+        adds them; None means that all records must have units.
         """
         self._queues = queues
         self._directory = directory
@@ -82,10 +82,10 @@ class QueueRepair:
         self.missing_queues: set[QueueKey] = set()
 
     def add_run(self, run: Run) -> None:
-        """Compare or repair the units of all records of a run.
+        """Compare the units of all records of a run with the queues, or repair them.
 
         A run is a table of records that follow each other in the log without a gap. Its groups are
-        the records of one queue each.
+        the records of one queue each. A unit is the queue's entry for a record.
         """
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
@@ -118,13 +118,14 @@ class QueueRepair:
         return self._durable_end is None or position < self._durable_end
 
     def _compare_or_repair_units(self, key: QueueKey, offset: int, expected: bytes) -> None:
-        """Compare consecutive units of a queue with `expected`, their right bytes.
+        """Compare the units of a queue from `offset` on with `expected`, their right bytes.
 
-        The units begin at `offset`. Units of the offsets between the end of the queue so far and
-        `offset`, which no record has, are included. The end of the queue moves behind the units.
+        If there is a writer, wrong units are overwritten; otherwise they are counted. If the
+        queue's units so far end before `offset`, the units between, which have no records, are
+        checked too. The end of the queue then moves behind `expected`.
 
-        Wrong units are overwritten if there is a writer, else counted. Units whose offset is
-        impossible are ignored.
+        Nothing is done if `offset` is more than GAP_MAX beyond the end, because then it must be
+        wrong.
         """
         sequence = self._queues.get(key)
         end_offset = self._end_offsets.get(key)
@@ -160,11 +161,11 @@ class QueueRepair:
             self._later_unit_counts[key] = self._later_unit_counts.get(key, 0) + later_count
 
     def _find_first_offset(self, key: QueueKey, offset: int) -> int:
-        """Return the offset from which on the units of a queue must be used or blank.
+        """Return the first offset of a queue whose unit must be used or blank.
 
-        `offset` is that of the queue's first record. The result is the first offset of the files
-        that precede it without a gap, or `offset` itself without such files. At most GAP_MAX
-        offsets precede `offset`.
+        `offset` is the offset of its first record. The result is the first offset of the file that
+        contains `offset`, or of the first of the files that precede it without a gap, within
+        GAP_MAX offsets. It is `offset` itself if no file contains it.
         """
         units_per_file = self._file_bytes // UNIT_BYTES
         file_offsets = {base // UNIT_BYTES for base in self._file_bases.get(key, ())}
@@ -182,10 +183,10 @@ class QueueRepair:
     def _fill_gap(
         self, sequence: FileSequence | None, start: int, end: int, next_position: int
     ) -> bytes:
-        """Return the units for offsets [start, end), which no record has.
+        """Return the right units for the offsets [start, end), which no record has.
 
-        Units that the queue has are kept. Unused units, and those that lead behind `next_position`
-        (the position of the next record), become blank.
+        Units that the files have are kept. A unit becomes blank if it is unused, or if it locates a
+        record behind `next_position`, the position of the next record.
         """
         gap_bytes = (end - start) * UNIT_BYTES
         stored = b"" if sequence is None else sequence.read(start * UNIT_BYTES, gap_bytes)
@@ -198,7 +199,7 @@ class QueueRepair:
     def _write_units(
         self, key: QueueKey, position: int, unit_bytes: bytes, writer: RepairWriter
     ) -> None:
-        """Write units at byte `position` of a queue, and create the files that they need."""
+        """Write units from byte `position` of a queue on. Create files that do not exist."""
         file_bytes = self._file_bytes
         written_bytes = 0
         while written_bytes < len(unit_bytes):
@@ -212,9 +213,10 @@ class QueueRepair:
             written_bytes += len(piece)
 
     def _create_files(self, key: QueueKey, position: int, writer: RepairWriter) -> None:
-        """Create the file of a queue that contains byte `position`, and those missing before it.
+        """Create the file of a queue that contains byte `position`, and missing files before it.
 
-        Their units before `position` become blank.
+        The units before `position` in these files become blank. Files between an old file and this
+        one are created only if there are at most NEW_FILES_MAX.
         """
         file_bytes = self._file_bytes
         bases = self._file_bases.setdefault(key, set())
@@ -243,10 +245,10 @@ class QueueRepair:
         return f"{self._directory}/{key[0]}/{key[1]}/{base:020d}"
 
     def finish(self, log_end: int) -> None:
-        """Remove everything behind the ends of the queues, or count it as wrong units.
+        """Remove the units behind the end of each queue, or count them as wrong without a writer.
 
-        Otherwise units there would lead to positions without a record. In a queue without records,
-        units from the first one on that leads behind `log_end` are removed.
+        They would locate records that do not exist. A queue ends behind its last record's unit. If
+        it has no records, it ends at the first unit whose position is behind `log_end`.
         """
         # No record has shown that these topics were created again.
         self.wrong_unit_count += sum(self._later_unit_counts.values())
@@ -272,10 +274,10 @@ class QueueRepair:
             self._writer.flush()
 
     def _find_end_position(self, key: QueueKey, sequence: FileSequence, log_end: int) -> int | None:
-        """Return the byte of a queue from which on it must be empty, or None if there is none.
+        """Return the byte of a queue from which on it must be empty; None if it may be full.
 
-        That is the byte behind the last record's unit. In a queue without records, it is that of
-        the first unit that leads behind `log_end`.
+        It is the end of the last record's unit. In a queue without records, it is the begin of the
+        first unit whose position is behind `log_end`.
         """
         end_offset = self._end_offsets.get(key)
         if end_offset is not None:
@@ -283,9 +285,10 @@ class QueueRepair:
         return next(_iter_positions_behind_log(sequence, log_end), None)
 
     def _count_units_behind_end(self, sequence: FileSequence, start: int, end: int) -> None:
-        """Count the units in bytes [start, end) that are not zero as wrong.
+        """Count the units in bytes [start, end) of a queue that are not zero as wrong.
 
-        After a crash they do not count, since the next start removes them.
+        After a crash (`durable_end` is set), they are not counted, because the next start removes
+        them.
         """
         if self._durable_end is not None:
             return
@@ -295,9 +298,9 @@ class QueueRepair:
 
 
 def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator[int]:
-    """Yield byte positions of units in a queue's files that lead behind the end of the log.
+    """Yield byte positions of units in a queue's files whose records are behind the log's end.
 
-    Only the first such unit of each piece that is read is yielded.
+    Of each piece of the files that is read, only the first such unit is yielded.
     """
     for position, unit_bytes in sequence.iter_data(align=UNIT_BYTES):
         units = np.frombuffer(unit_bytes, UNIT_COLUMNS)
@@ -308,9 +311,10 @@ def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator
 
 
 def _may_differ(stored_codes: NDArray[Any], expected_codes: NDArray[Any]) -> NDArray[Any]:
-    """Return where another code than the expected one is right too.
+    """Return a mask of the units whose code may differ from the expected one.
 
-    That is the address of an extension unit, or another due time of a delayed message.
+    A stored code may also be the address of an extension unit, or another due time of a delayed
+    message, within DELAY_MAX_MS.
     """
     is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
     # Codes that are greater than any hash of a tag are due times.
@@ -322,14 +326,14 @@ def _may_differ(stored_codes: NDArray[Any], expected_codes: NDArray[Any]) -> NDA
 
 
 def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]:
-    """Return (rows, later count): the units that differ, and how many of them may be later ones.
+    """Return (rows, later count): the indexes of wrong units, and how many may be later units.
 
-    `stored` are the bytes of the units in the files, possibly fewer than `expected`, those that the
-    records demand. A later unit leads behind the expected record: it may be right if the topic was
-    deleted and created again.
+    `expected` are the right bytes of the units. `stored` are the bytes in the files, possibly
+    fewer. A later unit locates a record behind the expected record. It may be right if the topic
+    was deleted and created again.
 
-    A unit does not differ if its code is the address of an extension unit, or another due time of
-    a delayed message: it is not known with which messageDelayLevel the message was stored.
+    A unit whose code is the address of an extension unit, or another due time of a delayed message,
+    is not wrong. The messageDelayLevel with which the message was stored is not known.
     """
     if stored == expected:
         return np.empty(0, np.int64), 0

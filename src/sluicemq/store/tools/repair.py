@@ -124,7 +124,7 @@ class RepairReport:
         return sum(lost.messages for lost in self.lost)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a value for JSON, including `is_sound` and `messages_lost`."""
+        """Return the report as a dict for JSON, including `is_sound` and `messages_lost`."""
         fields = asdict(self)
         for name in ("damaged", "lost", "not_placed"):
             fields[name] = [log_range._asdict() for log_range in getattr(self, name)]
@@ -179,12 +179,13 @@ def repair(
     files: Files = SYSTEM_FILES,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Find the damage of the store in the directory `root`, and repair it if `write` is set.
+    """Find the damage of the store in the directory `root`. Repair it if `write` is set.
 
-    `stamp` is part of the backup's name (`repair-<stamp>`). `log_file_bytes` and
-    `queue_file_bytes` are the sizes of the files; by default they are the most frequent sizes of
-    the existing files. `delay_levels_ms` are the delays of messageDelayLevel, from which the due
-    times in missing units of delayed messages are computed; existing due times stay.
+    The overwritten bytes go to the directory `repair-<stamp>` in the store. `log_file_bytes` and
+    `queue_file_bytes` are the sizes of the files; None means the most frequent size of the existing
+    files. `delay_levels_ms` are the delays of messageDelayLevel, from which the due times in
+    missing units of delayed messages are computed; existing due times stay. `progress` is called
+    with (bytes done, bytes in total).
 
     Raises StoreError if there is no store or it cannot be repaired as it is, StoreLockedError if
     `write` is set and a broker uses the store, and OSError.
@@ -228,6 +229,9 @@ class _Repair:
     ) -> None:
         """Find the files of the store and their sizes.
 
+        `find_layout` lists the files each time it is called. A size of None means the most frequent
+        size of the existing files. `delays_ms` are the delays of the delay levels.
+
         Raises StoreError if the log is in several directories, or has files that do not fit its
         file size.
         """
@@ -253,7 +257,7 @@ class _Repair:
         self.report = RepairReport(layout.root)
 
     def _require_fitting_log_files(self) -> None:
-        """Raise StoreError if a file of the log does not fit the size of its files."""
+        """Raise StoreError if a file of the log is too large, or begins at a wrong position."""
         for segment in self._log.segments:
             if segment.base % self._log_file_bytes or segment.size > self._log_file_bytes:
                 raise StoreError(
@@ -276,10 +280,10 @@ class _Repair:
     # --- finding damage
 
     def find_damage(self) -> None:
-        """Walk over the log, compare the queues with it, and fill the report and the plan.
+        """Walk over the log, compare the queues with it, and set `report` and `_plan`.
 
-        Nothing is changed. Adjacent invalid ranges of a file count as one. Progress is reported.
-        Raises OSError.
+        Nothing is changed in the store. Adjacent invalid ranges of a file count as one. Raises
+        OSError.
         """
         report = self.report
         layout = self.layout
@@ -332,7 +336,10 @@ class _Repair:
         return previous.end == invalid.start and not is_start_of_file
 
     def _start_walk(self) -> LogWalk:
-        """Return a walk over the log up to its last file or its durable end."""
+        """Return a walk over the log, up to the end of its last file or its durable end.
+
+        Files that are missing or too short are walked as if they had zeros there.
+        """
         file_bytes = self._log_file_bytes
         walk_end = max(self._log.segments[-1].base + 1, self._durable_end)
         bases = range(self._log.start, walk_end, file_bytes)
@@ -341,7 +348,7 @@ class _Repair:
         return LogWalk(self._log, extents, self._delays_ms, is_forgiving=True)
 
     def _iter_with_progress(self, walk: LogWalk) -> Iterator[Run | InvalidRange]:
-        """Yield what the walk finds, except blank ends of files, and report its progress."""
+        """Yield the runs and invalid ranges that a walk finds, and report its progress."""
         start = walk.position
         last_reported = start
         # Where the log ends is not known: of the last file, the part up to the durable end counts.
@@ -356,7 +363,7 @@ class _Repair:
         self._progress(total_bytes, total_bytes)
 
     def _check_file_sizes(self) -> None:
-        """Add files to the report that are missing or have another size than they should."""
+        """Add a text to `report.bad_files` for each file that is missing or has a wrong size."""
         bad_files = self.report.bad_files
         segments = self._log.segments
         newest = self._checkpoint.latest
@@ -394,11 +401,12 @@ class _Repair:
         last_time_ms: int,
         finder: LostMessageFinder,
     ) -> None:
-        """Distinguish damage from a torn tail, find the lost messages, and set the plan.
+        """Decide what a repair must write: set `_plan`, and most fields of `report`.
 
-        Also fills the report, except for what `find_damage` sets at its end. `log_end`
-        is the position behind the last valid record, and `last_time_ms` its store time. `times_ms`
-        has the store time of the last record before each of `invalid_ranges`. `finder` is finished.
+        Invalid ranges behind the last valid record and the durable end are a torn tail, the rest of
+        an interrupted write; other ranges are damage. `log_end` is the position behind the last
+        valid record, and `last_time_ms` its store time. `times_ms` has the store time of the last
+        record before each of `invalid_ranges`. `finder` has seen all records.
         """
         # Invalid ranges behind the damage are the tail. The ranges are in the order of the log.
         damage_end = max(log_end, self._durable_end)
@@ -440,7 +448,7 @@ class _Repair:
         self.report.lost = _group_into_ranges(lost)
 
     def _report_damaged_ranges(self, damage_end: int) -> None:
-        """Add the damaged ranges of the plan to the report, up to position `damage_end`."""
+        """Add each damaged range of the plan to the report, cut at position `damage_end`."""
         plan = self._plan
         for invalid, messages in zip(plan.damaged_ranges, plan.lost_messages, strict=True):
             path = self._log_file_path(invalid.start - invalid.start % self._log_file_bytes)
@@ -455,11 +463,11 @@ class _Repair:
     # --- writing
 
     def write(self, backup: str) -> None:
-        """Repair the store as planned. The directory `backup` gets the overwritten bytes.
+        """Repair the store as planned, and complete the report.
 
-        It also gets the replica files and the report, as `report.json`. Completes the report.
-        Everything is durable on return. Raises StoreError if the log is still damaged afterwards,
-        and OSError.
+        The directory `backup` gets the overwritten bytes, the replica files, and the report as
+        `report.json`. Everything is durable on return. Raises StoreError if the log is still
+        damaged afterwards, and OSError.
         """
         self._progress(0, 1)
         report = self.report
@@ -475,7 +483,7 @@ class _Repair:
         self._log = self.layout.log
         self._repair_queues(writer, log_end)
         writer.close()
-        # After everything else, because the checkpoint says that the queues are complete.
+        # The checkpoint says that the queues are complete, so it is written after them.
         self._write_checkpoint(log_end, last_time_ms)
 
         report.not_placed = _group_into_ranges(without_room)
@@ -496,7 +504,7 @@ class _Repair:
         self._files.sync_directory(backup)
 
     def _write_checkpoint(self, log_end: int, time_ms: int) -> None:
-        """Write a checkpoint: log and queues are durable, as they are now, up to `log_end`.
+        """Write a checkpoint that says: log and queues are durable and complete up to `log_end`.
 
         `time_ms` is the store time of the last record.
         """
@@ -538,10 +546,10 @@ class _Repair:
                 files.sync_directory(path.rpartition("/")[0])
 
     def _write_replacements(self, writer: RepairWriter) -> tuple[list[LostMessage], int, int]:
-        """Fill the damaged ranges, fix queue offsets in records, and clear the tail.
+        """Fill the damaged ranges with records, fix queue offsets, and zero the torn tail.
 
-        Returns (lost messages for whose placeholders there is no room, end of the log, store time
-        of its last record).
+        Return (lost messages for whose placeholders there is no room, end of the log, store time of
+        its last record).
         """
         plan = self._plan
         self._complete_log_files(writer)
@@ -560,9 +568,11 @@ class _Repair:
         return without_room, log_end, plan.last_time_ms
 
     def _fill_damaged_ranges(self, writer: RepairWriter) -> tuple[list[LostMessage], int]:
-        """Write placeholders for the lost messages, and other fillers, into the damaged ranges.
+        """Write placeholders for the lost messages, and fillers, into the damaged ranges.
 
-        Returns (lost messages for whose placeholders there is no room, end of the log).
+        A placeholder is a record that takes the queue offset of a lost message. A filler is a
+        record without a message. Return (lost messages for whose placeholders there is no room, end
+        of the log).
         """
         plan = self._plan
         log_end = plan.log_end
@@ -583,7 +593,7 @@ class _Repair:
         return without_room, log_end
 
     def _complete_log_files(self, writer: RepairWriter) -> None:
-        """Create the missing files of the log, and extend those that are too short."""
+        """Create the missing files of the log, and extend files that are too short."""
         sizes = {segment.base: segment.size for segment in self._log.segments}
         last_base = max([*sizes, *(invalid.start for invalid in self._plan.damaged_ranges)])
         for base in range(self._log.start, last_base + 1, self._log_file_bytes):
@@ -593,7 +603,10 @@ class _Repair:
     def _write_pieces(
         self, writer: RepairWriter, invalid: InvalidRange, pieces: list[Piece]
     ) -> None:
-        """Write the pieces of an invalid range, and zeros between, before and behind them."""
+        """Write new records into an invalid range, and zeros everywhere else in it.
+
+        `pieces` are (position, bytes of the record), in the order of the log.
+        """
         base = invalid.start - invalid.start % self._log_file_bytes
         path = self._log_file_path(base)
         written_end = invalid.start
@@ -604,9 +617,9 @@ class _Repair:
         writer.write_zeros(path, written_end - base, invalid.end - base)
 
     def _repair_queues(self, writer: RepairWriter, log_end: int) -> None:
-        """Give the queue files their size, and make the queues agree with the repaired log.
+        """Give each queue file its right size, then make the queues agree with the repaired log.
 
-        Raises StoreError if the log, which ends at `log_end`, is still damaged.
+        `log_end` is the end of the log. Raises StoreError if the log is still damaged before it.
         """
         layout = self.layout
         for sequence in layout.queues.values():
@@ -651,7 +664,7 @@ def _read_checkpoint(layout: StoreLayout) -> CheckpointContent:
 
 
 def _group_into_ranges(lost: list[LostMessage]) -> list[LostRange]:
-    """Return the lost messages as ranges of consecutive offsets, sorted by topic and queue."""
+    """Group lost messages into ranges of consecutive offsets, sorted by topic and queue."""
     ranges: list[LostRange] = []
     for (topic, queue_id), offset in sorted((message.key, message.offset) for message in lost):
         previous = ranges[-1] if ranges else None
@@ -666,9 +679,10 @@ def _group_into_ranges(lost: list[LostMessage]) -> list[LostRange]:
 
 
 def _find_offset_fixes(finder: LostMessageFinder, lost: list[LostMessage]) -> dict[int, int]:
-    """Return position -> offset of the contradicted records whose right offset is known.
+    """Find the right offsets of contradicted records. Return position -> offset.
 
-    It is known if one of the lost messages, found by its unit, was in the place of the record.
+    A contradicted record is valid except for its queue offset. If a unit of its queue locates a
+    message at the same position, the unit's offset is right.
     """
     contradicted_keys = {invalid.start: key for invalid, key in finder.contradicted.items()}
     offset_fixes: dict[int, int] = {}
@@ -681,10 +695,10 @@ def _find_offset_fixes(finder: LostMessageFinder, lost: list[LostMessage]) -> di
 def _assign_to_ranges(
     lost: list[LostMessage], ranges: list[InvalidRange], log_end: int
 ) -> list[list[LostMessage]]:
-    """Return, for each of `ranges`, the lost messages for which it gets placeholders.
+    """Return for each of `ranges` the lost messages for which it gets placeholders.
 
-    These are the messages in the range. The first range at or behind `log_end`, in which the log
-    continues, also gets those of the ranges behind it.
+    A message belongs to the range that contains its position. But the first range at or behind
+    `log_end` gets the messages of all later ranges too, because the log continues there.
     """
     lost_by_range: list[list[LostMessage]] = []
     for invalid in ranges:

@@ -57,11 +57,15 @@ class Replacement(NamedTuple):
 def build_replacement(
     invalid: InvalidRange, file_end: int, lost: list[LostMessage], time_ms: int, *, is_last: bool
 ) -> Replacement:
-    """Return the records that fill an invalid range.
+    """Make the records that fill an invalid range of the log.
 
-    `file_end` is the end of the file that contains the range, `lost` are the messages that need a
-    placeholder, and `time_ms` is the store time of the new records. `is_last` says that the range
-    is at the end of the log; otherwise valid records follow.
+    `lost` are the messages that need a placeholder, `file_end` is the end of the file that contains
+    the range, and `time_ms` is the store time of the new records. If `is_last`, the range is at the
+    end of the log, and its rest may stay empty. Otherwise valid records follow, and the rest is
+    filled with fillers: records without a message.
+
+    If the room is too small, placeholders get no properties. Messages whose placeholders still do
+    not fit are in `without_room` of the result.
     """
     is_end_of_file = invalid.end == file_end
     placeholders_end = invalid.end
@@ -98,9 +102,10 @@ def build_replacement(
 def _place_messages(
     lost: list[LostMessage], start: int, end: int, time_ms: int, *, has_properties: bool
 ) -> Replacement:
-    """Return placeholders for the lost messages, as many as there is room for in [start, end).
+    """Make placeholders for the lost messages, one behind the other, within [start, end).
 
-    The placeholders follow each other. The end of the result is behind the last one.
+    Messages for which there is no room go to `without_room` of the result. Its `end` is the
+    position behind the last placeholder.
     """
     pieces: list[Piece] = []
     placed: list[LostMessage] = []
@@ -119,9 +124,10 @@ def _place_messages(
 
 
 def _encode_end_of_file(start: int, file_end: int, time_ms: int) -> list[Piece]:
-    """Return a blank record for the bytes [start, file_end), behind a filler if there is room.
+    """Fill the bytes [start, file_end) with a blank record, which marks the end of a file.
 
-    A file must not begin with a blank record: brokers read the age of a file from its first record.
+    A filler precedes it if there is room, because a file must not begin with a blank record:
+    brokers read the age of a file from its first record.
     """
     pieces: list[Piece] = []
     position = start
@@ -134,7 +140,7 @@ def _encode_end_of_file(start: int, file_end: int, time_ms: int) -> list[Piece]:
 
 
 def _encode_fillers(start: int, end: int, time_ms: int) -> list[Piece]:
-    """Return fillers for the bytes [start, end). Each has at most FILLER_BYTES_MAX."""
+    """Fill the bytes [start, end) with fillers of at most FILLER_BYTES_MAX each."""
     pieces: list[Piece] = []
     position = start
     while position < end:
@@ -149,7 +155,7 @@ def _encode_fillers(start: int, end: int, time_ms: int) -> list[Piece]:
 
 
 def _encode_placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
-    """Return the encoded properties of a placeholder, or nothing without `has_properties`."""
+    """Return the encoded properties of a placeholder, or b"" unless `has_properties`."""
     if not has_properties:
         return b""
     is_delayed = message.key[0] == SCHEDULE_TOPIC
@@ -157,7 +163,7 @@ def _encode_placeholder_properties(message: LostMessage, *, has_properties: bool
 
 
 def _compute_placeholder_size(message: LostMessage, *, has_properties: bool) -> int:
-    """Return the size of a placeholder with an empty body, in bytes."""
+    """Return the size in bytes of a placeholder without a body."""
     topic = message.key[0].encode()
     # A record with a longer topic is a V2 record, whose topic length has two bytes.
     extra_bytes = 1 if len(topic) > TOPIC_LENGTH_MAX else 0
@@ -168,7 +174,7 @@ def _compute_placeholder_size(message: LostMessage, *, has_properties: bool) -> 
 def _encode_placeholder(
     message: LostMessage, position: int, time_ms: int, body: bytes = b"", *, has_properties: bool
 ) -> bytes:
-    """Return the record of a placeholder at `position`."""
+    """Encode the placeholder of a lost message, which begins at `position` of the log."""
     topic, queue_id = message.key
     return _encode(
         topic=topic,
@@ -184,7 +190,10 @@ def _encode_placeholder(
 
 
 def _encode_filler(position: int, size: int, time_ms: int) -> list[Piece]:
-    """Return the head and the end of a filler of `size` bytes. Its body, between them, is zeros."""
+    """Encode a filler of `size` bytes, as two pieces: its head and its end.
+
+    The body between them is zeros, and is not included.
+    """
     topic = PLACEHOLDER_NAME[: max(1, size - RECORD_BYTES_MIN)]
     record = _encode(
         topic=topic,
@@ -213,7 +222,7 @@ def _encode(
     time_ms: int,
     prepared_offset: int = 0,
 ) -> bytes:
-    """Return a record that was born and stored at `time_ms` on 127.0.0.1."""
+    """Encode a record with these fields, born and stored at `time_ms` on 127.0.0.1."""
     return encode_record(
         topic=topic,
         queue_id=queue_id,

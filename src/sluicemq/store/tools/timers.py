@@ -55,8 +55,8 @@ _TIMER_OUT_START: Final = TIMER_OUT_KEY + b"\x01"
 class _TimedMessage(NamedTuple):
     """A timed message whose delivery has not been found in the log yet.
 
-    `position` and `offset` are those of its record in the timer queue. It is delivered to `topic`
-    at `out_ms`, a time in ms since 1970.
+    `offset` is the offset of its record in the timer queue, and `position` is where the log has the
+    record. The message is delivered to `topic` at `out_ms`, a time in ms since 1970.
     """
 
     position: int
@@ -72,7 +72,7 @@ class TimerCheck:
     """
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
-        """Prepare the check of the store with these files. `finish` adds to `findings`."""
+        """Prepare the check of the timed messages of a store. `finish` adds to `findings`."""
         self._layout = layout
         self._findings = findings
         # The messages that wait by their delivery key, oldest first.
@@ -83,9 +83,11 @@ class TimerCheck:
     # --- while walking
 
     def add_run(self, run: Run) -> None:
-        """Note the timed messages and recalls of a run of records.
+        """Note the timed messages and recalls in a run of records, and forget delivered messages.
 
-        Messages whose delivery or next roll the run contains are removed again.
+        A run is a table of records that follow each other in the log. If it contains the delivery
+        of a message, or the next record of a message that rolled (was stored again because it is
+        due far in the future), the earlier record is forgotten.
         """
         records = run.records
         record_bytes = records.raw.tobytes()
@@ -102,9 +104,10 @@ class TimerCheck:
             self._note_record(record, int(out_digits))
 
     def _note_record(self, record: ParsedRecord, out_ms: int) -> None:
-        """Note one record with the due time `out_ms`: a delivery, a roll, a recall or a message.
+        """Note one record with the due time `out_ms`: a delivery, a recall, or a waiting message.
 
-        A roll stores a message again because it is due later than the wheel reaches.
+        A recall cancels a message. A message rolls if it is due later than the wheel reaches: it is
+        stored again, and the record before no longer waits.
         """
         if record.topic != _TIMER_TOPIC:
             self._remove_oldest_waiting(delivery_key(record))
@@ -122,7 +125,7 @@ class TimerCheck:
         self._waiting.setdefault(delivery_key(record), []).append(message)
 
     def _remove_oldest_waiting(self, key: bytes) -> None:
-        """Remove the oldest message that waits with a delivery key, if there is one."""
+        """Forget the oldest message that waits with this delivery key, if there is one."""
         messages = self._waiting.get(key)
         if messages is None:
             return
@@ -133,9 +136,10 @@ class TimerCheck:
     # --- at the end
 
     def finish(self) -> None:
-        """Compare the messages that wait with the timer wheel, and add findings.
+        """Compare the waiting messages with the timer wheel, and add findings for lost ones.
 
-        The wheel is read as the next start would find it.
+        Messages in the wheel whose records retention has removed are findings too. The wheel is
+        read as the next start would find it.
         """
         layout = self._layout
         path = f"{layout.root}/config/timercheck"
@@ -162,7 +166,7 @@ class TimerCheck:
             )
 
     def _report_distrust(self, timer_files: "_TimerFilesOnDisk") -> None:
-        """Add the finding that the timer wheel and the timer log cannot be trusted."""
+        """Add a finding that says why the timer wheel and the timer log cannot be trusted."""
         # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
         # trusts its own files, and each message that they lack is a finding of its own.
         severity = WARNING if timer_files.checkpoint.incarnation else NOTE
@@ -180,10 +184,10 @@ class TimerCheck:
         timer_files: "_TimerFilesOnDisk",
         wheel_positions: set[int],
     ) -> None:
-        """Add a finding for a message that waits, unless there is a reason why it is not lost.
+        """Add a finding for a waiting message that is not in the wheel and will not be delivered.
 
-        Such reasons are that the next start delivers it, that its topic was deleted, or that it was
-        recalled. `wheel_positions` are the log positions of all messages in the wheel.
+        No finding is added if the next start delivers the message, if its topic was deleted, or if
+        it was recalled. `wheel_positions` are the log positions of all messages in the wheel.
         """
         if message.position in wheel_positions:
             return
@@ -232,9 +236,9 @@ class TimerCheck:
 
 
 def _iter_rows_with_due_time(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[int]:
-    """Yield the rows whose records contain the property TIMER_OUT_MS, each once.
+    """Yield the numbers of the records that contain the property TIMER_OUT_MS.
 
-    The record of row i is `data[starts[i]:ends[i]]`. The starts ascend.
+    Record i is `data[starts[i]:ends[i]]`. The starts ascend. Each number is yielded once.
     """
     last_row = -1
     match_index = data.find(_TIMER_OUT_START)
@@ -253,7 +257,7 @@ class _TimerFilesOnDisk:
     """The timer wheel and timer log, as the next start would find them. Changes no file."""
 
     def __init__(self, layout: StoreLayout, checkpoint: TimerCheckpoint | None) -> None:
-        """Load and check the files of the store.
+        """Load wheel and timer log of the store, and check them without changing anything.
 
         `checkpoint` is the content of config/timercheck, or None if there is none.
         """
@@ -283,10 +287,11 @@ class _TimerFilesOnDisk:
         return identity is not None and identity.state is FileState.DISCARDED
 
     def _find_distrust_reason(self) -> str:
-        """Load and check the files as a start would.
+        """Load and check the files as a start would. Return why they cannot be trusted.
 
-        Return why they cannot be trusted, as a phrase, or "" if they can. Sets the precision if the
-        identity file contains it, and adds units behind the checkpoint to the wheel in memory.
+        The reason is a phrase; it is "" if the files can be trusted. Uses the slot width
+        (precision) in the identity file if there is one. Adds units of the timer log that are
+        behind the checkpoint to the wheel, in memory.
         """
         checkpoint = self.checkpoint
         log = self.log
@@ -327,7 +332,7 @@ class _TimerFilesOnDisk:
         return find_disagreement(wheel, log, checkpoint.read_ms, self.precision_ms) or ""
 
     def _apply_precision_of(self, identity: Identity | None) -> None:
-        """Use the precision in the identity file, if it contains a valid one."""
+        """Use the slot width (precision) in the identity file, if it contains a valid one."""
         if identity is None:
             return
         precision_ms = identity.details.get("precisionMs")
@@ -336,9 +341,9 @@ class _TimerFilesOnDisk:
             self.wheel.precision_ms = precision_ms
 
     def _compare_with_orderly_stop(self, identity: Identity | None) -> str:
-        """Return why the checkpoint is not that of the orderly stop in `identity`, or "".
+        """Return "" if the checkpoint is from the last orderly stop, else a phrase that denies it.
 
-        After an orderly stop the checksum of the files is enough, if the checkpoint fits it.
+        The identity file has noted fields of that checkpoint.
         """
         expected_details = identity_details(self.checkpoint, self.precision_ms)
         if identity is None or identity.details != expected_details:
@@ -356,9 +361,9 @@ class _TimerFilesOnDisk:
         return {position for _, position in self._list_messages_in_wheel()}
 
     def find_expired(self, log_start: int) -> list[tuple[int, int]]:
-        """Return (due time in ms, position) of messages in the wheel whose records are gone.
+        """Return (due time in ms, position) of the messages in the wheel whose records are gone.
 
-        Their positions are before `log_start`, where the commit log begins.
+        Their positions are before `log_start`, the begin of the commit log.
         """
         return [
             (due_ms, position)
@@ -369,8 +374,8 @@ class _TimerFilesOnDisk:
     def _list_messages_in_wheel(self) -> list[tuple[int, int]]:
         """Return (due time in ms, position in the commit log) of the messages in the wheel.
 
-        These are the units of the timer log whose slot in the wheel is occupied, in their order in
-        the timer log. Recalls are left out. Without a wheel the list is empty.
+        They are in the order of the timer log. Recalls, which cancel messages, are left out.
+        Without a wheel the list is empty.
         """
         if not self.exists or not self.wheel.exists:
             return []
@@ -406,9 +411,9 @@ def _iter_due_messages(units: np.ndarray, first_ms: int, end_ms: int) -> Iterato
 
 
 def _find_log_file_bytes(layout: StoreLayout) -> int:
-    """Return the size of the files of the timer log, or 0 if it has no file.
+    """Return the size of the timer log's first file that is not empty; 0 if there is none.
 
-    All of them have the size of the first one. Empty files do not count.
+    All files have this size.
     """
     directory = f"{layout.root}/timerlog"
     for name in layout.files.names(directory):

@@ -54,13 +54,17 @@ class Extension(NamedTuple):
 class UnitReader:
     """Reads the units of one queue.
 
-    The queue has units from `first_offset` on and before `end_offset`. Offsets are those of
-    messages for a plain queue. A batch queue counts its units instead, since a unit has several
-    messages.
+    The queue has the units with the offsets [first_offset, end_offset). In a plain queue, a unit's
+    offset is the queue offset of its message. In a batch queue, a unit has several messages; there
+    the offset is the number of the unit.
     """
 
     def __init__(self, sequence: FileSequence, unit_type: np.dtype[Any] = UNIT_TYPE) -> None:
-        """Find the end of the queue in its files. Raises OSError."""
+        """Create a reader of a queue's files, and find the end of the queue.
+
+        The end is behind the last unit that is used. `unit_type` is the layout of a unit. Raises
+        OSError.
+        """
         self.sequence = sequence
         self.unit_type = unit_type
         self.unit_bytes = unit_type.itemsize
@@ -77,9 +81,10 @@ class UnitReader:
     def iter_units(
         self, start: int | None = None, end: int | None = None
     ) -> Iterator[tuple[int, UnitArray]]:
-        """Yield (offset of the first unit, units) from offset `start` on and before `end`.
+        """Yield (offset of the first unit, units) for the queue offsets [start, end).
 
-        None means the start or the end of the queue. Offsets in missing files are left out.
+        None means the start or the end of the queue. Each item has several units, as an array.
+        Offsets in missing files are left out.
         """
         offset_end = self.end_offset if end is None else min(end, self.end_offset)
         offset = max(self.first_offset, start or 0)
@@ -97,7 +102,7 @@ class UnitReader:
             offset = max(offset + 1, next_base // self.unit_bytes)
 
     def _find_next_base(self, position: int) -> int | None:
-        """Return where the first file begins that begins at or behind `position`, or None."""
+        """Return the begin of the first file at or behind a position; None if there is none."""
         for segment in self.sequence.segments:
             if segment.base >= position:
                 return segment.base
@@ -109,9 +114,9 @@ class UnitReader:
         return np.frombuffer(piece, self.unit_type, len(piece) // self.unit_bytes)
 
     def read_at(self, offsets: Positions) -> tuple[UnitArray, Mask]:
-        """Return (units, mask): the unit at each of `offsets`, and whether the queue has it.
+        """Return (units, mask): the unit at each of `offsets`, and whether it exists.
 
-        The content of a unit whose mask is False has no meaning.
+        A unit whose mask is False has no meaning.
         """
         units = np.zeros(len(offsets), self.unit_type)
         exists = (offsets >= self.first_offset) & (offsets < self.end_offset)
@@ -135,9 +140,9 @@ class UnitReader:
         return units, exists
 
     def find_data_behind_end(self) -> int | None:
-        """Return the position of the first byte behind the queue's end that is not zero, or None.
+        """Return the first byte behind the end of the queue that is not zero; None if all are.
 
-        The position is a byte offset in the sequence of the queue's files.
+        The result is a byte position in the queue's files.
         """
         for position, piece in self.sequence.iter_data(self.end_offset * self.unit_bytes):
             zero_bytes = len(piece) - len(piece.lstrip(b"\0"))
@@ -162,10 +167,10 @@ def is_extension_address(code: int) -> bool:
 
 
 def read_extension(sequence: FileSequence | None, code: int) -> Extension | None:
-    """Return the extension unit to which the tag code `code` leads.
+    """Return the extension unit whose address is the tag code `code`.
 
-    `sequence` contains the queue's ConsumeQueueExt files. Returns None if the queue has none, or if
-    there is no valid extension unit at the address.
+    `sequence` has the queue's ConsumeQueueExt files; it is None if there are none. Return None if
+    there are no files, or if there is no valid extension unit at the address.
     """
     if sequence is None:
         return None

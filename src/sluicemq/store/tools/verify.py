@@ -102,7 +102,7 @@ class _Verification:
     """One run of verify: the walk over the log, and the checks that follow it."""
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
-        """Prepare the checks of the store in `layout`, which add to `findings`."""
+        """Prepare to check the store in `layout`. Problems are added to `findings`."""
         self._layout = layout
         self._findings = findings
         self._was_interrupted = layout.was_interrupted
@@ -119,7 +119,10 @@ class _Verification:
         self._last_time_ms = 0
 
     def run(self, progress: Progress) -> VerifyReport:
-        """Walk over the log, make all checks, and return the report."""
+        """Walk over the log, make all checks, and return the report.
+
+        `progress` is called with (bytes walked, bytes in total).
+        """
         layout = self._layout
         findings = self._findings
         check_files(layout, findings)
@@ -150,7 +153,10 @@ class _Verification:
         )
 
     def _walk_log(self, walk: LogWalk, progress: Progress) -> list[InvalidRange]:
-        """Hand each part of the log to the checks. Return the invalid ranges at its end."""
+        """Hand each part of the log to the checks. Return the invalid ranges at its end.
+
+        An invalid range that other parts follow is damage, and is added to the findings.
+        """
         log_start = self._layout.log.start
         expected_bytes = max(self._queues.last_position - log_start, 1)
         pending: list[InvalidRange] = []  # damage if anything follows, otherwise the tail
@@ -178,7 +184,10 @@ class _Verification:
         return pending
 
     def _add_damage(self, invalid: InvalidRange) -> None:
-        """Add a finding for an invalid range that is not a plausible record."""
+        """Add a finding for an invalid range of the log, and remember the range.
+
+        The finding is a warning if a power loss can explain the range, else an error.
+        """
         self._damaged_ranges.append(invalid)
         severity = ERROR
         text = f"are not records: {invalid.reason}"
@@ -194,7 +203,7 @@ class _Verification:
     def _may_be_lost_write(self, invalid: InvalidRange) -> bool:
         """Return whether a power loss can explain an invalid range.
 
-        That is only possible behind the durable end of the log (`recover.may_be_lost_write`).
+        Only the log behind its durable end can lose writes.
         """
         if invalid.start < self._durable_end:
             return False
@@ -221,7 +230,10 @@ class _Verification:
                 )
 
     def _add_damaged_record(self, invalid: InvalidRange, log_end: int) -> None:
-        """Add a finding for an invalid record whose lengths and position are plausible."""
+        """Add a finding for a record whose lengths and position are right, but whose rest is not.
+
+        The finding is a warning if the next start removes the record as a torn tail, else an error.
+        """
         record = read_record(self._layout.log, invalid.start, invalid.end - invalid.start)
         assert record is not None  # the walk has just read it
         self._check_checksums(record)
@@ -241,7 +253,11 @@ class _Verification:
         self._findings.add(severity, kind, f"commitlog {invalid.start}", text)
 
     def _check_tail(self, tail: list[InvalidRange]) -> None:
-        """Add a finding if there are bytes other than zeros behind the last record."""
+        """Add a finding if there are bytes other than zeros behind the last record.
+
+        `tail` are the invalid ranges at the end of the log. The finding is a warning if the next
+        start removes the bytes, else an error.
+        """
         end = find_data_end(self._layout.log, tail[0].start) if tail else None
         if end is None:
             return
@@ -260,7 +276,7 @@ class _Verification:
         )
 
     def _check_batch_queues(self, log_end: int) -> None:
-        """Check that each unit of a batch queue leads to a record of its size."""
+        """Add a finding for each unit of a batch queue that locates no record of its size."""
         log_start = self._layout.log.start
         for (topic, queue_id), sequence in sorted(self._layout.batch_queues.items()):
             for first_number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
@@ -278,7 +294,10 @@ class _Verification:
                         )
 
     def _has_record(self, position: int, size: int) -> bool:
-        """Return whether the log has the size and the position of such a record at `position`."""
+        """Return whether a record of `size` bytes begins at `position` of the log.
+
+        Only the size and the position in the record are compared.
+        """
         head = self._layout.log.read(position, _SIZE_AND_POSITION.size)
         if len(head) < _SIZE_AND_POSITION.size:
             return False
@@ -309,7 +328,7 @@ class CheckedQueue:
     """
 
     def __init__(self, units: UnitReader) -> None:
-        """Begin without confirmed units, and read the last one."""
+        """Create the state of a queue of which no unit is confirmed yet; read its last unit."""
         self.units = units
         self.is_confirmed = np.zeros(max(units.end_offset - units.first_offset, 0), np.bool_)
         self.last_position = -1
@@ -328,9 +347,9 @@ class QueueCheck:
     """
 
     def __init__(self, layout: StoreLayout, findings: Findings, topics: set[str] | None) -> None:
-        """Find the units of all queues.
+        """Find the units of all queues. Problems are added to `findings`.
 
-        `topics` are those in topics.json, or None if it cannot be read. Raises OSError.
+        `topics` are the topics in topics.json, or None if it cannot be read. Raises OSError.
         """
         self._layout = layout
         self._findings = findings
@@ -354,7 +373,12 @@ class QueueCheck:
     # --- while the log is walked
 
     def add_run(self, run: Run) -> None:
-        """Compare the units of all records of a run with the queues."""
+        """Compare the records of a run with the units of their queues.
+
+        A run is a table of records that follow each other in the log without a gap. Its groups are
+        the records of one queue each. Units that agree count as confirmed. `finish` reports the
+        other records.
+        """
         for group in run.groups:
             key = (group.topic.decode("utf-8", "replace"), group.queue_id)
             queue = self.queues.get(key)
@@ -385,10 +409,11 @@ class QueueCheck:
         positions: Positions,
         unit_positions: Positions | None,
     ) -> None:
-        """Note records whose units are missing or differ. `finish` explains them.
+        """Note records whose units are missing or different. `finish` explains them.
 
-        `unit_positions` are the positions in the units at `offsets`, -1 without a unit; None if the
-        queue has no files.
+        The records have these queue offsets and log positions. `unit_positions` are the positions
+        in the units at these offsets, -1 if there is no unit. It is None if the queue has no files.
+        Beyond UNMATCHED_RECORDS_MAX, records are only counted.
         """
         records_left = UNMATCHED_RECORDS_MAX - len(self._unmatched_records)
         noted_count = min(len(offsets), max(records_left, 0))
@@ -404,10 +429,11 @@ class QueueCheck:
             self._findings.count_unlisted(ERROR, "record-without-unit", unlisted_count)
 
     def _check_code(self, key: QueueKey, offset: int, code: int, expected_unit: Any) -> None:
-        """Check the tag code of a unit that differs from that of `expected_unit`, the right unit.
+        """Check the code of a unit that differs from the code of `expected_unit`, the right unit.
 
-        It may be the address of an extension unit that contains the right code, or the due time of
-        a delayed message; `finish` checks the latter.
+        The code is normally the hash of the tag. It may also be the address of an extension unit
+        that contains the hash, or the due time of a delayed message, which `finish` checks.
+        Otherwise a finding is added.
         """
         position, size, expected_code = expected_unit.tolist()
         record_bytes = memoryview(self._layout.log.read(position, size))
@@ -425,7 +451,8 @@ class QueueCheck:
         if code == expected_code:
             return
 
-        # A delayed message has its due time instead. All those of a level are checked together.
+        # The unit of a delayed message has the due time instead of a tag code. All messages of a
+        # delay level are checked together later.
         properties = decode_properties(record.properties)
         level = properties.get(DELAY, "")
         if key[0] == SCHEDULE_TOPIC and level.isdecimal() and int(level):
@@ -440,7 +467,7 @@ class QueueCheck:
         )
 
     def _check_extension_time(self, place: str, extension: Extension, record: LogRecord) -> None:
-        """Add a finding if an extension unit has another store time than the record of its unit."""
+        """Add a finding if an extension unit and its record have different store times."""
         if extension.store_time_ms != record.store_time_ms:
             text = (
                 f"its extension unit has store time {extension.store_time_ms}, its record"
@@ -451,9 +478,9 @@ class QueueCheck:
     # --- at the end
 
     def end_offsets(self) -> dict[QueueKey, int]:
-        """Return the end offset of each queue, including units that the next start adds.
+        """Return the offset behind the last unit of each queue, by (topic, queue id).
 
-        Call it after `finish`.
+        Units that the next start of a broker adds are included. Call it after `finish`.
         """
         end_offsets = {key: queue.units.end_offset for key, queue in self.queues.items()}
         for key, end in self._pending_ends.items():
@@ -461,7 +488,7 @@ class QueueCheck:
         return end_offsets
 
     def finish(self, log_start: int, log_end: int, damaged_ranges: list[InvalidRange]) -> None:
-        """Explain each unit that no record has confirmed, and each record without a unit.
+        """Add a finding for each unit that no record has confirmed, and each record without a unit.
 
         The log has records from `log_start` to `log_end`, except in `damaged_ranges`.
         """
@@ -472,10 +499,10 @@ class QueueCheck:
             self._check_queue(key, queue, log_start, log_end, damaged_ranges)
 
     def _check_delays(self) -> None:
-        """Check the due times of delayed messages that differ from the default delay levels.
+        """Check the due times of delayed messages that do not fit the default delay levels.
 
-        The broker may have other levels. So the times of a level are right if all of its messages
-        (at least two) have the same delay, in whole seconds.
+        The broker may have had other levels. So the times of a level are right if all of its
+        messages (at least two) have the same delay, in whole seconds.
         """
         for level, delays in self._delays.items():
             different_ms = {delay_ms for delay_ms, _ in delays}
@@ -492,7 +519,11 @@ class QueueCheck:
                 )
 
     def _explain_record(self, record: UnmatchedRecord) -> None:
-        """Add a finding that says why a record has no matching unit."""
+        """Add a finding that says why a record has no unit that agrees.
+
+        The finding is a note if the topic was deleted or the next start adds the unit; else an
+        error.
+        """
         queue = self.queues.get(record.key)
         topic, queue_id = record.key
         place = f"{topic}/{queue_id} offset {record.offset}"
@@ -524,9 +555,10 @@ class QueueCheck:
             self._findings.add(ERROR, "record-without-unit", place, text)
 
     def _describe_deletion(self, record: UnmatchedRecord, queue: CheckedQueue | None) -> str:
-        """Return what shows that the topic of a record was deleted, as a predicate of the record.
+        """Return a predicate such as "belongs to a topic that does not exist" for a record.
 
-        Return "" if nothing does. The topic may have been created again since.
+        Return "" if nothing shows that its topic was deleted. The topic may have been created again
+        since.
         """
         if queue is None:
             topic = record.key[0]
@@ -553,9 +585,10 @@ class QueueCheck:
         log_end: int,
         damaged_ranges: list[InvalidRange],
     ) -> None:
-        """Explain the units of a queue that no record has confirmed, and check their order.
+        """Add findings for the units of a queue that no record has confirmed, and for their order.
 
-        Units at the front whose records retention has removed, before `log_start`, are in order.
+        Units at the front of the queue whose records are before `log_start` are fine, because
+        retention has removed the records.
         """
         name = f"{key[0]}/{key[1]}"
         is_front = True
@@ -584,9 +617,10 @@ class QueueCheck:
     def _check_unit_order(
         self, name: str, offsets: Positions, positions: Positions, last_position: int
     ) -> None:
-        """Add a finding for each of the units at `offsets` whose record is before the previous one.
+        """Add a finding for each unit whose record is before the record of the previous unit.
 
-        `positions` are those of the records, and `last_position` that of the record before them.
+        The units have these queue offsets, and their records these log positions. `last_position`
+        is the position of the record before them.
         """
         is_backward = np.diff(positions, prepend=last_position) <= 0
         for index in np.flatnonzero(is_backward).tolist():
@@ -598,7 +632,10 @@ class QueueCheck:
             )
 
     def _check_behind_end(self, name: str, queue: CheckedQueue) -> None:
-        """Add a finding if a queue has bytes other than zeros behind its last unit."""
+        """Add a finding if a queue has bytes other than zeros behind its last unit.
+
+        `name` is TOPIC/QUEUE_ID.
+        """
         stale_position = queue.units.find_data_behind_end()
         if stale_position is not None:
             self._findings.add(
@@ -612,17 +649,20 @@ class QueueCheck:
     def _find_unexplained_front_units(
         self, units: UnitArray, is_confirmed: Mask, log_start: int
     ) -> tuple[Mask, bool]:
-        """Return (mask, goes_on): which of `units`, at the front of a queue, need an explanation.
+        """Return (mask, goes_on): which units at the front of a queue need a finding.
 
-        The front is the part of a queue before the first unit whose record should still be in the
-        log. Units of the front need none if they are blank, or if their record has expired: its
-        position is before `log_start`. `goes_on` says that all of `units` belong to the front.
+        The front is the part before the first unit whose record should still be in the log. A unit
+        of the front needs no finding if it is blank, or if its record is before `log_start`, where
+        retention has removed records. `goes_on` is True if all of `units` belong to the front, so
+        that the next units may too.
         """
         is_used = used_mask(units)
         is_live = is_used & ~blank_mask(units)
         is_expired = is_live & ~is_confirmed & (units["position"] < log_start)
         later_rows = np.flatnonzero(is_live & ~is_expired)
         front_count = int(later_rows[0]) if len(later_rows) else len(units)
+        # Within the front, only units that are neither blank nor expired need a finding; behind it,
+        # all that are not confirmed.
         is_expired[front_count:] = False
         is_unexplained = ~is_confirmed & ~is_expired
         is_unexplained[:front_count] &= is_live[:front_count]
@@ -632,7 +672,11 @@ class QueueCheck:
     def _explain_unit(
         self, place: str, unit: Any, log_end: int, damaged_ranges: list[InvalidRange]
     ) -> None:
-        """Add a finding that says why no record agrees with a unit."""
+        """Add a finding that says why no record agrees with a unit.
+
+        `place` names the unit. There is no finding for a unit of a damaged record, which has one
+        already.
+        """
         position = int(unit["position"])
         size = int(unit["size"])
         if size <= 0 or position < 0:
@@ -657,7 +701,7 @@ class QueueCheck:
             self._findings.add(ERROR, "unit", place, self._describe_mismatch(position, size))
 
     def _describe_mismatch(self, position: int, size: int) -> str:
-        """Return what the log contains instead of a record of `size` bytes at `position`."""
+        """Describe what the log contains instead of a record of `size` bytes at `position`."""
         record = read_record(self._layout.log, position)
         if record is None:
             return f"there is no record of {size} bytes at {position}, to which its unit leads"

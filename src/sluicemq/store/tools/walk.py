@@ -54,7 +54,11 @@ class Run:
     def __init__(
         self, swept: Sweep | LogRecord, records: Records, groups: list[QueueUnits]
     ) -> None:
-        """Create a run of `records`. `swept` has their end and their last store time."""
+        """Create a run of `records`, which follow each other in the log without a gap.
+
+        `groups` are the units of these records, by queue. `swept` has the position behind the
+        records and their last store time.
+        """
         self.records = records
         self.groups = groups
         self.end = swept.end
@@ -106,10 +110,10 @@ class LogWalk:
     ) -> None:
         """Prepare a walk over `log`.
 
-        `extents` are the start and end positions that the files have or should have; None takes
-        them from the files. `delays_ms` are the delays of the levels of delayed messages (see
-        `LogRecord.tag_code`). If `is_forgiving` is set, blocks that the disk cannot read and bytes
-        that a file lacks are treated as zeros. Otherwise the walk raises OSError for such blocks.
+        `extents` are the (start, end) that the files have or should have; None takes them from the
+        files. `delays_ms` are the delays of the levels of delayed messages, from which due times
+        are computed. If `is_forgiving`, bytes that the disk cannot read or that a file lacks count
+        as zeros. Otherwise the walk raises OSError for blocks that cannot be read.
         """
         self._log = log
         self._extents = _find_extents(log) if extents is None else list(extents)
@@ -128,7 +132,10 @@ class LogWalk:
             self.position = end
 
     def _walk_file(self, file_end: int) -> Iterator[Run | InvalidRange | Blank]:
-        """Yield the parts of the file that contains `position`, up to `file_end`."""
+        """Yield the parts of one file from `position` on, up to `file_end`.
+
+        The parts are runs of valid records, invalid ranges, and the blank end of the file.
+        """
         while self.position < file_end:
             window_start = self.position
             window = self._read_window(window_start, file_end)
@@ -156,9 +163,9 @@ class LogWalk:
             yield self._pass_invalid_range(window, window_start, file_end)
 
     def _read_window(self, start: int, file_end: int) -> memoryview:
-        """Return the next WINDOW_BYTES of a file from position `start` on, or fewer at its end.
+        """Read WINDOW_BYTES of a file from position `start` on, or fewer at its end.
 
-        If a longer record begins at `start`, return the whole record.
+        If a longer record begins at `start`, read the whole record.
         """
         window_bytes = min(WINDOW_BYTES, file_end - start)
         window = memoryview(self.read(start, window_bytes))
@@ -171,9 +178,11 @@ class LogWalk:
     def _pass_invalid_range(
         self, window: memoryview, window_start: int, file_end: int
     ) -> InvalidRange:
-        """Return the invalid range that begins at `position`, and set `position` to its end.
+        """Return the invalid range that begins at `position`, and move `position` to its end.
 
-        `window` contains the bytes of the log from position `window_start` on.
+        The range ends behind the damaged record if its head is plausible. Otherwise it ends at the
+        next valid record or the end of the file. `window` contains the bytes of the log from
+        position `window_start` on.
         """
         start = self.position
         if self._log.find_segment_index(start) is None:
@@ -195,11 +204,12 @@ class LogWalk:
         return InvalidRange(start, self.position, reason)
 
     def _iter_runs(self, view: memoryview, base: int) -> Iterator[Run]:
-        """Yield the valid records from `position` on that are completely in the window.
+        """Yield runs of the valid records from `position` on that are completely in the window.
 
-        `view` contains the window, which begins at position `base`. The caller sets `position` to
-        the end of each run before it asks for the next one.
+        `view` contains the window, which begins at position `base`. The caller must set `position`
+        to the end of each run before it asks for the next one.
         """
+        # Where records cannot be read as a table, the next few are read one by one.
         singles_left = 0
         # `position` changes while this generator is suspended.
         while self.position - base < len(view):
@@ -219,7 +229,10 @@ class LogWalk:
             yield Run(record, records, self._group_units(record))
 
     def _group_units(self, record: LogRecord) -> list[QueueUnits]:
-        """Return the unit of a record for each queue that contains it. There may be several."""
+        """Return the unit of a record for each queue that contains it.
+
+        A record may be in several queues, or in none.
+        """
         if not record.is_queued:
             return []
         own_queue = (record.topic, record.queue_id, record.queue_offset)
@@ -252,7 +265,7 @@ def _read_size_and_magic(view: memoryview, index: int) -> tuple[int, int]:
 
 
 def _find_extents(log: FileSequence) -> list[tuple[int, int]]:
-    """Return the (start, end) of each file, and of each gap between two files, in order."""
+    """Return the (start, end) of each file of the log, and of each missing part, in order."""
     extents: list[tuple[int, int]] = []
     end = log.start
     for segment in log.segments:
@@ -267,10 +280,10 @@ def _find_extents(log: FileSequence) -> list[tuple[int, int]]:
 def read_record(
     log: FileSequence, position: int, size_max: int = _RECORD_READ_BYTES_MAX
 ) -> Records | None:
-    """Return the record at `position` as a table of one row.
+    """Read the record at `position` as a table of one row.
 
-    Returns None if its lengths are not plausible, or if it has more than `size_max` bytes. Its CRC
-    and its stored position are not checked.
+    Return None if its lengths are not plausible, or if it has more than `size_max` bytes. Its CRC
+    and the position in it are not checked.
     """
     head = log.read(position, BLANK.size)
     size = BLANK.struct.unpack(head)[0] if len(head) == BLANK.size else 0
@@ -282,7 +295,10 @@ def read_record(
 
 
 def find_data_end(log: FileSequence, start: int) -> int | None:
-    """Return the position behind the last byte at or after `start` that is not zero, or None."""
+    """Return the position behind the last byte that is not zero; None if all are zero.
+
+    Only bytes from position `start` on are examined.
+    """
     end = None
     for position, piece in log.iter_data(start):
         used_bytes = len(piece.rstrip(b"\0"))
