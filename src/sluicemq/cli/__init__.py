@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
         return [*super().list_commands(ctx), *self.entries]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, and import its module; None for an unknown name."""
+        """Import the module of a command and return the command; None for an unknown name."""
         entry = self.entries.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
@@ -98,7 +98,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command in `args[0]`; for an unknown one, fail with the most similar name."""
+        """Return (name, command, its arguments) for a command line, as click does.
+
+        An unknown name ends the program with an error that suggests the most similar command.
+        """
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             from sluicemq.hints import did_you_mean  # noqa: PLC0415 - needed for a wrong name only
@@ -131,7 +134,10 @@ class _Main(LazyGroup):
         raise SystemExit(code or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Ctrl-C and a closed output pipe end it as `ending` says."""
+        """Run the command, and end it properly after Ctrl-C or when its output pipe is closed.
+
+        `ending` describes both: the exit codes are 130 and 141.
+        """
         with ending.translate_interrupts(ctx):
             try:
                 return super().invoke(ctx)

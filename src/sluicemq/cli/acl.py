@@ -187,10 +187,10 @@ def status(admin: Admin, as_json: bool) -> None:
 
 
 def _read_rule_files(path: str | None) -> RuleFiles:
-    """Return the access rules in the main file at `path` and in `acl` beside it.
+    """Return the main file of access rules at `path`, and the files in the folder `acl` beside it.
 
-    None means the first of two paths that exists: plain_acl.yml, then $ROCKETMQ_HOME/conf. Raises
-    ConfigurationError if a file cannot be read.
+    None means plain_acl.yml in the current folder, or in $ROCKETMQ_HOME/conf if the first does not
+    exist. Raises ConfigurationError if a file cannot be read.
     """
     if path is None:
         paths = ["plain_acl.yml", f"{os.environ.get('ROCKETMQ_HOME', '')}/conf/plain_acl.yml"]

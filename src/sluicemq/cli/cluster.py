@@ -71,9 +71,9 @@ def _ask_for_rates(admin: Admin, address: str) -> dict[str, Any]:
 
 
 def _parse_first_rate(rates: str) -> float | None:
-    """Return the first of `rates`, in messages per second; None if it is not a number.
+    """Return the first number of a text such as "12.5 10.0 9.8", rounded; None if it is none.
 
-    A broker reports the rates over 10 s, 1 min and 10 min as one text, separated by blanks.
+    A broker reports rates in messages per second over 10 s, 1 min and 10 min as such a text.
     """
     first_rate, _, _ = rates.partition(" ")
     try:
@@ -139,9 +139,10 @@ def status(admin: Admin, as_json: bool) -> None:
 
 
 def _add_state_report(replica: dict[str, Any]) -> None:
-    """Replace the key "said" of `replica`, a row of `admin.replicas()`, by "pid" and "consensus".
+    """Replace the key "said" of a row of `admin.replicas()` by "pid" and "consensus".
 
-    "said" is what the replica reports about itself, or None. Without a report, both are None.
+    "said" is what the replica reports about itself, or None. "pid" is its process id; it is None
+    for a process on another machine or in another container. Without a report, both are None.
     """
     state_report = replica.pop("said") or {}
     # A process id has a meaning only in its own process namespace.
@@ -228,9 +229,11 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
 
 
 def _find_new_master(admin: Admin, broker: str, term_before: int) -> dict[str, Any] | None:
-    """Return the row of the broker's master in a later term than `term_before`; None without one.
+    """Return the row of a broker's master if it became master after the term `term_before`.
 
-    The row is one of `admin.replicas()`. Raises SluiceError if the replicas cannot be asked.
+    A term is the period in which one replica is master; terms are numbered. The row is one of
+    `admin.replicas()`. Returns None without such a master. Raises SluiceError if the replicas
+    cannot be asked.
     """
     for replica in admin.replicas():
         is_master = replica["broker"] == broker and replica["role"] == MASTER

@@ -80,9 +80,10 @@ def note_pending_change(command: str) -> None:
 
 @contextlib.contextmanager
 def translate_interrupts(context: click.Context) -> Iterator[None]:
-    """Turn Ctrl-C into Interrupted, and a closed output pipe into exit code 141.
+    """Return a context manager that turns Ctrl-C into Interrupted.
 
-    Raises Interrupted with the text of `describe_on_interrupt`, or click's Exit.
+    The exception has the text that `describe_on_interrupt` registered, which says how far the
+    command got; without one it is "". A closed output pipe becomes click's Exit with the code 141.
     """
     try:
         yield
@@ -95,11 +96,11 @@ def translate_interrupts(context: click.Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_errors(program: str) -> Iterator[None]:
-    """Return a context manager that prints an error and raises SystemExit.
+    """Return a context manager that prints an error as one sentence, and raises SystemExit.
 
-    `program` is the name before the sentence. The link to the error's page follows on a line of its
-    own. Only SluiceError, errors of click, and an OSError that names a file are reported. Any other
-    exception is a bug, and is raised on with its traceback.
+    The sentence is printed to stderr, after the name `program`. The link to the error's page
+    follows on its own line. SluiceError, errors of click, and an OSError that names a file are
+    treated like this. Any other exception is a bug, and passes with its traceback.
     """
     try:
         yield
@@ -117,9 +118,9 @@ def report_errors(program: str) -> Iterator[None]:
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
-    """Return (text, exit code): what a command prints for an error, and how it ends.
+    """Return (text to print, exit code) for an error.
 
-    `error` is one of those that `report_errors` reports.
+    `error` is a SluiceError, an error of click, or an OSError that names a file.
     """
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}.", EXIT_FAILURE
@@ -136,7 +137,10 @@ def describe_error(error: Exception) -> tuple[str, int]:
 
 
 def _describe_click_error(error: click.ClickException) -> str:
-    """Return the sentence for an error of click; for wrong usage, add the command's help."""
+    """Return the sentence for an error of click, which begins with a small letter.
+
+    For wrong usage, a line that names the command's help follows.
+    """
     sentence = error.format_message()
     begins_with_word = sentence[1:2].islower()  # otherwise with an acronym or an option
     if begins_with_word:
@@ -164,7 +168,7 @@ def _exit_on_sigint(_signal_number: int, _frame: FrameType | None) -> None:
 
 
 def _exit_interrupted(last_line: str = "") -> NoReturn:
-    """Write `last_line` to stderr and end the process with 130. Do not wait for other threads."""
+    """Write `last_line` to stderr and end the process with 130, without waiting for threads."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the stream may be closed, or just being flushed
             stream.flush()
@@ -174,10 +178,10 @@ def _exit_interrupted(last_line: str = "") -> NoReturn:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Return a context manager for imports, in which Ctrl-C ends the process at once.
+    """Return a context manager for imports, during which Ctrl-C ends the process at once.
 
-    After the block, Ctrl-C raises KeyboardInterrupt. Nothing changes if `run` has not installed its
-    handler: then the process is not `sluice`.
+    After the block, Ctrl-C raises KeyboardInterrupt. Nothing changes unless `run` has installed its
+    handler, because the process then is not `sluice`.
     """
     has_handler = signal.getsignal(signal.SIGINT) is _exit_on_sigint
     try:
@@ -188,13 +192,12 @@ def importing() -> Iterator[None]:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Call `command` as the only work of this process; Ctrl-C before and after it ends the process.
+    """Call `command`, the only work of this process, and handle Ctrl-C before and after it.
 
-    While modules are imported and after the command, Ctrl-C ends the process at once. If SIGINT is
-    ignored (nohup) or has another handler, it stays so. Raises SystemExit with the exit code of the
+    Ctrl-C then ends the process at once, as it does while modules are imported. Another handler of
+    SIGINT, or SIGINT ignored by nohup, stays as it is. Raises SystemExit with the exit code of the
     command, or ends the process after an interrupt.
     """
-    # If SIGINT is ignored (nohup) or has another handler, it stays so.
     has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if has_default_handler:
         signal.signal(signal.SIGINT, _exit_on_sigint)

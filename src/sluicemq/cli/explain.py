@@ -79,8 +79,8 @@ def message(
     if as_json:
         print_json(
             {
-                "message": _message_record(message_facts),
-                "groups": [_group_fate_record(explained) for explained in explanations],
+                "message": _make_message_record(message_facts),
+                "groups": [_make_group_fate_record(explained) for explained in explanations],
             }
         )
         return
@@ -93,10 +93,11 @@ def message(
             _print_fate(explained)
 
 
-def _message_record(message_facts: MessageFacts) -> dict[str, Any]:
-    """Return a message and where it is as the object `message` of `explain message --json`.
+def _make_message_record(message_facts: MessageFacts) -> dict[str, Any]:
+    """Return a message and its location as the object `message` of `explain message --json`.
 
-    The key `body_error` exists only for a message whose body cannot be decoded.
+    `offset_min` and `offset_max` are the bounds of its queue, and `has_route` says whether clients
+    can read it. The key `body_error` exists only if the body cannot be decoded.
     """
     stored = message_facts.message
     record = _stored_record(stored) | record_builder("offset_min offset_max")(message_facts)
@@ -113,7 +114,10 @@ def _has_route(message_facts: MessageFacts) -> bool:
 
 
 def _print_message(message_facts: MessageFacts) -> None:
-    """Print where a message is stored and its tag, then whether clients can reach and decode it."""
+    """Print where a message is stored and its tag.
+
+    A line says if clients have no route to it, and another one why its body cannot be decoded.
+    """
     stored = message_facts.message
     lines = [
         f"Message {stored.message_id} of {stored.topic}",
@@ -130,7 +134,10 @@ def _print_message(message_facts: MessageFacts) -> None:
 
 
 def _print_fates_table(explanations: Sequence[MessageExplained]) -> None:
-    """Print one line for each group: what happened to the message in the group, and why."""
+    """Print a table with a line for each group: what happened to the message there, and why.
+
+    Without groups, a sentence says so.
+    """
     print_records(
         [
             {
@@ -146,7 +153,10 @@ def _print_fates_table(explanations: Sequence[MessageExplained]) -> None:
 
 
 def _print_fate(explained: MessageExplained) -> None:
-    """Print what happened to a message in one group, with findings and the filter's verdict."""
+    """Print what happened to a message in one group.
+
+    The findings that explain it follow, and the outcome of each condition of the group's filter.
+    """
     click.echo(f"Group {explained.group}: {fate_text(explained)}")
     if explained.owner is not None:
         click.echo(f"  the queue is read by {explained.owner or 'no member'}")
@@ -194,10 +204,10 @@ def error(name: str) -> None:
 
 
 def _find_class_path(page: str) -> str:
-    """Return the path of an error class below `sluicemq`, such as "errors.SendError".
+    """Return the path of an error class below the package, such as "errors.SendError".
 
-    `page` is the published name of the error: the class name, or for an error outside of the module
-    `errors` the path that it had first. The published name does not change when the class moves.
+    `page` is the published name of the error. That is the class name, or for some errors the path
+    where the class was first; it stays the same when the class moves.
     """
     path_by_published_name = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
     if page in path_by_published_name:
@@ -206,10 +216,11 @@ def _find_class_path(page: str) -> str:
     return page if is_path else f"errors.{page}"
 
 
-def _group_fate_record(explained: MessageExplained) -> dict[str, Any]:
+def _make_group_fate_record(explained: MessageExplained) -> dict[str, Any]:
     """Return what happened to a message in a group, as an object of `explain message --json`.
 
-    `filter` is null if the group's filter was not evaluated on the message.
+    `filter` is None if the filter was not evaluated on the message. `owner` is the member that
+    reads the queue, "" for none, None if unknown.
     """
     return {
         "group": explained.group,
@@ -235,7 +246,7 @@ def _print_findings(findings: Sequence[Finding]) -> None:
 
 
 def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
-    """Return the lines of an indented tree of the filter's conditions, each with its outcome.
+    """Return the conditions of a filter as an indented tree, one line for each, with its outcome.
 
     `depth` is the indentation of the first line, in units of two blanks.
     """
@@ -264,10 +275,10 @@ def _format_operand(operand: Operand) -> str:
 def parse_moment_option(
     context: click.Context, option: click.Parameter, moment: str | None
 ) -> int | None:
-    """Return the time that an option names, in milliseconds since 1970; this is click's callback.
+    """Return the time that an option names, in milliseconds since 1970; click calls this.
 
-    `moment` is a duration before now such as "30m", or what `parse_time_ms` accepts. None stays
-    None, and "all" means 0 for the option `--since`. Raises OptionError for other texts.
+    `moment` is a duration before now such as "30m", milliseconds since 1970 or a date. For the
+    option `--since`, "all" means 0. None stays None. Raises OptionError for other texts.
     """
     if moment == "all" and option.opts[0] == "--since":
         return 0
@@ -338,7 +349,7 @@ def _show_read_count(read_count: int, total_count: int) -> None:
 
 
 def _trial_record(trial: BrokerTrial) -> dict[str, Any]:
-    """Return how an expression evaluates on one broker, as a line of `filter test --json`."""
+    """Return the result of an expression on one broker, as a line of `filter test --json`."""
     messages = [
         {"queue_id": queue_id, "offset": offset, "properties": properties}
         for (queue_id, offset), properties in sorted(trial.messages.items())
@@ -348,9 +359,9 @@ def _trial_record(trial: BrokerTrial) -> dict[str, Any]:
 
 
 def _list_property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
-    """Return the findings about all properties: values that EXPR does not interpret as expected.
+    """Return the warnings about properties whose values EXPR does not interpret as expected.
 
-    Each finding has the keys `what` and `instead`.
+    Each has the keys `what` and `instead`.
     """
     findings: list[Mapping[str, str]] = []
     for property_report in trial.report["properties"]:
@@ -359,10 +370,10 @@ def _list_property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
 
 
 def _print_trial(trial: BrokerTrial) -> None:
-    """Print how an expression evaluates on the messages of one broker.
+    """Print the result of an expression on the messages of one broker.
 
-    With a group, also print the difference from the group's filter. Without messages, only the
-    counts are printed.
+    Conditions, costs and samples follow, and with a group the difference from its filter. If the
+    broker has no messages, only the counts are printed.
     """
     report = trial.report
     _print_trial_counts(trial)
@@ -384,7 +395,7 @@ def _print_trial(trial: BrokerTrial) -> None:
 
 
 def _print_trial_counts(trial: BrokerTrial) -> None:
-    """Print how many of the messages of a broker match an expression, and what the others give."""
+    """Print how many messages of a broker match an expression, and the results of the others."""
     report = trial.report
     evaluated = f"{trial.rows:,} messages on {trial.broker}"
     if trial.rows < trial.stored:
@@ -402,9 +413,10 @@ def _print_trial_counts(trial: BrokerTrial) -> None:
 
 
 def _print_conditions(atoms: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of what each atom (a condition without AND, OR and NOT) matches alone.
+    """Print a table that shows how many messages each condition of an expression matches alone.
 
-    Nothing is printed for a single atom without errors.
+    A condition has no AND, OR or NOT; the report calls it an atom. Nothing is printed for a single
+    condition without errors.
     """
     has_errors = any(atom["error"] for atom in atoms)
     if len(atoms) <= 1 and not has_errors:
@@ -418,7 +430,7 @@ def _print_conditions(atoms: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _print_trial_costs(trial: BrokerTrial) -> None:
-    """Print the errors of an expression, the findings about properties, and the cost class."""
+    """Print errors of an expression, warnings about properties, and how expensive it is."""
     report = trial.report
     for cause in report["causes"]:
         click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
@@ -429,9 +441,10 @@ def _print_trial_costs(trial: BrokerTrial) -> None:
 
 
 def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of the first `SAMPLES_MAX` samples: queue id, offset and properties.
+    """Print a table of up to `SAMPLES_MAX` sample messages: queue id, offset and properties.
 
-    The properties come from `trial.messages`. Nothing is printed if there are no samples.
+    `samples` name the messages, and `trial.messages` has their properties. Without samples nothing
+    is printed.
     """
     rows = []
     for sample in samples[:SAMPLES_MAX]:
@@ -488,21 +501,24 @@ def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
     """
     diagnosis = diagnose(admin, **options)
     if as_json:
-        print_json(_diagnosis_record(diagnosis))
+        print_json(_make_diagnosis_record(diagnosis))
     else:
         _print_diagnosis(diagnosis)
     if not diagnosis.is_healthy:
         raise SystemExit(EXIT_FINDINGS)
 
 
-def _diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return a diagnosis as the object that `doctor --json` prints."""
+def _make_diagnosis_record(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis as the object that `doctor --json` prints.
+
+    `cause` is None if nothing is wrong; `evidence` has the facts.
+    """
     return {
         "healthy": diagnosis.is_healthy,
         "cause": None if diagnosis.cause is None else doctor_record(diagnosis.cause),
         "also": [doctor_record(finding) for finding in diagnosis.also],
         "notes": [doctor_record(finding) for finding in diagnosis.notes],
-        "evidence": _facts_record(diagnosis.facts),
+        "evidence": _make_facts_record(diagnosis.facts),
     }
 
 
@@ -514,7 +530,7 @@ _broker_record = record_builder(
 _message_search_record = record_builder("message_id waiting offset_min born_ms")
 
 
-def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
+def _make_facts_record(facts: ClusterFacts) -> dict[str, Any]:
     """Return the facts of a diagnosis for `--json`, the object `evidence`.
 
         {"now_ms": …, "topic": …, "type": …, "denied": …, "unseen": […], "name_servers": [{…}],
@@ -529,13 +545,16 @@ def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
             for server in facts.name_servers
         ],
         "brokers": [_broker_record(broker) for broker in facts.brokers],
-        "group": _group_facts_record(facts),
+        "group": _make_group_facts_record(facts),
         "message": facts.message and _message_search_record(facts.message),
     }
 
 
-def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
-    """Return the facts about the diagnosed group for `--json`; None if no group was diagnosed."""
+def _make_group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
+    """Return the facts about the diagnosed group as an object of `doctor --json`.
+
+    It is None if the user did not name a group.
+    """
     group = facts.group
     explained = facts.explained_group
     if group is None:
@@ -553,10 +572,10 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the cause and the other findings, each with its fix, then the notes.
+    """Print the cause and further findings of a diagnosis, each with its fix, and then notes.
 
-    Without a cause, the first line says that the cluster is healthy. The last lines say what could
-    not be checked.
+    If there is no cause, the first line says that the cluster is healthy. Lines with "unseen" say
+    what could not be checked.
     """
     facts = diagnosis.facts
     if diagnosis.cause is None:

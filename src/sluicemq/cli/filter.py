@@ -86,7 +86,7 @@ def check_command(expression: str, as_json: bool) -> None:
 
 
 def _print_types(types: "tuple[TypeNote, ...]") -> None:
-    """Print for each property as which type its text is interpreted, and what causes an error."""
+    """Print, for each property, as which type its text is read and which values cause an error."""
     for note in types:
         click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
         click.echo(f"    Accepted: {note.accepts}.")
@@ -122,10 +122,11 @@ def eval_command(file: BufferedReader) -> None:
 
 
 def _answer_lines(lines: list[bytes], first_line_number: int) -> None:
-    """Write one line to stdout for each line of input that is not blank, and flush it.
+    """Write one line to stdout for each line of input, and flush it.
 
-    `first_line_number` is the number of the first line in the input, counted from 1. Raises
-    InputError for an invalid line, after the answers to the lines before it are written.
+    A blank line has an empty answer. `first_line_number` is the number of the first line in the
+    whole input, from 1. Raises InputError for an invalid line, after the lines before it are
+    answered.
     """
     answers: list[bytes] = []
     try:
@@ -145,16 +146,16 @@ def _answer_lines(lines: list[bytes], first_line_number: int) -> None:
 
 
 def _evaluate_line(line: bytes) -> bytes:
-    """Return the line of output for a line of input, with its line end.
+    """Return the line of output, with its line end, for a line {"expr": …, "props": {…}}.
 
-    The input is {"expr": …, "props": {…}}; a property that is null is absent. Raises ValueError,
-    KeyError, AttributeError or TypeError if the line has another format.
+    A property that is null is absent. Raises ValueError, KeyError, AttributeError or TypeError if
+    the line has another format.
     """
     try:
         input_object = orjson.loads(line)
     except orjson.JSONDecodeError:
         input_object = json.loads(line)  # accepts lone surrogates such as \ud83d, which Java writes
-    selector = _compile(input_object["expr"])
+    selector = _compile_cached(input_object["expr"])
     properties = input_object.get("props") or {}
     # Nearly always all values are strings, so nulls are only removed when one is not.
     for value in properties.values():
@@ -170,7 +171,10 @@ def _evaluate_line(line: bytes) -> bytes:
 
 
 def _drop_null_properties(properties: dict[str, object]) -> dict[str, str]:
-    """Return the properties that are not null. Raises TypeError if one of them is not a string."""
+    """Return a copy of the properties without those that are null.
+
+    Raises TypeError if a value is neither a string nor null.
+    """
     strings = {}
     for name, value in properties.items():
         if value is None:
@@ -182,7 +186,7 @@ def _drop_null_properties(properties: dict[str, object]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=EXPRESSIONS_CACHED)
-def _compile(expression: str) -> "Selector | None":
+def _compile_cached(expression: str) -> "Selector | None":
     """Return the compiled expression, or None if it has a syntax error."""
     from sluicemq.filter.subscriptions import try_compile  # noqa: PLC0415 - imports lark
 

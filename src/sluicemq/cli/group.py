@@ -236,7 +236,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
                 "proxy_clients": proxy_clients,
                 "queues": list(map(_progress_record, report.progress)),
                 "notes": report.notes,
-                "filters": [_filter_record(broker, counts) for broker, counts in filters],
+                "filters": [_make_filter_record(broker, counts) for broker, counts in filters],
                 "findings": list(map(explain_record, unequal_findings)),
                 "contract": list(map(_contract_record, contracts)),
             }
@@ -255,7 +255,7 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
 
 
 def _fetch_filters(admin: Admin, name: str) -> list[tuple[str, GroupMatching]]:
-    """Return pairs (name of a broker, what it counts for the filter of one topic) of a group."""
+    """Return (broker name, what the broker counts for the filter of one topic) pairs of a group."""
     return [
         (broker_counts.broker, topic_counts)
         for broker_counts in admin.matching(name)
@@ -294,7 +294,7 @@ def _print_members(report: GroupReport, clients: list[ConsumerClient]) -> None:
 
 
 def _print_progress(report: GroupReport) -> None:
-    """Print a table of the queues of a group, then the notes of the report and the sums.
+    """Print a table of a group's queues, the notes of its report, and the sums.
 
     Queues of the retry topic without a lag are left out.
     """
@@ -322,11 +322,11 @@ def _print_progress(report: GroupReport) -> None:
     )
 
 
-def _filter_record(broker: str, topic_counts: GroupMatching) -> Record:
-    """Return the counters of a group's filter on one broker, for `--json`.
+def _make_filter_record(broker: str, topic_counts: GroupMatching) -> Record:
+    """Return the counters of a group's filter on one broker, as a dictionary for `--json`.
 
-    `matching` is the number of unconsumed messages that match; it is None if the broker does not
-    know it for one of the queues.
+    `matching` is the number of unread messages that match, None if the broker does not know it for
+    one of the queues.
     """
     known_counts = [queue.matching for queue in topic_counts.queues if queue.matching is not None]
     is_known_for_all = len(known_counts) == len(topic_counts.queues)
@@ -347,7 +347,7 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
     """
     records = []
     for broker, counts in filters:
-        record = _filter_record(broker, counts)
+        record = _make_filter_record(broker, counts)
         record["filter"] = counts.expression or "not known"
         record["errors"] = sum(counts.errors.values())
         records.append(record)
@@ -371,9 +371,8 @@ def _print_filter_errors(counts: GroupMatching) -> None:
 def _print_contract(contract: GroupContract) -> None:
     """Print what one broker does for members of a group that have different subscriptions.
 
-    The lanes come first. After them come the subscriptions with which the group pops, the clients
-    that the contract refuses (with the reason), and the subscriptions that the broker has
-    forgotten. A part without content is left out.
+    The parts are the lanes, the subscriptions with which the group pops, the refused clients with
+    the reasons, and the forgotten subscriptions. A part without content is left out.
     """
     if contract.lanes:
         _print_lanes(contract)
@@ -397,7 +396,9 @@ def _print_lanes(contract: GroupContract) -> None:
     """
     columns = "lane subscription members not_read=not_read left:time"
     title = f"Lanes on {contract.broker} (the oldest first)"
-    print_records([_lane_record(lane) for lane in contract.lanes], columns=columns, title=title)
+    print_records(
+        [_make_lane_record(lane) for lane in contract.lanes], columns=columns, title=title
+    )
 
     sentences = [
         f"The contract is {contract.contract}: the members have different subscriptions, and "
@@ -410,11 +411,11 @@ def _print_lanes(contract: GroupContract) -> None:
     click.echo(" ".join(sentences))
 
 
-def _lane_record(lane: Record) -> Record:
-    """Return the row of a lane in the table of `group show`.
+def _make_lane_record(lane: Record) -> Record:
+    """Return the row of a lane in the table of `group show`; `lane` is the broker's description.
 
-    `lane` is the broker's description of it. `not_read` is the number of messages that the lane has
-    not read, and `left` is when its last member left the group, or 0.
+    `not_read` is the number of messages that the lane has not read, and `left` is when its last
+    member left the group, in milliseconds since 1970, or 0.
     """
     members = ", ".join(lane["clientIds"])
     if not members:
@@ -536,9 +537,9 @@ def _print_lag_totals(lags: list[QueueLag]) -> None:
 
 
 def _print_matching_total(lags: list[QueueLag]) -> None:
-    """Print how many unread messages match the filters of the groups.
+    """Print how many unread messages match the filters of the groups, if that is known.
 
-    If that is not known for a queue with a lag, say why. If it is known for none, print nothing.
+    If it is unknown for a queue with a lag, a sentence says why it may be.
     """
     known_counts = [queue_lag.matching for queue_lag in lags if queue_lag.matching is not None]
     is_incomplete = any(queue_lag.lag and queue_lag.matching is None for queue_lag in lags)
@@ -696,20 +697,20 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
     """Show the queues, prefetched messages and rates of CLIENT of GROUP, or of each member."""
     for client, running_info in _request_running_info(admin, name, client_id, stack=False):
         if as_json:
-            print_json(_consumer_status_record(client, running_info))
+            print_json(_make_consumer_status_record(client, running_info))
         else:
             _print_consumer_status(client, running_info)
 
 
-def _queue_records(running_info: RunningInfo) -> list[Record]:
-    """Return the state of each queue that a consumer reads, sorted by queue."""
+def _make_queue_records(running_info: RunningInfo) -> list[Record]:
+    """Return the state of each queue that a consumer reads, as dictionaries sorted by queue."""
     return [
         queue._asdict() | _queue_state_record(state)
         for queue, state in sorted(running_info.queues.items())
     ]
 
 
-def _consumer_status_record(client: ConsumerClient, running_info: RunningInfo) -> Record:
+def _make_consumer_status_record(client: ConsumerClient, running_info: RunningInfo) -> Record:
     """Return what a consumer reports about itself, as a line of `consumer status --json`."""
     return {
         **_client_record(client),
@@ -718,7 +719,7 @@ def _consumer_status_record(client: ConsumerClient, running_info: RunningInfo) -
             subscription.topic: subscription.expression
             for subscription in running_info.subscriptions
         },
-        "queues": _queue_records(running_info),
+        "queues": _make_queue_records(running_info),
         "topics": {
             topic: _rates_record(rates) for topic, rates in sorted(running_info.rates.items())
         },
@@ -741,7 +742,7 @@ def _print_consumer_status(client: ConsumerClient, running_info: RunningInfo) ->
         "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
         "last_consumed=last_consume_ms:time"
     )
-    print_records(_queue_records(running_info), columns=columns)
+    print_records(_make_queue_records(running_info), columns=columns)
     for topic, rates in sorted(running_info.rates.items()):
         click.echo(
             f"{topic}: {rates.done_per_second:.1f} processed/s, {rates.failed_per_second:.1f} "
@@ -769,11 +770,11 @@ def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None
 def _request_running_info(
     admin: Admin, name: str, client_id: str | None, *, stack: bool
 ) -> list[tuple[ConsumerClient, RunningInfo]]:
-    """Return pairs (client, what it reports about itself) of online members of a group.
+    """Ask online members of a group for a report; return (client, report) pairs.
 
-    They are one for the member `client_id`, or one for each member if that is None. With `stack`, a
-    report includes the stacks of the member's threads and tasks. Raises ConfigurationError if the
-    member is not online, or no member is, and the errors of the request.
+    `client_id` selects one member; None means all. With `stack`, a report has the stacks of the
+    member's threads and tasks. Raises ConfigurationError if the member is not online, or no member
+    is, and the errors of the request.
     """
     online_clients = admin.consumers(name)
     if client_id is None:

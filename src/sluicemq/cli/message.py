@@ -177,10 +177,10 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
 
 
 def _find_complete_from_ms(messages: Sequence[StoredMessage]) -> int:
-    """Return the store time from which the list of messages is complete; 0 if it is empty.
+    """Return the store time from which a list of messages is complete, 0 for an empty list.
 
-    Each broker returns its newest messages, up to its limit. So the answer of a broker is complete
-    from the oldest message in it on, and the whole list from the latest of these times on.
+    Each broker returns only its newest messages. So its part of the list is complete from its
+    oldest message on, and the whole list from the latest of these times on.
     """
     oldest_ms_by_broker = dict[str, int]()
     for stored in messages:
@@ -367,7 +367,7 @@ def export_traces(
 
 
 def _decode_trace_messages(messages: Iterable[ReceivedMessage]) -> tuple[list[TraceRecord], int]:
-    """Return the trace records in the messages, and the number of unreadable records in them."""
+    """Return (trace records in the messages, number of records that could not be decoded)."""
     records: list[TraceRecord] = []
     unreadable_count = 0
     for message in messages:
@@ -378,10 +378,9 @@ def _decode_trace_messages(messages: Iterable[ReceivedMessage]) -> tuple[list[Tr
 
 
 async def _find_trace_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
-    """Return message id -> property traceparent of the messages that were sent.
+    """Return message id -> property traceparent, for the messages that trace records say were sent.
 
-    `records` are trace records of any kind; only those of sends name a stored message. The property
-    is "" if a message does not have it. A message that cannot be found is left out.
+    The value is "" for a message without the property. A message that cannot be found is left out.
     """
     parent_by_id = {}
     for record in records:
@@ -398,9 +397,9 @@ async def _find_trace_parents(mq: Sluice, records: list[TraceRecord]) -> dict[st
 
 
 async def _send_spans(exporter: Any, spans: list["Span"]) -> None:
-    """Send spans to the endpoint of `exporter`, again and again until it accepts them.
+    """Send spans to the endpoint of `exporter`, and repeat that until it accepts them.
 
-    The first refusal is printed to stderr. Without spans, nothing is sent.
+    The first refusal is printed to stderr. If there are no spans, nothing is sent.
     """
     from sluicemq.telemetry.otlp import export  # noqa: PLC0415 - few have the extra
     from sluicemq.telemetry.spans import exportable  # noqa: PLC0415 - as above
@@ -418,10 +417,10 @@ async def _send_spans(exporter: Any, spans: list["Span"]) -> None:
 
 
 def timeline_lines(timeline: Timeline) -> list[str]:
-    """Return the lines of `sluice trace`: the message, a tree of its steps, the groups.
+    """Return the lines that `sluice trace show` prints: the message, its steps, the groups.
 
-    The line of a step has its time, the time since the previous step, and what happened. The last
-    line counts trace records that could not be read, if there are any.
+    Steps are drawn as a tree. A last line counts the trace records that could not be decoded, if
+    there are any.
     """
     lines = [_format_message_line(timeline), "", *_format_steps(timeline.steps), ""]
     lines += [_format_group(group) for group in timeline.groups]
@@ -433,7 +432,10 @@ def timeline_lines(timeline: Timeline) -> list[str]:
 
 
 def _format_message_line(timeline: Timeline) -> str:
-    """Return the first line of `sluice trace`: the message id, and topic, tag and keys if known."""
+    """Return the first line of `sluice trace show`: the message id, with topic, tag and keys.
+
+    Those that are unknown are left out.
+    """
     labels = []
     if timeline.topic:
         labels.append(f"topic {timeline.topic}")
@@ -446,7 +448,10 @@ def _format_message_line(timeline: Timeline) -> str:
 
 
 def _format_steps(steps: Sequence[Step]) -> list[str]:
-    """Return a line for each step: the time, the time since the previous step, what happened."""
+    """Return a line for each step: its time, the time since the step before, and what happened.
+
+    The lines form a tree with branches ├─ and └─.
+    """
     lines = []
     for index, step in enumerate(steps):
         is_last = index == len(steps) - 1
@@ -486,10 +491,7 @@ def _format_step(step: Step) -> str:
 
 
 def _format_group(trace: GroupTrace) -> str:
-    """Return a sentence that says whether a group consumed the message.
-
-    If its deliveries were traced, it says how many there were and how they ended.
-    """
+    """Return a sentence that says whether a group has consumed the message."""
     if trace.deliveries:
         outcome = "consumed it" if trace.consumed else "has not consumed it"
         count = "1 delivery" if trace.deliveries == 1 else f"{trace.deliveries} deliveries"

@@ -43,9 +43,11 @@ def _write_error_line(line: str) -> None:
 
 @contextmanager
 def _open_session(name_servers: str | None) -> "Iterator[Session]":
-    """Return a context manager whose value is a session with the cluster of these name servers.
+    """Return a context manager that connects to a cluster; its value is a `Session`.
 
-    None means those of the environment, which also has the access key and the secret key.
+    `name_servers` are the addresses of its name servers. None means those of the environment
+    variable NAMESRV_ADDR, or the local one. The environment also has the access key and the secret
+    key.
     """
     from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
     from sluicemq.mqadmin.commands import Session  # noqa: PLC0415 - as above

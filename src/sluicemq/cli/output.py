@@ -109,10 +109,11 @@ class Access:
 
     @property
     def credentials(self) -> tuple[str, str] | None:
-        """Access key and secret key: of the options, else of tools.yml; None if there are none.
+        """The pair (access key, secret key) for requests; None if there is none.
 
-        `$ROCKETMQ_HOME/conf/tools.yml` is the file with which mqadmin signs its requests. Raises
-        ConfigurationError if only one of the two keys is given, or if the file is invalid.
+        It comes from the options, or else from `$ROCKETMQ_HOME/conf/tools.yml`, the file of
+        mqadmin. Raises ConfigurationError if only one of the two keys is given, or if the file is
+        invalid.
         """
         if self.access_key and self.secret_key:
             return self.access_key, self.secret_key
@@ -135,9 +136,9 @@ class Access:
 
 
 def _read_credentials(path: str) -> tuple[str, str] | None:
-    """Return (access key, secret key) of a file `tools.yml`; None if it does not exist.
+    """Return (access key, secret key) from the file `tools.yml` at `path`; None without the file.
 
-    If other users can read the file, a warning is printed. Raises ConfigurationError if the file is
+    If other users can read the file, a warning is printed. Raises ConfigurationError if it is
     invalid.
     """
     yaml_text = read_text(SYSTEM_FILES, path)
@@ -167,10 +168,11 @@ def server_options(function: F) -> F:
 
 
 def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) -> F:
-    """Return the command with these client options; it gets them as the argument `access`.
+    """Return a command that has the options to connect, and gets them as one argument `access`.
 
-    While the command runs, the TLS options are the default of all clients (`default_tls`). If it
-    raises RouteNotFoundError, the error suggests the existing topic whose name is most similar.
+    `client_options` are click's decorators of these options. While the command runs, its TLS
+    options apply to all clients. If the command raises RouteNotFoundError, the error gets a hint
+    with the most similar existing topic.
     """
 
     @functools.wraps(function)
@@ -189,9 +191,9 @@ def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) ->
 
 
 def _pop_tls_files(options: dict[str, Any]) -> dict[str, str]:
-    """Remove the options for TLS files, and return the paths that are given.
+    """Remove the options for TLS files, and return those that are given, as role -> path.
 
-    The keys of the result are "ca", "certificate" and "key".
+    The roles are "ca", "certificate" and "key".
     """
     tls_files = {}
     for role in ("ca", "certificate", "key"):
@@ -209,11 +211,10 @@ def _pop_access(options: dict[str, Any]) -> Access:
 
 
 def _suggest_topic(error_text: str, access: Access, arguments: Iterable[object]) -> str:
-    """Return a question such as "Did you mean 'flights'?" for the topic that an error quotes.
+    """Return a question such as "Did you mean 'flights'?" for an unknown topic, or "".
 
-    `arguments` are those of the command: the topic is the first of them whose repr is in
-    `error_text`. Return "" if there is none, no existing topic is similar, or the cluster cannot
-    be reached.
+    The topic is the first of the command's `arguments` whose repr is in `error_text`. The result is
+    "" if there is none, if no existing topic is similar, or if the cluster cannot be reached.
     """
     with suppress(SluiceError), access.admin() as admin:
         for argument in arguments:
@@ -223,7 +224,10 @@ def _suggest_topic(error_text: str, access: Access, arguments: Iterable[object])
 
 
 def combine_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return a decorator that adds several options, in the order in which `--help` lists them."""
+    """Return one decorator from several of click's decorators.
+
+    The options appear in `--help` in the order of the arguments.
+    """
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -250,13 +254,12 @@ def admin_options(function: F) -> F:
 
 
 def resolve_tls(enabled: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
-    """Return the TLS settings of the options and the environment; None to connect without TLS.
+    """Return the TLS settings of a command, None to connect without TLS.
 
-    `enabled` is True for `--tls`, False for `--no-tls`, and None if neither is given. For None, TLS
-    is used if the environment enables it, or if `files` contains "ca" or "certificate". `files`
-    maps "ca", "certificate" and "key" to paths, and `verify` is one of VERIFY_MODES or None; they
-    replace the values of the environment. Raises ConfigurationError if the environment's settings
-    are invalid.
+    `enabled` is True for `--tls`, False for `--no-tls`, and None for neither. None enables TLS if
+    the environment enables it, or if `files` contains "ca" or "certificate". `files` maps "ca",
+    "certificate" and "key" to paths, and `verify` is one of VERIFY_MODES. They override the
+    environment. Raises ConfigurationError if the environment's settings are invalid.
     """
     environment_tls = tls_from_environment()
     if enabled is None:
@@ -280,13 +283,14 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int:
-    """Return the time in milliseconds since 1970.
+    """Return a time in milliseconds since 1970.
 
-    `time` is such a number, or a date in ISO 8601, which is local time without a time zone. A
-    number larger than `TIME_MAX_MS` counts as that. `option` is the name of the option, and
-    `other_values` lists what it accepts besides a time, as in "earliest, latest": both are only for
-    the error. Raises OptionError if `time` is neither, or if the number looks like a time in
-    another unit, such as seconds.
+    `time` is such a number, or a date in ISO 8601, local unless it has a time zone. A number above
+    `TIME_MAX_MS` counts as that. `option` and `other_values` are only for the text of the error:
+    the name of the option, and what it accepts besides a time, such as "first, last".
+
+    Raises OptionError for other texts, and for a number that looks like another unit, such as
+    seconds.
     """
     if time.isascii() and time.isdigit():
         return _check_milliseconds(int(time), f"{option} {time}".lstrip())
@@ -301,9 +305,10 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
 
 
 def _check_milliseconds(time_ms: int, quoted: str) -> int:
-    """Return a time in milliseconds since 1970, but at most `TIME_MAX_MS`.
+    """Return `time_ms`, but at most `TIME_MAX_MS`.
 
-    Raises OptionError if it looks like a time in another unit. The error begins with `quoted`.
+    Raises OptionError if the number looks like a time in another unit. The text of the error begins
+    with `quoted`.
     """
     time_ms = min(time_ms, TIME_MAX_MS)
     guess = other_unit(time_ms)
@@ -340,7 +345,7 @@ def parse_time_option(
 def print_json(value: Any, *, is_indented: bool = False) -> None:
     """Print a value as one line of JSON, or as several indented lines, and flush it.
 
-    A lone surrogate is written as a backslash sequence, because JSON cannot contain it. Names that
+    A lone surrogate, which JSON cannot contain, is printed as an escape sequence. Names that
     are not UTF-8 have such characters.
     """
     option = orjson.OPT_APPEND_NEWLINE
@@ -356,7 +361,10 @@ def print_json(value: Any, *, is_indented: bool = False) -> None:
 
 
 def _escape_surrogates(value: Any) -> Any:
-    """Return a copy of the value in whose strings lone surrogates are backslash sequences."""
+    """Return a copy of a value in which lone surrogates in texts are escape sequences.
+
+    Dictionaries and lists are copied with all that they contain.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -367,9 +375,9 @@ def _escape_surrogates(value: Any) -> Any:
 
 
 def _to_json_type(value: object) -> object:
-    """Return a value of a type that orjson does not know as one that it does.
+    """Convert a value of a type that orjson does not know.
 
-    A mapping becomes a dict, a tuple a list, and any other value a text.
+    A mapping becomes a dict, a tuple a list, and any other value its text.
     """
     if isinstance(value, Mapping):
         return dict(value)
@@ -379,7 +387,7 @@ def _to_json_type(value: object) -> object:
 
 
 def print_result(record: Mapping[str, object], sentence: str, *, as_json: bool) -> None:
-    """Print what a command has done: `record` as a line of JSON, or else `sentence`."""
+    """Print what a command has done: `record` as a line of JSON, or `sentence`."""
     if as_json:
         print_json(record)
     else:
@@ -486,9 +494,9 @@ def _is_number(cell_text: str) -> bool:
 
 
 def _format_cell(value: object) -> str:
-    """Return the text of a table cell: None is "", a bool is yes or no, an int has commas.
+    """Return the text of a table cell.
 
-    The items of a list are joined by commas.
+    None becomes "", True "yes", 1234 "1,234", and a list its items joined by commas.
     """
     if value is None:
         return ""
@@ -534,10 +542,10 @@ class WithBody(Protocol):
 
 
 def format_body(message: WithBody, bytes_max: int) -> str:
-    """Return the first `bytes_max` bytes of the body as text, and "…" if there are more.
+    """Return the first `bytes_max` bytes of a body as text, with "…" if there are more.
 
-    Bytes that are not UTF-8 become escapes. For an undecodable body, return the reason in brackets
-    and then the stored bytes.
+    Bytes that are not UTF-8 become escape sequences. A body that cannot be decompressed is shown as
+    it is stored, after the reason in brackets.
     """
     body = message.body_or_raw
     error = message.body_error
@@ -550,9 +558,9 @@ def format_body(message: WithBody, bytes_max: int) -> str:
 
 
 def body_record(message: WithBody) -> dict[str, str]:
-    """Return the body for `--json`: `body` as text, or `body_hex` if it is not UTF-8.
+    """Return a body for `--json`: {"body": text}, or {"body_hex": digits} if it is not UTF-8.
 
-    For an undecodable body, return the stored bytes, and the error as `body_error`.
+    For a body that cannot be decoded, these are the stored bytes, and "body_error" is the error.
     """
     body = message.body_or_raw
     error = message.body_error
@@ -567,12 +575,11 @@ def body_record(message: WithBody) -> dict[str, str]:
 def byte_progress(
     label: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Callable[[int, int], None]]:
-    """Return a context manager whose value is a function that reports progress.
+    """Return a context manager whose value is a function that reports progress on stderr.
 
-    The function is called with (bytes done, bytes in total). After `PROGRESS_AFTER_S` it shows a
-    bar named `label`, with rate and time left, on stderr. No bar is shown if `shown` is False or
-    stderr is not a terminal. If Ctrl-C interrupts the command, the numbers of the last call are
-    printed.
+    The function takes (bytes done, bytes in total). After `PROGRESS_AFTER_S` seconds it shows a bar
+    called `label`, with the rate and the time left. There is no bar if `shown` is False or stderr
+    is not a terminal. After Ctrl-C, the last numbers are printed.
     """
     progress = _ByteProgress(label, clock, is_shown=shown and sys.stderr.isatty())
     describe_on_interrupt(progress.describe)
@@ -586,7 +593,10 @@ class _ByteProgress:
     """The progress of work on bytes, with a bar on stderr if the work takes long."""
 
     def __init__(self, label: str, clock: Clock, *, is_shown: bool) -> None:
-        """Start to measure the time, after `PROGRESS_AFTER_S` of which the bar is shown."""
+        """Start to measure the time of work that is called `label`.
+
+        The bar appears after `PROGRESS_AFTER_S` seconds, unless `is_shown` is False.
+        """
         self._label = label
         self._clock = clock
         self._is_shown = is_shown
@@ -601,7 +611,11 @@ class _ByteProgress:
         return f"{self._label}: {self._bytes_done:,} of {self._bytes_total:,} bytes."
 
     def report(self, bytes_done: int, bytes_total: int) -> None:
-        """Keep the numbers, and update the bar; show it first if it is time."""
+        """Update the bar: `bytes_done` of `bytes_total` bytes are done.
+
+        The bar appears when the work has taken long enough. The numbers are also remembered for
+        `describe`.
+        """
         self._bytes_done = bytes_done
         self._bytes_total = bytes_total
         if self._bar is None:
@@ -612,7 +626,8 @@ class _ByteProgress:
         self._bar.update(self._task, completed=bytes_done, total=bytes_total)
 
     def _start_bar(self) -> None:
-        """Show the bar. It imports Rich, so only for work that takes long enough to need a bar."""
+        """Show the bar, with the total number of bytes of the last report."""
+        # This imports Rich, which is slow, so it is done only for long work.
         columns = ("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
         self._bar = make_progress_bar(*columns)
         self._task = self._bar.add_task(self._label, total=self._bytes_total)
@@ -625,9 +640,9 @@ class _ByteProgress:
 
 
 def make_progress_bar(*columns: str) -> Any:
-    """Return a progress bar on stderr that disappears when the work ends.
+    """Return a bar on stderr that disappears when the work ends.
 
-    `columns` are names of classes in `rich.progress`, which are shown behind the bar.
+    `columns` are names of classes in `rich.progress`, which show further numbers after the bar.
     """
     from rich import progress  # noqa: PLC0415 - 40 ms, for long work only
     from rich.console import Console  # noqa: PLC0415 - as above

@@ -70,11 +70,11 @@ def _require_empty(directory: Path) -> None:
 
 
 def write_project(kind: str, directory: Path) -> list[str]:
-    """Copy the template of a kind to a directory, and return the sorted names in it.
+    """Copy the template of a kind of project to a directory, and return the sorted names in it.
 
-    Each line of requirements.txt that begins with `sluicemq` is replaced by the result of
-    `requirement_line`, because no package index may have SluiceMQ. All other files are copied as
-    they are; existing files are overwritten. Raises OSError.
+    In requirements.txt, a line that begins with `sluicemq` is replaced by the result of
+    `requirement_line`, so that pip finds the package. Existing files are overwritten. Raises
+    OSError.
     """
     # `copyfile` copies no modes: the installed templates may be read-only.
     shutil.copytree(
@@ -105,12 +105,11 @@ def readme_commands(kind: str) -> list[str]:
 
 
 def requirement_line(name: str, origin: str | None = None) -> str:
-    """Return a line for pip that installs `name` from the source of the installed SluiceMQ.
+    """Return a line for pip that installs `name` from where this package was installed.
 
-    `name` is "sluicemq" with extras, such as "sluicemq[spark]". `origin` is the content of
-    direct_url.json: None means that of the installed package, and "" means that the package came
-    from a package index. If there is no origin, the line requires the same version, as
-    `NAME==VERSION`. Otherwise it is `NAME @ URL`.
+    `name` is "sluicemq", possibly with extras, such as "sluicemq[spark]". `origin` is the content
+    of the package's direct_url.json, which pip writes for a URL or folder. None means to read it;
+    "" means a package index. The result is `NAME @ URL`, or `NAME==VERSION` without an origin.
     """
     if origin is None:
         try:

@@ -158,9 +158,9 @@ def sql(
 
 
 def _parse_archives(archives: Iterable[str]) -> dict[str, str]:
-    """Return the paths of archives by their names.
+    """Return name -> path of archives.
 
-    Each text is NAME=PATH, or a path, whose name is "".
+    Each text is NAME=PATH, or a path alone, whose name is "".
     """
     path_by_name = {}
     for archive in archives:
@@ -173,7 +173,7 @@ def _parse_archives(archives: Iterable[str]) -> dict[str, str]:
 
 
 def _print_pushdown(frame: "DataFrame") -> None:
-    """Print which predicates of a query the broker evaluates and which Spark. Do not run it."""
+    """Print which conditions of a query the broker evaluates and which Spark."""
     from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
 
     predicates = pushdown(frame)
@@ -185,7 +185,9 @@ def _print_frame(frame: "DataFrame", rows_max: int) -> None:
     """Print the first `rows_max` rows as a table, and say on stderr if there are more."""
     # One row more than is shown, to know whether there are more.
     rows = _with_progress(frame, lambda: frame.limit(rows_max + 1).collect())
-    cell_rows = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:rows_max]]
+    cell_rows = [
+        [_format_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:rows_max]
+    ]
     print_table("", frame.columns, cell_rows)
     if len(rows) > rows_max:
         click.echo(
@@ -209,8 +211,8 @@ Submit = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
 def _start_session(master: str) -> "Iterator[tuple[Future[SparkSession], Submit]]":
     """Return a context manager that starts a Spark session in a thread, and stops it at the end.
 
-    Its value is (future of the session, function that runs other work in a thread). After Ctrl-C,
-    neither the threads nor the session are waited for, because the process ends at once.
+    Its value is (future of the session, function that runs other work in a thread). After Ctrl-C
+    nothing is awaited, because the process ends at once.
     """
 
     def start() -> "SparkSession":
@@ -235,9 +237,9 @@ def _start_session(master: str) -> "Iterator[tuple[Future[SparkSession], Submit]
 
 @contextmanager
 def _silence_spark() -> Iterator[None]:
-    """Suppress the output of Spark while it starts, and what its Python packages log.
+    """Return a context manager in which Spark's Python packages print and log nothing.
 
-    pyspark logs every error that it raises. py4j logs the traceback of Ctrl-C with the root logger.
+    pyspark would log every error that it raises, and py4j the traceback of Ctrl-C.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
@@ -252,10 +254,10 @@ def _silence_spark() -> Iterator[None]:
 
 @contextmanager
 def _shorten_spark_errors() -> Iterator[None]:
-    """Return a context manager that shortens an error of Spark to one sentence.
+    """Return a context manager that turns an error of Spark into a ConfigurationError.
 
-    The result is a ConfigurationError. If pyspark is not installed, it says how to install it.
-    Other errors are raised on unchanged.
+    Its text is one sentence, or says how to install pyspark if that is missing. Other errors pass
+    unchanged.
     """
     try:
         yield
@@ -281,10 +283,10 @@ def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
 
 
 def parse_moment(moment: str | None, option: str) -> int | None:
-    """Return a time in milliseconds since 1970; None stays None.
+    """Return a time in milliseconds since 1970, None for None.
 
     `moment` is a duration before now such as "6h", milliseconds since 1970, or a date, which is UTC
-    without a time zone. `option` is the name of the option, for the error. Raises OptionError for
+    unless it has a time zone. `option` is the option's name for the error. Raises OptionError for
     other texts.
     """
     if moment is None:
@@ -303,10 +305,10 @@ def parse_moment(moment: str | None, option: str) -> int | None:
 
 
 def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
-    """Return the result of `work`. On a terminal, show the progress of Spark's tasks meanwhile.
+    """Call `work()` and return its result; meanwhile show the progress of Spark's tasks.
 
-    `frame` only names the session whose tasks are shown. After Ctrl-C, all jobs of the session are
-    cancelled, and KeyboardInterrupt is raised.
+    Nothing is shown if stderr is not a terminal. `frame` only tells which session's tasks are
+    shown. After Ctrl-C, all jobs of the session are cancelled, and KeyboardInterrupt is raised.
     """
     if not sys.stderr.isatty():
         return work()
@@ -344,7 +346,7 @@ class _TaskCounter:
         self._stages: dict[int, tuple[int, int]] = {}  # id -> (completed tasks, all tasks)
 
     def update(self) -> None:
-        """Ask Spark for the tasks of the active stages."""
+        """Ask Spark how many tasks of the active stages are completed, and remember the numbers."""
         for stage_id in self._tracker.getActiveStageIds():
             stage_info = self._tracker.getStageInfo(stage_id)
             if stage_info is not None:
@@ -366,9 +368,10 @@ class _TaskCounter:
 
 
 def check_output(form: str, output: str | None) -> str | None:
-    """Return `output`, the path for the result; None means stdout.
+    """Return `output`, the path for the result; None means standard output.
 
-    Raises OptionError if the format cannot be written there.
+    Raises OptionError if the format `form` cannot be written there: Parquet needs a directory, and
+    a table cannot be written to a file.
     """
     if form == PARQUET and output is None:
         raise OptionError(
@@ -384,8 +387,8 @@ def check_output(form: str, output: str | None) -> str | None:
 def to_json_value(value: Any) -> Any:
     """Convert a value of a row to a type of JSON.
 
-    Bytes become text, or hex digits if they are not UTF-8. Times become ISO 8601, rows become
-    dicts, and any other type becomes text.
+    Bytes become text, or hexadecimal digits if they are not UTF-8. Times become text in ISO 8601,
+    rows dicts, and values of other types their text.
     """
     if isinstance(value, bytes | bytearray):
         try:
@@ -407,11 +410,11 @@ def to_json_value(value: Any) -> Any:
     return str(value)
 
 
-def _cell(value: Any, characters_max: int | None = None) -> Any:
-    """Return a value for a cell of a table or CSV.
+def _format_cell(value: Any, characters_max: int | None = None) -> Any:
+    """Return a value for a cell of a table or of CSV.
 
-    A nested value becomes JSON text. A text longer than `characters_max` is cut and ends in "…";
-    None means no limit.
+    Lists and dictionaries become JSON text. A text longer than `characters_max` is cut and gets
+    "…"; None means no limit.
     """
     value = to_json_value(value)
     if isinstance(value, dict | list):
@@ -422,9 +425,10 @@ def _cell(value: Any, characters_max: int | None = None) -> Any:
 
 
 def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
-    """Write all rows as JSON lines, CSV or Parquet to `target`, or to stdout if it is None.
+    """Write all rows to `target`, and return their number. None means standard output.
 
-    Return the number of rows. Raises ConfigurationError if the file cannot be written.
+    `form` is JSON lines, CSV or Parquet, whose target is a directory. Raises ConfigurationError if
+    the file cannot be written.
     """
     if form == PARQUET:
         assert target is not None
@@ -437,7 +441,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
             csv_writer.writerow(frame.columns)
         for row in frame.toLocalIterator(prefetchPartitions=True):
             if form == CSV:
-                csv_writer.writerow(map(_cell, row))
+                csv_writer.writerow(map(_format_cell, row))
             else:
                 record = dict(zip(frame.columns, map(to_json_value, row), strict=True))
                 file.write(f"{orjson.dumps(record, default=str).decode()}\n")
@@ -447,7 +451,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
 
 
 def _open_target(target: str | None) -> contextlib.AbstractContextManager[TextIO]:
-    """Return a context manager whose value is the file at `target`, or stdout for None.
+    """Return a context manager whose value is the file at `target`, or stdout if that is None.
 
     The file is closed at the end, stdout is not. Raises ConfigurationError if the file cannot be
     written.
@@ -536,7 +540,7 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
     pipeline, problems = check_pipeline(file)
     for problem in problems:
         if as_json:
-            print_json({"file": file, **_problem_record(problem)})
+            print_json({"file": file, **_make_problem_record(problem)})
         else:
             click.echo(problem.describe(file))
     if pipeline is None:
@@ -545,7 +549,7 @@ def check_command(context: click.Context, file: str, as_json: bool) -> None:
         click.echo(f"{file}: the pipeline {pipeline.name!r} is valid.")
 
 
-def _problem_record(problem: "FileProblem") -> dict[str, Any]:
+def _make_problem_record(problem: "FileProblem") -> dict[str, Any]:
     """Return a problem of a pipeline's file as `pipeline check --json` prints it."""
     return {
         "line": problem.line,

@@ -76,8 +76,8 @@ store_options = combine_options(
 def open_store(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
     """Return a context manager that opens the store in a directory for reading.
 
-    `paths` are `commit_log_path` and `consume_queue_path`; "" means the default. Inside the block
-    too, an OSError of a file that cannot be read becomes StoreError.
+    `paths` are `commit_log_path` and `consume_queue_path`; "" means the default. An OSError, also
+    one inside the block, becomes a StoreError.
     """
     from sluicemq.store.tools.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
 
@@ -144,7 +144,7 @@ def _print_description(description: dict[str, Any]) -> None:
 
 
 def _describe_state(description: dict[str, Any]) -> str:
-    """Return whether a broker runs on the store, or was stopped in order."""
+    """Return the state of a store as text: in use by a process, interrupted, or stopped."""
     if description["locked_by"]:
         return f"in use by process {description['locked_by']}"
     if description["interrupted"]:
@@ -153,9 +153,10 @@ def _describe_state(description: dict[str, Any]) -> str:
 
 
 def _list_checkpoint_rows(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows about the checkpoint, the file that says up to where files are on disk.
+    """Return the rows about the checkpoint, as name -> cell; a cell is None if it is unknown.
 
-    The values are None if they are unknown. `checkpoint` is empty if there is no such file.
+    The checkpoint is a file that says up to where the store is durable on disk. `checkpoint` is its
+    content, {} without one.
     """
     newest_mark = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
     return {
@@ -197,7 +198,10 @@ def ls(topic: str | None, summary: bool, as_json: bool, **paths: str) -> None:
 
 
 def _summarize_topics(queue_records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one record for each topic: the sums of its queues, and its first and last time."""
+    """Return one record for each topic: sums over its queues, and its first and last time.
+
+    Times are in milliseconds since 1970, 0 for a topic without messages.
+    """
     queues_by_topic: dict[str, list[dict[str, Any]]] = {}
     for queue in queue_records:
         queues_by_topic.setdefault(queue["topic"], []).append(queue)
@@ -302,10 +306,10 @@ def make_selection(
 ) -> "Selection":
     """Return the selection of messages that the options of `dump` describe.
 
-    `offsets` is a range such as "10:20", `tags` a tag expression, `where` SQL92. `criteria` are
-    other fields of Selection; None means that the field is not restricted. Raises OptionError for
-    an invalid range, or if `tags` and `where` are both given, and FilterSyntaxError for an invalid
-    expression.
+    `offsets` is a range such as "10:20", `tags` a tag expression, and `where` an SQL92 expression.
+    `criteria` are other fields of `Selection`. None never limits the selection. Raises OptionError
+    for an invalid range, or if both `tags` and `where` are given, and FilterSyntaxError for an
+    invalid expression.
     """
     from sluicemq.store.tools.dump import Selection  # noqa: PLC0415 - NumPy: 80 ms
 
@@ -328,7 +332,7 @@ def make_selection(
 
 
 def _parse_tag_criteria(tags: str) -> dict[str, Any]:
-    """Return the fields of a Selection that select messages by tags; none for "*"."""
+    """Return the fields of a `Selection` that select messages by tags; {} for "*"."""
     from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
 
     expression, tag_names, tag_codes = parse_tags(tags)
@@ -342,9 +346,10 @@ def _parse_tag_criteria(tags: str) -> dict[str, Any]:
 
 
 def parse_range(offsets: str | None) -> tuple[int | None, int | None]:
-    """Return the first and last offset, both included, of a range `A:B`, `A:`, `:B` or `A`.
+    """Return (first offset, last offset), both inclusive, of a text "A:B", "A:", ":B" or "A".
 
-    None means no limit; if `offsets` is None, both are None. Raises OptionError for other texts.
+    None in the result means no limit, and None as `offsets` gives (None, None). Raises OptionError
+    for other texts.
     """
     if offsets is None:
         return None, None
@@ -402,15 +407,15 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
         else:
             click.echo(f"{finding.severity}: {finding.place}: {finding.text} [{finding.kind}]")
     if as_json:
-        print_json(_verification_record(verification))
+        print_json(_make_verification_record(verification))
     else:
         _print_verification(verification)
     if not findings.is_clean:
         raise SystemExit(EXIT_FINDINGS)
 
 
-def _verification_record(verification: "VerifyReport") -> dict[str, Any]:
-    """Return the last line of `store verify --json`, which sums up what was verified and found."""
+def _make_verification_record(verification: "VerifyReport") -> dict[str, Any]:
+    """Return the last line of `store verify --json`: what was verified, and how many findings."""
     findings = verification.findings
     return {
         "severity": "summary",
@@ -443,10 +448,10 @@ def _print_verification(verification: "VerifyReport") -> None:
 def _add_start_error(
     findings: "Findings", directory: str, commit_log_path: str, consume_queue_path: str
 ) -> None:
-    """Try whether a broker starts on this store, and add its error, if any, to `findings`.
+    """Try to start a broker on this store without changing it, and add its error to `findings`.
 
-    If a process has locked the store, its files change, so a start is not tried and a note says so.
-    If the log is in several directories, a start is not tried either, and nothing is added.
+    A start is not tried if a process has locked the store, which gives a note, or if the log is in
+    several directories.
     """
     from sluicemq.broker.trial import find_start_error  # noqa: PLC0415 - the whole broker
     from sluicemq.config import StoreConfig  # noqa: PLC0415 - as above
@@ -534,7 +539,10 @@ def restore_command(backup: str, directory: str, as_json: bool, **options: Any) 
 
 @contextmanager
 def _translate_disk_errors() -> Iterator[None]:
-    """Return a context manager that turns an OSError into StoreError, for commands that write."""
+    """Return a context manager that turns an OSError into a StoreError.
+
+    Its fix says that the command can be run again, so it is for commands that continue their work.
+    """
     try:
         yield
     except OSError as error:
@@ -597,10 +605,9 @@ def repair_command(directory: str, delay_levels: str | None, as_json: bool, **op
 
 
 def _print_repair(report: "RepairReport") -> None:
-    """Print the damage, the lost messages, and what was or can be repaired.
+    """Print the damage of a store, the lost messages, and what was or can be repaired.
 
-    For an undamaged store, only one line and the tail are printed. At most `SHOWN_MAX` lines of
-    each kind are shown.
+    At most `SHOWN_MAX` lines of each kind are printed. For an undamaged store, one line says so.
     """
     if report.is_sound:
         click.echo(f"The store is undamaged: {report.records:,} records up to {report.log_end:,}.")
@@ -628,7 +635,7 @@ def _print_damage(report: "RepairReport") -> None:
 
 
 def _print_losses(report: "RepairReport") -> None:
-    """Print a table of the first lost messages: ranges of offsets of a queue."""
+    """Print a table of the first lost messages, as ranges of offsets of a queue."""
     rows = [
         (loss.topic, loss.queue_id, loss.first, loss.last, loss.messages)
         for loss in report.lost[:SHOWN_MAX]
@@ -664,10 +671,7 @@ def _print_summary(report: "RepairReport") -> None:
 
 
 def _print_tail(report: "RepairReport") -> None:
-    """Print how many bytes after the last record the next start removes.
-
-    Nothing is printed if there are none.
-    """
+    """Print how many bytes after the last record the next start will remove; nothing if none."""
     if report.tail_bytes:
         click.echo(
             f"The {report.tail_bytes:,} bytes after the last record were never durable. The next "

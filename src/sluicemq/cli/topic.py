@@ -69,10 +69,10 @@ def _count_queues(route: TopicRoute | None) -> dict[str, Any]:
 def _parse_attributes(
     _context: click.Context, _option: click.Parameter, arguments: tuple[str, ...]
 ) -> dict[str, str | None]:
-    """Return the attributes that KEY=VALUE and -KEY set; this is click's callback.
+    """Return the attributes that the texts KEY=VALUE and -KEY set; click calls this.
 
-    -KEY removes an attribute, so its value is None. Raises click.BadParameter for other arguments,
-    and for a key that occurs twice.
+    `("a=1", "-b")` becomes {"a": "1", "b": None}, which removes b. Raises click.BadParameter for
+    other texts, and for a key that occurs twice.
     """
     attributes: dict[str, str | None] = {}
     for argument in arguments:
@@ -89,10 +89,10 @@ def _parse_attributes(
     return attributes
 
 
-def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
-    """Return a decorator that adds the argument NAME and the options of a topic to a command.
+def _add_topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
+    """Return a decorator that adds the argument NAME and all options of a topic to a command.
 
-    `queues` and `perm` are the defaults of these two options; None means that the option has none.
+    `queues` and `perm` are the defaults of two options; None means that they have no default.
     """
     return combine_options(
         click.argument("name"),
@@ -145,7 +145,7 @@ def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
 
 
 @topic.command("create")
-@_topic_options(queues=8, perm="6")
+@_add_topic_options(queues=8, perm="6")
 @admin_options
 def create(admin: Admin, name: str, queues: int, perm: str, as_json: bool, **options: Any) -> None:
     """Create topic NAME on every broker, or change it if it exists."""
@@ -153,7 +153,7 @@ def create(admin: Admin, name: str, queues: int, perm: str, as_json: bool, **opt
 
 
 @topic.command("update")
-@_topic_options(queues=None, perm=None)
+@_add_topic_options(queues=None, perm=None)
 @admin_options
 def update(
     admin: Admin, name: str, queues: int | None, perm: str | None, as_json: bool, **options: Any
@@ -174,11 +174,11 @@ def update(
 
 
 def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
-    """Set the topic on every broker, and print the result.
+    """Create or change a topic on every broker, and print the result.
 
     `queues` is the number of queues on each broker, and `options` are the other arguments of
-    `Admin.create_topic`. A warning on stderr follows if strict order was requested and the name
-    servers do not send the order table (the number of queues of each broker) to clients.
+    `Admin.create_topic`. If strict order was requested and the name servers do not support it yet,
+    a warning is printed to stderr.
     """
     # From here on, Ctrl-C leaves it unknown which brokers have the change. The text of the
     # interrupt then names the command that shows it.
@@ -247,10 +247,10 @@ def _fetch_queues(admin: Admin, name: str) -> list[dict[str, Any]]:
 
 
 def _print_attributes(brokers: list[dict[str, Any]]) -> None:
-    """Print the type and the attributes that a topic has on each broker.
+    """Print the type and the attributes of a topic.
 
-    `brokers` are records with the keys `broker`, `type` and `attributes`. Brokers with the same
-    attributes share a line, which names them only if there is another line.
+    `brokers` are records with `broker`, `type` and `attributes`. Brokers with equal ones share a
+    line. It names the brokers unless all are equal.
     """
     brokers_by_description: dict[str, list[str]] = {}
     for record in brokers:

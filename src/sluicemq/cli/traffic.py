@@ -147,7 +147,7 @@ def produce(
                 batches = [bodies] if stored_count else [bodies[:1], bodies[1:]]
                 for batch in batches:
                     sends = [mq.send(topic, message_body, **options) for message_body in batch]
-                    await _gather_all(sends, count_and_print)
+                    await _run_all_sends(sends, count_and_print)
 
     describe_on_interrupt(describe_progress)
     try:
@@ -162,7 +162,7 @@ def produce(
 
 
 def _print_send_result(send_result: SendResult, as_json: bool) -> None:
-    """Print the result of one send, as a line of JSON or of text."""
+    """Print the result of one send: a line of JSON, or a line with id, queue and status."""
     if as_json:
         print_json(_sent_record(send_result))
         return
@@ -171,11 +171,13 @@ def _print_send_result(send_result: SendResult, as_json: bool) -> None:
     click.echo(f"{send_result.message_id}  {location}  {send_result.status.name}")
 
 
-async def _gather_all(sends: list[Coroutine[Any, Any, T]], on_result: Callable[[T], None]) -> None:
-    """Run all sends at once, and call `on_result` for each that succeeds, in the order of `sends`.
+async def _run_all_sends(
+    sends: list[Coroutine[Any, Any, T]], on_result: Callable[[T], None]
+) -> None:
+    """Run all sends at once, and call `on_result` with each result, in the order of `sends`.
 
-    Raises the first error of a send after all have ended. If Ctrl-C cancels the task, wait for the
-    sends in flight and report their results before CancelledError is raised.
+    The first error is raised after all sends have ended. After Ctrl-C, the sends that have begun
+    are awaited and reported before CancelledError is raised.
     """
     all_results = asyncio.gather(*sends, return_exceptions=True)
     failures: list[BaseException] = []
@@ -196,9 +198,8 @@ def _iterate_chunks(
 ) -> Generator[list[bytes], None, None]:
     """Return an iterator over the bodies to send, in lists of at most IN_FLIGHT_MAX.
 
-    With `path`, they are the lines of that file. If `body` is "-", they are the lines of stdin.
-    Otherwise they are `count` copies of `body`. Raises click.UsageError unless exactly one of
-    `body` and `path` is given.
+    They are the lines of the file at `path`, the lines of stdin if `body` is "-", or else `count`
+    copies of `body`. Raises click.UsageError unless exactly one of `body` and `path` is given.
     """
     if (body is None) == (path is None):
         raise click.UsageError("Give either BODY (or - for standard input) or --file.")
@@ -206,10 +207,10 @@ def _iterate_chunks(
         return _read_lines(partial(path.open, "rb"))
     if body == "-":
         return _read_lines(lambda: sys.stdin.buffer)
-    return _repeat_body(str(body), count)
+    return _iterate_copies(str(body), count)
 
 
-def _repeat_body(body: str, count: int) -> Generator[list[bytes], None, None]:
+def _iterate_copies(body: str, count: int) -> Generator[list[bytes], None, None]:
     """Yield `count` copies of `body`, with each {} replaced by the number of the copy, from 0."""
     bodies = (body.replace("{}", str(copy_number)).encode() for copy_number in range(count))
     while chunk := list(itertools.islice(bodies, IN_FLIGHT_MAX)):
@@ -217,9 +218,10 @@ def _repeat_body(body: str, count: int) -> Generator[list[bytes], None, None]:
 
 
 def parse_property_options(pairs: Iterable[str]) -> dict[str, str]:
-    """Return the properties that texts of the form NAME=VALUE set.
+    """Return properties from texts: ("a=1", "b=2") becomes {"a": "1", "b": "2"}.
 
-    A later text replaces an earlier one of the same name. Raises OptionError for any other text.
+    Of two texts with the same name, the later one counts. Raises OptionError for a text without
+    name or "=".
     """
     properties: dict[str, str] = {}
     for pair in pairs:
@@ -233,11 +235,11 @@ def parse_property_options(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, None]:
-    """Yield the lines of a stream that are not empty, in lists of at most IN_FLIGHT_MAX.
+    """Yield the lines of a stream in lists of at most IN_FLIGHT_MAX, without empty lines.
 
-    `open_stream()` returns the stream as a context manager. It is called by the first `next`, and
-    the stream is closed when the iterator ends. Lines have no line end. They are yielded as soon as
-    they can be read, because a pipe may be written slowly.
+    `open_stream()` returns the stream as a context manager. It is called at the first `next`, and
+    the stream is closed at the end. Line ends are removed. Lines are yielded as soon as they can be
+    read, because a pipe may be written slowly.
     """
     unfinished_line = b""
     with open_stream() as stream:
@@ -252,11 +254,11 @@ def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, 
 
 
 def _next_chunk(chunks: Iterator[list[bytes]]) -> list[bytes]:
-    """Return the next list of bodies; an empty list means the end. Blocks the loop.
+    """Return the next list of bodies, [] at the end. This blocks the event loop.
 
-    During the wait, Ctrl-C raises KeyboardInterrupt: asyncio's handler, which would only cancel the
-    task at its next await, is replaced. Raises CancelledError if that handler was called before it
-    was replaced.
+    Ctrl-C raises KeyboardInterrupt here. asyncio's handler would only cancel the task at its next
+    await, so Python's own handler replaces it meanwhile. Raises CancelledError if asyncio's handler
+    was called just before.
     """
     handler = signal.getsignal(signal.SIGINT)
     with contextlib.suppress(ValueError):  # not the main thread
@@ -363,8 +365,9 @@ async def _open_reader(
 ) -> LitePullConsumer:
     """Return a consumer that reads all queues of a topic from `start_at`, and commits nothing.
 
-    Raises FilterSyntaxError if the filter `where` is invalid, even if the topic does not exist.
+    Raises FilterSyntaxError if the filter `where` is invalid.
     """
+    # Check the filter first, so that its error comes even if the topic does not exist.
     make_subscription(topic, tags=tags, where=where)
     reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
     await reader.assign(await mq.queues(topic), tags=tags, where=where)
@@ -372,10 +375,10 @@ async def _open_reader(
 
 
 async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
-    """Run `work` until it ends, or until Ctrl-C or SIGTERM cancels it; then return normally.
+    """Run `work` until it ends, or until Ctrl-C or SIGTERM cancels it, and return normally.
 
-    An error of `work` is raised. A cancelled client closes in order: it commits its offsets and
-    leaves its group.
+    A client in `work` then closes in order: it commits its offsets and leaves its group. An error
+    of `work` is raised.
     """
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
@@ -388,9 +391,9 @@ async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
 
 
 def parse_start(start: str) -> Start:
-    """Return the start that the option `--from` names: first, last, or a time.
+    """Return the start that the option `--from` names: "first", "last", or ms since 1970.
 
-    A time is what `parse_time_ms` accepts. Raises OptionError for other texts.
+    A time is given in milliseconds since 1970 or as a date. Raises OptionError for other texts.
     """
     position = parse_position(start)
     if position is not None:
@@ -405,7 +408,7 @@ def parse_start(start: str) -> Start:
 
 
 def _print_message(message: ReceivedMessage, as_json: bool) -> None:
-    """Print one received message, as a line of JSON or of text."""
+    """Print one received message: a line of JSON, or a line with time, queue, keys and body."""
     if as_json:
         print_json(_received_record(message) | body_record(message))
         return

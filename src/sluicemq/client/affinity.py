@@ -62,10 +62,10 @@ class ClientAffinity:
             )
 
     def check_loop(self) -> None:
-        """Bind the client to the running event loop on the first call, and check it on later ones.
+        """Bind the client to the running event loop at the first call, and check it at later ones.
 
         Raises ConfigurationError in a forked process, in another event loop, and outside of any
-        event loop once the client is bound to one.
+        event loop if the client is bound to one.
         """
         self.check_process()
         loop = get_running_loop_or_none()

@@ -71,12 +71,13 @@ Respond = Callable[[Command], None]
 
 
 def local_address() -> str:
-    """Return the address from which this machine reaches other networks.
+    """Return the IPv4 address of this machine that it uses to reach other networks.
 
-    That is 127.0.0.1 without a network. Nothing is sent.
+    The result is "127.0.0.1" if there is no network. Nothing is sent.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # To connect a UDP socket only chooses the local address.
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
@@ -111,12 +112,15 @@ class HeartbeatThread:
         has_thread: bool = True,
         outages: Outages | None = None,
     ) -> None:
-        """Prepare the thread; it starts with the first heartbeat.
+        """Prepare the thread that sends heartbeats; it starts with the first heartbeat.
 
-        `client_id` is sent in all heartbeats, and `credentials` sign them (None: unsigned).
-        `period_s` is the interval of heartbeats in seconds. `connect` opens the connections; tests
-        pass another one. The module docstring describes `on_request` and `has_thread`. `outages`
-        are those of the client, so that each outage of a broker is logged once.
+        - `client_id` is part of each heartbeat; `credentials` sign them, None means unsigned.
+        - `on_request(command, address, respond)` is called on the thread with a request of a
+          broker. It returns False if it does not support the request.
+        - `period_s` is the interval of heartbeats in seconds.
+        - `connect` opens the connections; tests pass another one.
+        - `has_thread` False runs the heartbeats on the caller's event loop.
+        - `outages` are those of the client, so that each outage of a broker is logged once.
         """
         self._outages = outages or Outages(SYSTEM_CLOCK, _log)
         self.client_id = client_id
@@ -159,10 +163,11 @@ class HeartbeatThread:
     def update_addresses(
         self, addresses: Iterable[str], routed: Container[str] | None = None
     ) -> None:
-        """Add brokers that receive heartbeats, and remove unreachable ones without a route.
+        """Add brokers that receive heartbeats, and remove unreachable ones that have no route.
 
-        If heartbeats are running, new brokers receive one at once. Of the brokers that do not
-        respond, those that are not in `routed` are removed; None removes none.
+        If heartbeats are running, new brokers receive one at once. `routed` are the addresses that
+        routes contain. A broker that does not respond is removed if it is not among them; None
+        removes no broker.
         """
         old_addresses = self._addresses
         removed_addresses = self._find_removed_addresses(routed)
@@ -175,7 +180,10 @@ class HeartbeatThread:
                 self._loop.call_soon_threadsafe(self._mark_due, new_address)
 
     def _find_removed_addresses(self, routed: Container[str] | None) -> set[str]:
-        """Return the unreachable brokers that are not in `routed`; none if `routed` is None."""
+        """Return the brokers that do not respond and are not in `routed`.
+
+        The result is empty if `routed` is None.
+        """
         if routed is None:
             return set()
         # A copy, because the heartbeat thread changes the table meanwhile.
@@ -190,9 +198,9 @@ class HeartbeatThread:
         return self._submit(self._send_heartbeats(lambda: self._addresses))
 
     def send_oneway(self, address: str, command: Command) -> None:
-        """Send a one-way request on the heartbeat connection to a broker.
+        """Send a one-way request to a broker on its heartbeat connection, without waiting.
 
-        It is dropped if there is no such connection, or if this object is closed.
+        The request is dropped if there is no such connection, or if this object is closed.
         """
 
         async def send() -> None:
@@ -207,10 +215,10 @@ class HeartbeatThread:
     def remove_group(
         self, *, producer: str | None = None, consumer: str | None = None
     ) -> "Future[None]":
-        """Remove a producer or consumer group from the heartbeats and unregister it everywhere.
+        """Remove a group from the heartbeats, and unregister it at all brokers.
 
-        Return a future that is done when every broker has responded or failed to. Raises
-        ClosedError.
+        `producer` and `consumer` are the names of groups; None means no group. Returns a future
+        that is done when each broker has responded or failed to. Raises ClosedError.
         """
         if producer:
             self._producers = tuple(group for group in self._producers if group != producer)
@@ -222,9 +230,10 @@ class HeartbeatThread:
         return self._submit(self._unregister(producer, consumer))
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Unregister all groups and end the thread. Wait at most `timeout_s` seconds.
+        """Unregister all groups and end the thread; wait at most `timeout_s` seconds for that.
 
-        Without a thread, use `aclose`: this method only stops the heartbeats.
+        If there is no thread, this only stops the heartbeats. `aclose` then also unregisters the
+        groups.
         """
         thread = self._thread
         self._closed = True
@@ -235,9 +244,9 @@ class HeartbeatThread:
         thread.join(timeout_s)
 
     def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        """Run a coroutine on the heartbeat loop, which is started first if necessary.
+        """Start a coroutine on the event loop of the heartbeats, and return its future.
 
-        Return its future. Raises ClosedError.
+        The first call starts the loop. Raises ClosedError if this object is closed.
         """
         if self._closed:
             coroutine.close()
@@ -258,7 +267,10 @@ class HeartbeatThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def aclose(self, timeout_s: float = 3.0) -> None:
-        """Close without blocking the event loop; see `close`."""
+        """Unregister all groups and end the heartbeats, without blocking the event loop.
+
+        This waits at most `timeout_s` seconds.
+        """
         if self._has_thread:
             await asyncio.to_thread(self.close, timeout_s)
             return
@@ -270,7 +282,10 @@ class HeartbeatThread:
         await self._tasks.close()
 
     async def _main(self) -> None:
-        """Send heartbeats until this object is closed; then unregister all groups."""
+        """Send heartbeats until this object is closed, and then unregister all groups.
+
+        All brokers receive one each period. In between, `_wake` is set when single brokers are due.
+        """
         self._loop = asyncio.get_running_loop()
         self._ready.set()
         all_due_s = self._loop.time() + self._period_s
@@ -290,7 +305,7 @@ class HeartbeatThread:
         await self._unregister_all()
 
     async def _send_due_heartbeats(self, due_addresses: frozenset[str]) -> None:
-        """Send heartbeats to brokers. Log an unexpected error, and repeat them soon."""
+        """Send heartbeats to these brokers; log an unexpected error, and try again soon."""
         try:
             await run_application_code(
                 self._send_heartbeats(partial(self._select_due, due_addresses))
@@ -314,7 +329,10 @@ class HeartbeatThread:
                 await channel.close()
 
     def _select_due(self, addresses: frozenset[str]) -> frozenset[str]:
-        """Return the known ones of `addresses`, without unreachable brokers that must wait."""
+        """Return those of `addresses` that may receive a heartbeat now.
+
+        Unknown addresses are left out, and unreachable brokers whose pause has not ended.
+        """
         now_s = asyncio.get_running_loop().time()
         waiting_addresses = {
             address
@@ -326,11 +344,11 @@ class HeartbeatThread:
     async def _send_heartbeats(
         self, select_addresses: Callable[[], frozenset[str]]
     ) -> dict[str, SluiceError | None]:
-        """Send a heartbeat to each address that `select_addresses()` returns, and return outcomes.
+        """Send a heartbeat to each address in `select_addresses()`, and return the results.
 
-        The result maps each address to None or the error. Wait for running heartbeats first;
-        `select_addresses` is called afterwards, so that it sees their outcomes. Return an empty
-        dict if this object is closed.
+        The result maps each address to None or to the error. Heartbeats that are being sent are
+        awaited first, and `select_addresses` is called afterwards, so that it knows their results.
+        Returns {} if this object is closed.
         """
         async with self._heartbeat_lock:
             if self._closed:
@@ -343,9 +361,9 @@ class HeartbeatThread:
             return dict(zip(addresses, outcomes, strict=True))
 
     async def _send_heartbeat(self, address: str, heartbeat: Heartbeat) -> SluiceError | None:
-        """Send a heartbeat to one broker.
+        """Send a heartbeat to one broker, and return None or the error.
 
-        Log outages, refusals and their ends. Return the error or None.
+        Outages and refusals are logged when they begin and when they end.
         """
         try:
             channel = await self._get_channel(address)
@@ -361,9 +379,10 @@ class HeartbeatThread:
         return None
 
     async def _handle_unreachable(self, address: str, error: SluiceError) -> None:
-        """Close the connection to a broker, and schedule the next heartbeat to it.
+        """Close the connection to a broker that failed, and schedule the next heartbeat to it.
 
-        The failure is logged once for each outage. The pauses are 1 s, 2 s … 30 s.
+        The pause before it doubles with each failure: 1 s, 2 s … 30 s. The failure is logged once
+        for each outage.
         """
         failure_count = self._unreachable.get(address, (0, 0.0))[0]
         self._outages.report_failure(
@@ -384,10 +403,10 @@ class HeartbeatThread:
         response: Command,
         refused_groups: dict[str, RequestError],
     ) -> None:
-        """Log which groups a broker refuses in a heartbeat, and which it accepts again.
+        """Log which groups a broker refuses, and which it accepts again, once for each change.
 
-        `response` is the response to the whole heartbeat. `refused_groups` maps each group that
-        access control refuses to its error.
+        `response` is the response to `heartbeat`. `refused_groups` maps each group that access
+        control refuses to its error.
         """
         for group in _split_by_group(heartbeat):
             activity = f"the membership of {group} at {address}"
@@ -416,12 +435,12 @@ class HeartbeatThread:
     async def _resend_refused_by_group(
         self, channel: Channel, heartbeat: Heartbeat, response: Command
     ) -> dict[str, RequestError]:
-        """Send the groups of a refused heartbeat one by one; return the refused ones with errors.
+        """Find out which groups of a refused heartbeat access control refuses.
 
-        `response` is the response to `heartbeat`. Unless access control refused the heartbeat,
-        nothing is sent and the result is empty. A server refuses a heartbeat as a whole if one of
-        its groups may not be used. The other groups have to stay members, so each group is then
-        sent in a heartbeat of its own. Raises SluiceError.
+        Returns group -> error. A server refuses a heartbeat as a whole if one of its groups may not
+        be used. So each group is sent in a heartbeat of its own, and the other groups stay members.
+        If access control has not refused the heartbeat, nothing is sent and the result is {}.
+        `response` is the response to `heartbeat`. Raises SluiceError if a request fails.
         """
         if not requests.is_access_denied(response):
             return {}
@@ -439,9 +458,9 @@ class HeartbeatThread:
         return refused_groups
 
     def find_access_error(self, group: str, addresses: Iterable[str]) -> RequestError | None:
-        """Return why access control of one of the brokers refused the group in the last heartbeat.
+        """Return the error with which access control refused `group` in the last heartbeat.
 
-        Return None if none of them refused it.
+        The brokers at `addresses` are considered. Returns None if none of them refused it.
         """
         for address in addresses:
             error = self._access_errors.get(address, {}).get(group)
@@ -460,7 +479,7 @@ class HeartbeatThread:
         self._wake.set()
 
     async def _get_channel(self, address: str) -> Channel:
-        """Return the heartbeat connection to a broker, opened if necessary.
+        """Return the heartbeat connection to a broker, and open it if necessary.
 
         Raises SluiceError if it cannot be opened.
         """
@@ -485,17 +504,17 @@ class HeartbeatThread:
             await self._unregister_at_once(producer, consumer)
 
     async def _unregister_at_once(self, producer: str | None, consumer: str | None) -> None:
-        """Unregister a group at every broker with a heartbeat connection. Errors are ignored."""
+        """Unregister a producer or consumer group at every connected broker. Ignore errors."""
         for channel in list(self._channels.values()):
             command = requests.unregister(self.client_id, producer=producer, consumer=consumer)
             with contextlib.suppress(SluiceError):
                 await channel.call(sign_request(command, self._credentials), 1.0)
 
     def _on_request(self, command: Command, channel: Channel) -> Command | None:
-        """Pass a request of a broker to `on_request`.
+        """Pass a request of a broker to the function `on_request` of the client.
 
-        Return the error response if the request is not supported; None means that the response
-        comes later or that there is none.
+        Returns an error response if the client does not support the request. Otherwise returns
+        None: the client responds later, or not at all to a one-way request.
         """
         # Only these two are kept, so that the request's body is not held until the response.
         opaque = command.opaque
@@ -521,7 +540,10 @@ _PRODUCERS_NAME: Final = "the producers"
 
 
 def _split_by_group(heartbeat: Heartbeat) -> dict[str, Heartbeat]:
-    """Return a heartbeat for each consumer group by its name, and one for all producer groups."""
+    """Divide a heartbeat into one for each consumer group, and one for all producer groups.
+
+    Returns name of the group -> heartbeat. The producers' name is `_PRODUCERS_NAME`.
+    """
     client_id = heartbeat.client_id
     heartbeats_by_group = {
         consumer.group: Heartbeat(client_id, (), (consumer,)) for consumer in heartbeat.consumers
@@ -536,13 +558,13 @@ def _split_by_group(heartbeat: Heartbeat) -> dict[str, Heartbeat]:
 
 
 def format_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads of this process, then of all tasks of `loop`, as text.
+    """Return the stacks of all threads of this process, and of all tasks of `loop`, as text.
 
-    This is the counterpart of Java's jstack. It is called on the heartbeat thread, so it also works
-    while the application's event loop is blocked, which is when it is needed. A task that waits is
-    shown with all coroutines in which it waits.
+    It is Java's jstack for Python. It runs on the heartbeat thread, so it works while the event
+    loop of the application is blocked. A waiting task is shown with all coroutines that wait for
+    each other.
     """
-    tasks = set() if loop is None else _all_tasks(loop)
+    tasks = set() if loop is None else _list_tasks_of_loop(loop)
     stacks = []
     threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
@@ -560,8 +582,8 @@ def format_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     return "\n".join(stacks)
 
 
-def _all_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
-    """Return the tasks of a loop that runs on another thread; an empty set if that fails."""
+def _list_tasks_of_loop(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
+    """Return the tasks of an event loop that runs on another thread; set() if that fails."""
     for _ in range(100):
         with contextlib.suppress(RuntimeError):  # a task started or ended meanwhile
             return asyncio.all_tasks(loop)
@@ -569,19 +591,19 @@ def _all_tasks(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]]:
 
 
 def _format_frames(coroutine: Any) -> Iterator[str]:
-    """Yield a line for each coroutine, from the outermost to the innermost that is awaited."""
+    """Yield one line for a coroutine, and one for each that it awaits, down to the innermost."""
     for _ in range(STACK_DEPTH_MAX):
-        frame = _first_attribute(coroutine, "cr_frame", "ag_frame", "gi_frame")
+        frame = _get_first_attribute(coroutine, "cr_frame", "ag_frame", "gi_frame")
         if frame is not None:
             code = frame.f_code
             yield f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}'
-        coroutine = _first_attribute(coroutine, "cr_await", "ag_await", "gi_yieldfrom")
+        coroutine = _get_first_attribute(coroutine, "cr_await", "ag_await", "gi_yieldfrom")
         if coroutine is None:
             return
 
 
-def _first_attribute(coroutine: Any, *names: str) -> Any:
-    """Return the first of the named attributes that exists and is not None, else None."""
+def _get_first_attribute(coroutine: Any, *names: str) -> Any:
+    """Return the first of the attributes `names` that exists and is not None, else None."""
     for name in names:
         attribute = getattr(coroutine, name, None)
         if attribute is not None:

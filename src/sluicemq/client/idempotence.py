@@ -120,7 +120,10 @@ def idempotent(
 
 
 def _check_arguments(database: object, key: Key, options: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError or TypeError for wrong arguments of `idempotent`."""
+    """Raise ConfigurationError or TypeError for wrong arguments of `idempotent`.
+
+    It also recognises the decorator without parentheses: then `database` is the handler.
+    """
     is_property_name = isinstance(key, str) and key != ""
     if key is not None and not callable(key) and not is_property_name:
         raise ConfigurationError(
@@ -138,7 +141,12 @@ def _check_arguments(database: object, key: Key, options: Mapping[str, Any]) -> 
 
 
 def _make_ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
-    """Return `database` as a ledger of the right kind. Raise ConfigurationError if it is none."""
+    """Return `database` as a ledger, the table that records which messages were consumed.
+
+    An existing ledger is returned as it is. `is_async` says that the handler is a coroutine
+    function, which needs an asynchronous engine. Raises ConfigurationError if the database does not
+    fit the handler, or if SQLAlchemy is missing.
+    """
     try:
         from sluicemq.client import ledger  # noqa: PLC0415 - SQLAlchemy is an extra
     except ImportError as error:
@@ -174,10 +182,11 @@ MessageIdentity = tuple[str, str, str]
 def _collect_identities(
     received: Any, key: Key, consumer: str | None
 ) -> dict[MessageIdentity, Any]:
-    """Return the messages that a handler received, a message or a list, by identity.
+    """Return identity -> message, for a message or a list of messages that a handler received.
 
-    Of equal messages the first one is returned. Raises MessageKeyMissingError, and
-    ConfigurationError for a message without a consumer group.
+    An identity is (consumer, topic, key). Of several messages with one identity, the first one
+    counts. `consumer` None means the message's consumer group. Raises MessageKeyMissingError, and
+    ConfigurationError for a message without a group.
     """
     message_by_identity: dict[MessageIdentity, Any] = {}
     for message in received if isinstance(received, list) else [received]:
@@ -205,7 +214,10 @@ def _claim(
 async def _claim_async(
     ledger: Any, connection: Any, identities: Iterable[MessageIdentity]
 ) -> set[MessageIdentity]:
-    """Do the same as `_claim` in an AsyncLedger."""
+    """Record identities in an AsyncLedger, and return those that were not recorded before.
+
+    `connection` is in a transaction, which also undoes the records if it is rolled back.
+    """
     new_identities = set()
     for identity in sorted(identities):
         if await ledger.claim(connection, *identity):
@@ -218,9 +230,9 @@ def _select_new(
     message_by_identity: dict[MessageIdentity, Any],
     new_identities: set[MessageIdentity],
 ) -> Any:
-    """Return what the handler is called with.
+    """Return the argument of the handler: only what was not consumed before.
 
-    That is the message itself, or a list of those messages of the list that are new.
+    This is `received` if it is one message, else a list of its new messages.
     """
     if not isinstance(received, list):
         return received
@@ -237,11 +249,13 @@ def _log_skipped(received: Any) -> None:
 def message_key(message: ConsumedMessage, key: Key = None) -> str:
     """Return the key by which a message is recognised when it is delivered again.
 
-    Without `key` it is the id that the producer assigned, which stays the same when the producer
-    retries or when the message comes from the retry topic. The broker's offset message id would
-    change each time the message is stored. A digest of body, tag and keys is appended, because with
-    a RocketMQ 5.3 broker and Java client all messages of a batch have the same id. Raises
-    MessageKeyMissingError if the message has no such property, or if the function returns nothing.
+    `key` is the name of a property, or a function of the message. None means the id that the
+    producer made, which remains the same when the producer or a broker sends the message again. A
+    digest of body, tag and keys is appended to it, because a RocketMQ 5.3 broker gives all messages
+    of a Java client's batch the same id.
+
+    Raises MessageKeyMissingError if the message lacks the property, or if the function returns None
+    or "".
     """
     if key is None:
         return _make_content_key(message)
@@ -261,10 +275,12 @@ def message_key(message: ConsumedMessage, key: Key = None) -> str:
 
 
 def _make_content_key(message: ConsumedMessage) -> str:
-    """Return the message id that the producer assigned, with a digest of body, tag and keys."""
+    """Return the id that the producer made, a colon, and a digest of body, tag and keys."""
     properties = message.properties
-    own_id = properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id
+    producer_id = (
+        properties.get(UNIQ_KEY) or properties.get(ORIGIN_MESSAGE_ID) or message.message_id
+    )
     labels = "\0".join((properties.get(TAGS, ""), properties.get(KEYS, ""), ""))
     digest = hashlib.blake2b(labels.encode("utf-8", "surrogatepass"), digest_size=8)
     digest.update(message.body)
-    return f"{own_id}:{digest.hexdigest()}"
+    return f"{producer_id}:{digest.hexdigest()}"

@@ -61,7 +61,10 @@ E = TypeVar("E", sa.Engine, AsyncEngine)
 
 
 def make_blocking_engine(database: Database) -> sa.Engine:
-    """Create an engine for a path or URL. Raise ConfigurationError if that is impossible."""
+    """Create a SQLAlchemy engine for a path (SQLite) or a URL.
+
+    Raises ConfigurationError if that is impossible, for example because the driver is missing.
+    """
     url = _parse_database_url(database, _DRIVERS)
     with _explain_engine_errors(url):
         if url.get_backend_name() != "sqlite":
@@ -72,10 +75,10 @@ def make_blocking_engine(database: Database) -> sa.Engine:
 
 
 def make_asyncio_engine(database: Database) -> AsyncEngine:
-    """Create an asyncio engine for a path or URL. Raise ConfigurationError if that is impossible.
+    """Create an asyncio engine for a path (SQLite) or a URL.
 
-    SQLite opens a connection for each transaction: an idle connection would occupy a thread and
-    belong to one event loop.
+    A SQLite engine opens a connection for each transaction, because an idle connection would occupy
+    a thread and belong to one event loop. Raises ConfigurationError if that is impossible.
     """
     url = _parse_database_url(database, _ASYNC_DRIVERS)
     with _explain_engine_errors(url):
@@ -89,9 +92,10 @@ def make_asyncio_engine(database: Database) -> AsyncEngine:
 
 
 def _parse_database_url(database: Database, drivers: dict[str, str]) -> sa.URL:
-    """Return a path or URL as a SQLAlchemy URL, with a driver of `drivers` if it has none.
+    """Return a path or URL as a SQLAlchemy URL with a driver.
 
-    Raises ConfigurationError for anything else, and for a SQLite database in memory.
+    A path means SQLite. A URL without a driver gets the one of its database in `drivers`. Raises
+    ConfigurationError for anything else, and for a SQLite database in memory.
     """
     if isinstance(database, str) and "://" in database:
         try:
@@ -115,13 +119,13 @@ def _parse_database_url(database: Database, drivers: dict[str, str]) -> sa.URL:
         raise ConfigurationError(
             "a SQLite database in memory loses what was consumed.", fix="Pass the path of a file."
         )
-    has_no_driver = url.drivername in drivers
+    has_no_driver = url.drivername in drivers  # such as "postgresql", not "postgresql+psycopg"
     return url.set(drivername=drivers[backend]) if has_no_driver else url
 
 
 @contextlib.contextmanager
 def _explain_engine_errors(url: sa.URL) -> Iterator[None]:
-    """Convert errors of creating an engine to ConfigurationError."""
+    """Return a context manager that converts errors of making an engine to ConfigurationError."""
     try:
         yield
     except ImportError as error:
@@ -137,11 +141,10 @@ def _explain_engine_errors(url: sa.URL) -> Iterator[None]:
 
 
 def _enable_write_ahead_log(connection: Any, _: object) -> None:
-    """Switch the database of a new SQLite connection to WAL mode.
+    """Switch a SQLite database to WAL mode, in which readers do not block the writer.
 
-    In WAL mode, readers and the writer do not block each other. The mode belongs to the file. While
-    another process sets it, or writes in the old mode, SQLite refuses at once, without waiting;
-    that error is ignored.
+    It is called with each new connection, and the mode belongs to the file. While another process
+    sets it, or writes in the old mode, SQLite refuses at once; that error is ignored.
     """
     cursor = connection.cursor()
     with contextlib.suppress(sqlite3.OperationalError):
@@ -168,7 +171,10 @@ _INSERT_FUNCTIONS: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgres
 
 
 def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table:
-    """Add the table to your own metadata and return it, for a project with schema migrations."""
+    """Add the table of consumed messages to `metadata`, and return it.
+
+    This is for applications that create their tables with schema migrations.
+    """
 
     def text(length: int) -> sa.types.TypeEngine[str]:
         exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
@@ -205,6 +211,12 @@ class _Statements:
     def __init__(
         self, dialect: str, table: str, keep: timedelta | None, create: bool, clock: Clock
     ) -> None:
+        """Prepare the statements for a table in the SQL dialect `dialect`.
+
+        Keys older than `keep` are removed; None keeps them forever. `create` says whether to create
+        the table. Raises ConfigurationError for an unsupported database or a `keep` that is not
+        positive.
+        """
         if dialect not in _INSERT_FUNCTIONS and dialect not in _INSERT_IGNORE_DIALECTS:
             raise ConfigurationError(
                 f"idempotent consuming does not support the database {dialect!r}.",
@@ -224,7 +236,11 @@ class _Statements:
         self._clean_s = clock.monotonic_s() + CLEAN_EVERY_S
 
     def insert(self, consumer: str, topic: str, key: str) -> sa.Insert:
-        """Return the statement that inserts a row, or does nothing if the row exists."""
+        """Return the statement that inserts a row for a message, unless there is one.
+
+        The row has the consumer, the topic and the key of the message, and the present time. A text
+        that a column cannot store exactly is replaced by its SHA-256.
+        """
         row = {
             "consumer": to_exact_key(consumer),
             "topic": to_exact_key(topic, _TOPIC_CHARACTERS_MAX),
@@ -241,10 +257,10 @@ class _Statements:
         return statement.execution_options(preserve_rowcount=True)
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
-        """Insert a row and return whether it is new.
+        """Insert a row for a message, and return whether the message is new.
 
-        Raises ConfigurationError if the driver does not tell the number of inserted rows: assuming
-        that the row existed would lose the message.
+        Raises ConfigurationError if the driver does not report the number of inserted rows: to
+        assume 0 would lose the message.
         """
         count = connection.execute(self.insert(consumer, topic, key)).rowcount
         if count not in (0, 1):
@@ -255,9 +271,9 @@ class _Statements:
         return count == 1
 
     def clean(self, connection: sa.Connection, older_than: timedelta | None) -> int:
-        """Delete keys that are older than `older_than`, or than `keep` if that is None.
+        """Delete rows that are older than `older_than`, and return their number.
 
-        Return the number of deleted rows; 0 if keys are kept forever.
+        None means the age `keep` of the constructor. If that is None too, nothing is deleted.
         """
         age = older_than if older_than is not None else self._keep
         if age is None:
@@ -268,7 +284,10 @@ class _Statements:
 
     @property
     def is_cleaning_due(self) -> bool:
-        """Whether old keys must be removed now. Reading it schedules the next time."""
+        """Whether old rows must be deleted now.
+
+        Reading True sets the time of the next cleaning, so the next read is False.
+        """
         now_s = self._clock.monotonic_s()
         if self._keep is None or now_s < self._clean_s:
             return False
@@ -276,12 +295,14 @@ class _Statements:
         return True
 
     def create_table(self, connection: sa.Connection) -> None:
-        """Create the table unless `create` is False.
+        """Create the table if it is missing, unless `create` is False.
 
-        Raises ConfigurationError for a connection that commits every statement by itself.
+        Raises ConfigurationError if the connection commits every statement by itself, because a key
+        and the handler's work could then not be one transaction.
         """
-        is_loose = getattr(connection.dialect, "detect_autocommit_setting", lambda _: False)
-        if is_loose(connection.connection.dbapi_connection):
+        # A dialect without this function counts as not in autocommit mode.
+        is_autocommit = getattr(connection.dialect, "detect_autocommit_setting", lambda _: False)
+        if is_autocommit(connection.connection.dbapi_connection):
             raise ConfigurationError(
                 "the engine commits every statement by itself (AUTOCOMMIT): a key and the work "
                 "for it could not be one transaction.",
@@ -320,6 +341,11 @@ class _Ledger(Generic[E]):
         create: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Prepare a ledger in the database of `engine`; the table is created at the first use.
+
+        `lock()` makes a lock. Keys older than `keep` are removed; None keeps them forever. `create`
+        False means that the application has created the table.
+        """
         self.engine: E = engine
         dialect = engine.dialect.name
         self._statements = _Statements(dialect, table, keep, create, clock)
@@ -382,7 +408,7 @@ class Ledger(_Ledger[sa.Engine]):
         self.engine.dispose()
 
     def _prepare(self) -> None:
-        """Create the table before the first use."""
+        """Create the table if it is missing, at the first call only."""
         if self._is_ready:
             return
         with self._prepare_lock:
@@ -408,7 +434,11 @@ class AsyncLedger(_Ledger[AsyncEngine]):
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """Return an async context manager for a connection; see `Ledger.transaction`."""
+        """Return an async context manager for a connection in a transaction.
+
+        The transaction is committed at the end of the block, and rolled back if the block raises.
+        Raises ConfigurationError if the block itself ends the transaction.
+        """
         await self._prepare()
         async with self._sqlite_lock, self.engine.begin() as connection:
             with _expect_open_transaction(connection.sync_connection):
@@ -432,7 +462,7 @@ class AsyncLedger(_Ledger[AsyncEngine]):
         await self.engine.dispose()
 
     async def _prepare(self) -> None:
-        """Create the table before the first use."""
+        """Create the table if it is missing, at the first call only."""
         if self._is_ready:
             return
         async with self._prepare_lock:
@@ -452,7 +482,7 @@ LEDGER_KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
 
 @contextlib.contextmanager
 def _log_clean_failure() -> Iterator[None]:
-    """Log a database error of removing old keys instead of raising it."""
+    """Return a context manager that logs a database error of removing old keys."""
     try:
         yield
     except sa.exc.SQLAlchemyError as error:
@@ -461,9 +491,10 @@ def _log_clean_failure() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _expect_open_transaction(connection: sa.Connection | None) -> Iterator[None]:
-    """Raise ConfigurationError if the block has ended the transaction of its message.
+    """Return a context manager that raises an error if its block ends the transaction.
 
-    If the block raises an exception besides that, this error is only logged.
+    The error is a ConfigurationError. If the block raises an exception too, that one is raised and
+    the ConfigurationError is only logged.
     """
     assert connection is not None
     transaction = connection.get_transaction()

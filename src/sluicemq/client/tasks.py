@@ -59,10 +59,10 @@ class EscapedError(RuntimeError):
 
 
 def as_failure(error: BaseException) -> Exception:
-    """Return `error`, wrapped in an `EscapedError` if a coroutine could not raise it as a failure.
+    """Return `error` if a coroutine can raise it, else an `EscapedError` that contains it.
 
-    That holds for errors that do not derive from Exception, for StopIteration and
-    StopAsyncIteration, and for concurrent.futures.CancelledError, which asyncio turns into its own.
+    Python or asyncio treats some errors specially when a coroutine raises them: errors that do not
+    derive from Exception, StopIteration, StopAsyncIteration and concurrent.futures.CancelledError.
     """
     if isinstance(error, Exception) and not isinstance(
         error, StopIteration | StopAsyncIteration | ThreadCancelledError
@@ -82,19 +82,19 @@ def ends_program(error: BaseException) -> bool:
 
 
 async def run_application_code(awaitable: Awaitable[T]) -> T:
-    """Await `awaitable`, which is application code, and return its result.
+    """Await code of the application, and return its result.
 
-    Raises CancelledError only if the current task is cancelled. Raises `EscapedError` for a
-    CancelledError that `awaitable` raises by itself, and for any other error that does not derive
-    from Exception. KeyboardInterrupt and SystemExit on the main thread pass unchanged, and so does
-    the GeneratorExit of a coroutine that the garbage collector closes.
+    A CancelledError is raised only if the current task is cancelled. If the application's code
+    raises one by itself, or another error that does not derive from Exception, `EscapedError` is
+    raised. KeyboardInterrupt and SystemExit on the main thread are raised unchanged, and so is the
+    GeneratorExit of a coroutine that the garbage collector closes.
     """
     task = asyncio.current_task()
-    before = 0 if task is None else task.cancelling()
+    cancellations_before = 0 if task is None else task.cancelling()
     try:
         return await awaitable
     except BaseException as error:
-        failure = failure_of(error, task, before)
+        failure = failure_of(error, task, cancellations_before)
         if failure is None or failure is error:
             raise
         raise failure from error
@@ -103,13 +103,13 @@ async def run_application_code(awaitable: Awaitable[T]) -> T:
 def failure_of(
     error: BaseException, task: "asyncio.Task[Any] | None", before: int
 ) -> Exception | None:
-    """Return the Exception that stands for `error`, which awaited application code raised.
+    """Decide how to treat `error`, which awaited code of the application has raised.
 
-    Return None if the caller has to re-raise `error` itself. `task` is the task that awaited, and
-    `before` its `cancelling()` before the await: a larger number now means that the task itself was
-    cancelled. The result is None for that cancellation, for an error that ends the program
-    (`ends_program`), and for the GeneratorExit of a coroutine that the garbage collector closes.
-    Without a task it is None for every CancelledError and GeneratorExit.
+    Returns an Exception if the code has failed, and None if the caller must raise `error` again:
+    the task itself was cancelled, the program ends, or the garbage collector closes the coroutine.
+    `task` is the task that awaited, and `before` the value of its `cancelling()` before that. A
+    higher value now means that the task was cancelled. Without a task, the result is None for every
+    CancelledError and GeneratorExit.
     """
     if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > before):
         return None
@@ -129,12 +129,11 @@ def _current_task() -> "asyncio.Task[Any] | None":
 async def run_on_thread(
     executor: Executor | None, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Call `function(*arguments)`, which is application code, on a thread of `executor`.
+    """Call `function(*arguments)`, code of the application, on a thread; return its result.
 
-    An `executor` of None means the event loop's default executor. Return the result; if that is
-    awaitable, await it on the event loop and return what it yields. Raises as
-    `run_application_code` does. KeyboardInterrupt and SystemExit that the thread raises come out as
-    `EscapedError`.
+    The thread belongs to `executor`; None means the event loop's default executor. If the result is
+    awaitable, it is awaited on the event loop. An error that does not derive from Exception, such
+    as a KeyboardInterrupt of the thread, is raised as `EscapedError`.
     """
 
     def call() -> tuple[Any, BaseException | None]:
@@ -153,9 +152,9 @@ async def run_on_thread(
 
 
 def call_listener(listener: Callable[..., Any], *arguments: Any) -> None:
-    """Call `listener(*arguments)`, which is application code, and log what it raises.
+    """Call `listener(*arguments)`, code of the application, and log the error that it raises.
 
-    Only an error that ends the program is raised (`ends_program`).
+    Only KeyboardInterrupt and SystemExit on the main thread are raised.
     """
     try:
         listener(*arguments)
@@ -207,9 +206,10 @@ class SupervisedTask:
         name: str,
         forget: Callable[["SupervisedTask"], object],
     ) -> None:
-        """Prepare the task; `make_coroutine()` returns the coroutine of each run.
+        """Prepare a task that is started again when it fails.
 
-        `forget` is called with this object when it is cancelled between two runs of its task.
+        `make_coroutine()` returns the coroutine of each run. `forget(self)` is called if it is
+        cancelled between two runs.
         """
         self._forget = forget
         self.make_coroutine: Callable[[], Coroutine[Any, Any, Any]] = make_coroutine
@@ -221,7 +221,7 @@ class SupervisedTask:
         self.is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Cancel the task or the timer of its next start. It is not started again."""
+        """Cancel the task, or its next start, for good."""
         self.is_cancelled = True
         if self.timer is not None:
             self.timer.cancel()
@@ -236,15 +236,17 @@ class Tasks:
     __slots__ = ("_supervised", "_task_ended", "_tasks", "is_closing")
 
     def __init__(self) -> None:
+        """Begin without tasks."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._supervised: dict[SupervisedTask, None] = {}  # in the order of their starts
         self._task_ended: asyncio.Event = asyncio.Event()
         self.is_closing: bool = False
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start `coroutine` as a task called `name` and return the task.
+        """Start `coroutine` as a task called `name`, and return the task.
 
-        `close` cancels it. An exception that ends it is logged. Raises ClosedError after `close`.
+        `close` cancels the task. If it ends with an exception, that is logged. Raises ClosedError
+        after `close`.
         """
         task = self._start(coroutine, name)
 
@@ -260,13 +262,12 @@ class Tasks:
     def supervise(
         self, make_coroutine: Callable[[], Coroutine[Any, Any, Any]], name: str
     ) -> SupervisedTask:
-        """Start `make_coroutine()` as a task, and restart it when it ends unexpectedly.
+        """Start `make_coroutine()` as a task, and start it again whenever it fails.
 
-        A task ends unexpectedly by an exception, which is logged with its traceback, or because
-        code outside of this client cancelled it. Returning, `cancel` of the result and `close` end
-        it for good. The pause doubles from `RESTART_S` to `RESTART_MAX_S` seconds; a run of
-        `STEADY_S` seconds resets it. `name` is the name of the task. Return the handle of the task.
-        Raises ClosedError after `close`.
+        It fails by an exception, which is logged, or if code outside of this client cancels it. It
+        ends for good if it returns, or by `cancel` of the result, or by `close`. The pause before a
+        start doubles from `RESTART_S` to `RESTART_MAX_S` seconds. After a run of `STEADY_S`
+        seconds, it begins at `RESTART_S` again. Raises ClosedError after `close`.
         """
         supervised = SupervisedTask(make_coroutine, name, self._forget)
         self._run(supervised)
@@ -274,12 +275,16 @@ class Tasks:
         return supervised
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Start a task that this object owns. Raise ClosedError after `close`."""
+        """Start `coroutine` as a task called `name`, which `close` will cancel.
+
+        Raises ClosedError after `close`; the coroutine is then closed.
+        """
         if self.is_closing:
             coroutine.close()
             raise ClosedError(
                 f"cannot start the task {name!r}: its client is closed.", fix="Make a new client."
             )
+        # The new task inherits this context variable, so `is_shutting_down` finds its owner.
         outer = _owner.set(self)
         try:
             task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -301,7 +306,7 @@ class Tasks:
         supervised.task.add_done_callback(lambda task: self._on_supervised_end(supervised, task))
 
     def _on_supervised_end(self, supervised: SupervisedTask, task: asyncio.Task[Any]) -> None:
-        """Schedule the next run of a supervised task, or drop it if it ended for good."""
+        """Schedule the next run of a supervised task that failed, or forget one that has ended."""
         self._tasks.discard(task)
         was_cancelled = task.cancelled()
         error = None if was_cancelled else task.exception()
@@ -329,7 +334,11 @@ class Tasks:
         supervised.pause_s = min(2 * supervised.pause_s, RESTART_MAX_S)
 
     def _run_again(self, supervised: SupervisedTask, was_cancelled: bool) -> None:
-        """Start the next run after the pause."""
+        """Start the next run of a supervised task after its pause.
+
+        `was_cancelled` says that the last run was cancelled by code outside of this client, which
+        is logged now.
+        """
         if was_cancelled:  # Logged this late, so that the end of a program logs nothing.
             _log.error(
                 "background task %s was cancelled by code outside of this client and is started "
@@ -359,8 +368,8 @@ class Tasks:
     async def close(self) -> None:
         """Cancel all tasks except the current one, and wait until they have ended.
 
-        Supervised tasks are not started again; `spawn` and `supervise` raise ClosedError from now
-        on. Safe to call twice.
+        Supervised tasks are not started again. Later calls of `spawn` and `supervise` raise
+        ClosedError. A second call is harmless.
         """
         self.is_closing = True
         for supervised in tuple(self._supervised):
@@ -385,12 +394,14 @@ def _do_nothing() -> None:
 async def run_to_end(
     work: "Coroutine[Any, Any, T] | asyncio.Task[T]", on_cancel: Callable[[], object] = _do_nothing
 ) -> T:
-    """Run `work` in a task of its own, wait until it has ended, and return its result.
+    """Run `work` to its end, even if the caller is cancelled, and return its result.
 
-    If the caller is cancelled meanwhile, call `on_cancel`, continue to wait, log what `work`
-    raised, and raise CancelledError instead of returning the result. A caller whose own `Tasks` is
-    being closed does not continue to wait, because `work` may be what closes it: CancelledError is
-    raised at once and `work` runs on. Raises what `work` raises.
+    `work` runs in a task of its own. If the caller is cancelled, `on_cancel` is called, the wait
+    goes on, and CancelledError is raised at the end; an error of `work` is then logged. Raises what
+    `work` raises.
+
+    There is one exception: if the caller is a task that a `Tasks.close` is ending, CancelledError
+    is raised at once and `work` runs on, because `work` may be waiting for that `close`.
     """
     task = work if isinstance(work, asyncio.Task) else _start_cleanup(work)
     cancelled: asyncio.CancelledError | None = None
@@ -410,11 +421,11 @@ async def run_to_end(
 
 
 async def run_each(steps: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Await every step in order, even after one has raised.
+    """Await every step in order, even if one raises, and then raise the first error.
 
-    Then raise the first error and log the others. A CancelledError counts as an error of its step,
-    so a cancelled caller still awaits the remaining steps. GeneratorExit ends the function at once,
-    so that the garbage collector can close the coroutine; with an `AsyncExitStack` it could not.
+    Further errors are logged. A CancelledError counts as an error of its step, so a cancelled
+    caller still awaits the other steps. Only GeneratorExit ends this function at once, so that the
+    garbage collector can close it.
     """
     first_error: BaseException | None = None
     for step in steps:
@@ -471,10 +482,11 @@ class CloseOnce(Generic[T]):
         self._on_hurry()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Start `work()`, unless a run is in progress or has succeeded, and return its result.
+        """Start `work()`, unless it is running or has succeeded, and return its result.
 
-        Wait until the run has ended. If the caller is cancelled, call `hurry` and raise
-        CancelledError when the run has ended. Raises what `work` raises.
+        All callers wait for the same run. If a caller is cancelled, `hurry` is called, and
+        CancelledError is raised when the run has ended. Raises what `work` raises; the next call
+        then starts it again.
         """
         close_task = self._task
         if close_task is None or _has_failed(close_task):
@@ -482,9 +494,9 @@ class CloseOnce(Generic[T]):
         return await run_to_end(close_task, self.hurry)
 
     async def wait_unless_hurried(self, event: asyncio.Event, timeout_s: float) -> bool:
-        """Wait until `event` is set, `timeout_s` seconds have passed, or `hurry` is called.
+        """Wait until `event` is set, `hurry` is called, or `timeout_s` seconds have passed.
 
-        Return whether `event` is set.
+        Returns whether `event` is set.
         """
         wait_tasks = [_start_cleanup(wait_task.wait()) for wait_task in (event, self._hurried)]
         try:

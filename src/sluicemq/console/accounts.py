@@ -36,7 +36,10 @@ class Role(IntEnum):
 
     @classmethod
     def parse(cls, name: str) -> "Role":
-        """Return the role of this name, in any case. Raises ConfigurationError for another name."""
+        """Return the role with this name, in upper or lower case.
+
+        Raises ConfigurationError if there is none.
+        """
         try:
             return cls[name.upper()]
         except KeyError:
@@ -58,17 +61,20 @@ class Accounts:
     """The accounts in the file at `path`. If the file does not exist, there are none."""
 
     def __init__(self, path: str, files: Files = SYSTEM_FILES) -> None:
-        """Read the file at `path` when the accounts are needed. `files` gives access to it."""
+        """Use the file at `path`, which is read when accounts are needed.
+
+        `files` reads and writes it.
+        """
         self.path = path
         self._files = files
         self._read_ms = -1  # the modification time of the file when it was read
         self._accounts: dict[str, Account] = {}
 
     def load(self) -> dict[str, Account]:
-        """Return the accounts by name; {} if the file does not exist.
+        """Return name -> account; {} if the file does not exist.
 
-        The file is read only if its modification time has changed since the last call. Raises
-        ConfigurationError if the file is invalid.
+        The file is read again only if its modification time has changed. Raises ConfigurationError
+        if the file is invalid.
         """
         if not self._files.exists(self.path):
             return {}
@@ -86,9 +92,10 @@ class Accounts:
         return self._accounts
 
     def _read_file(self) -> dict[str, Account]:
-        """Return the accounts in the file by name. The format is that of `_write`.
+        """Return name -> account from the file, which is JSON.
 
-        Raises ValueError, KeyError, TypeError or AttributeError if the file has another format.
+        An account is {"role": "read", "salt": hexadecimal, "hash": hexadecimal}. Raises ValueError,
+        KeyError, TypeError or AttributeError if the file has another format.
         """
         entries: dict[str, dict[str, Any]] = orjson.loads(read_text(self._files, self.path) or "{}")
         accounts = {}
@@ -142,10 +149,10 @@ class Accounts:
         self._read_ms = -1
 
     def authenticate(self, name: str, secret: str) -> Account | None:
-        """Return the account of this name if the secret is correct, else None.
+        """Return the account with this name if `secret` is its secret, else None.
 
-        The call takes about a tenth of a second, also for an unknown name, so that the time does
-        not reveal which names exist.
+        The call takes about a tenth of a second, also for an unknown name. So the time does not
+        reveal which names exist.
         """
         account = self.load().get(name)
         if account is None:
@@ -163,9 +170,9 @@ def _hash(secret: str, salt: str) -> str:
 
 
 def require_accounts(accounts: Accounts, host: str, server: str) -> None:
-    """Raise ConfigurationError if other machines can reach `host` and there are no accounts.
+    """Raise ConfigurationError if there are no accounts and other machines can reach `host`.
 
-    `server` names the server in the text.
+    `server` is the name of the server for the text of the error.
     """
     if host not in LOOPBACKS and not accounts.load():
         raise ConfigurationError(

@@ -101,11 +101,13 @@ class Console:
         proxies: tuple[str, ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Create a console whose clients are created by `connect`.
+        """Create a console.
 
-        Users sign in with one of `accounts`. Changes are written to `audit`; None means the log of
-        the process. If `is_read_only` is True, pages that change something are refused for all
-        roles. `pipelines` and `proxies` are those of `Context`. `clock` measures all times.
+        `connect(credentials)` creates its clients of the cluster. Users sign in with one of
+        `accounts`. Changes are written to `audit`; None means the log of the process. If
+        `is_read_only` is True, all changes are refused, whatever the role of the user. `pipelines`
+        are directories with the progress of pipelines, and `proxies` addresses of proxies whose
+        clients are shown. `clock` measures all times.
         """
         self.accounts = accounts
         self.is_read_only = is_read_only
@@ -138,10 +140,10 @@ class Console:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Return a context manager within which the history is measured in a background task.
+        """Return a context manager for the time in which the server runs; Starlette enters it.
 
-        At its end, the task is cancelled and the console is closed. Starlette enters it when the
-        server starts.
+        During it, a background task measures the cluster for the charts. At its end, the task is
+        cancelled and the console's clients are closed.
         """
         tasks = Tasks()
         admin = self.client(None).admin
@@ -153,10 +155,10 @@ class Console:
             await self.close()
 
     def build_app(self, pages: tuple[Page, ...], public_routes: Sequence[Route]) -> Starlette:
-        """Return the ASGI application that serves the pages, and the files below /static.
+        """Return the ASGI application with all pages, and the files below /static.
 
-        `pages` is also the table from which the navigation is built. `public_routes` need no
-        session, such as those for signing in.
+        The navigation lists `pages`, too. `public_routes` need no session, for example those for
+        signing in.
         """
         self.pages = pages
         static_files = Mount("/static", StaticFiles(directory=HERE / "static"))
@@ -176,11 +178,11 @@ class Console:
     # ---- sessions
 
     def find_session(self, request: Request) -> Session | None:
-        """Return the session of a request by its cookie, or None if there is none.
+        """Return the session that the cookie of a request names, None without one.
 
-        A request of the user renews the session; a request for a live part does not. The role of an
-        account is the present one in the file of accounts. The result is None if that account has
-        been removed, or its secret has changed.
+        The request renews the session, unless a page sent it by itself to update its live part. The
+        role is the one that the account has now. The result is None if the account was removed or
+        its secret has changed.
         """
         token = request.cookies.get(cookie_name(request), "")
         session = self.sessions.find(token, renews=not is_live_part(request))
@@ -196,9 +198,11 @@ class Console:
     def render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """Return the page of a template with these values, or only its live part if requested.
+        """Return the page of a template with these values.
 
-        The templates get further values, such as the language, and which roles the user has.
+        If the request is for the live part of a page, which the page loads by itself again and
+        again, only that part is returned. Templates also get values that all pages need, such as
+        the language and what the user may do.
         """
         language = read_preference(request, "language") or choose_language(
             request.headers.get("accept-language", "")
@@ -270,13 +274,16 @@ class Console:
 
 
 def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
-    """Return the endpoint of a page: a coroutine that returns the response to a request.
+    """Return the endpoint of a page: a coroutine function from a request to its response.
 
-    It saves preferences that are in the query, and redirects to the sign-in page without a session.
-    It refuses the request with 403 if the role does not suffice, if the console is read-only and
-    the page changes something, or if the form has no valid token. Otherwise it calls the page's
-    handler, and responds with a redirect or the rendered template. A SluiceError becomes an error
-    page.
+    It does the following, in this order:
+
+    - save preferences in the query, and redirect to the page without them;
+    - redirect to the sign-in page if there is no session;
+    - respond with 403 if the user's role does not suffice, if the page changes something and the
+      console is read-only, or if its form has no valid token;
+    - call the handler of the page, and respond with its redirect, or with the rendered template. A
+      SluiceError becomes an error page.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -314,7 +321,7 @@ def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
 def _make_context(
     console: Console, request: Request, session: Session, form: dict[str, str]
 ) -> Context:
-    """Return what the handler of a page needs: the request of a user, and the console's state."""
+    """Collect what the handler of a page needs: the request, and the console's state."""
     return Context(
         mq=console.client(session.credentials),
         session=session,
@@ -333,8 +340,8 @@ def _make_context(
 async def run_handler(console: Console, page: Page, context: Context, request: Request) -> Answer:
     """Call the handler of a page, and return its answer. Raises what the handler raises.
 
-    A change is written to the audit log before the call ("begun") and after it ("done" or
-    "failed"). After a successful change, the console's cache is cleared.
+    If the page changes something, the audit log gets a line before the call ("begun") and one after
+    it ("done" or "failed"). After a successful change, the console's cache is cleared.
     """
     if not page.audit_event:
         return await page.handler(context)
@@ -365,10 +372,10 @@ def is_live_part(request: Request) -> bool:
 
 
 def is_same_site(request: Request) -> bool:
-    """Return whether the request does not come from a page of another site.
+    """Return False if a browser says that a page of another site sent the request.
 
-    The result is False only if a browser says so in the header Origin, or, without that header, in
-    Sec-Fetch-Site. Programs that are not browsers send neither header, so the result is True.
+    Browsers say so in the header Origin or, without it, in Sec-Fetch-Site. Other programs send
+    neither header, and the result is True.
     """
     origin = request.headers.get("origin")
     if origin is not None:
@@ -386,7 +393,10 @@ def has_form_token(request: Request, session: Session, form: Mapping[str, str]) 
 
 
 async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str] | None:
-    """Return the texts of a form by name, or None if it is too large or has no length."""
+    """Return name -> text of a form; None if it has more than `bytes_max` bytes or no length.
+
+    Files in the form are left out.
+    """
     length = request.headers.get("content-length", "")
     if natural(length, bytes_max) is None:
         return None
@@ -397,8 +407,9 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
 def redirect_to_sign_in(request: Request) -> Response:
     """Return a redirect to the sign-in page.
 
-    If the request is a GET for a page other than "/", the user returns to it after signing in. For
-    a live part, the response tells htmx to load the whole sign-in page instead.
+    After signing in, the user returns to the requested page, unless that is "/" or the request was
+    not a GET. If the page requested its live part by itself, the response tells htmx to load the
+    sign-in page in place of the whole page.
     """
     is_shown = request.method == "GET" and request.url.path != "/"
     back = f"{page_path(request)}?{request.url.query}".rstrip("?")
@@ -430,10 +441,11 @@ def cookie_name(request: Request) -> str:
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, age_s: int) -> None:
-    """Set a cookie that scripts cannot read, and that other sites cannot send with a form.
+    """Set a cookie that scripts cannot read, and that forms of other sites do not send.
 
-    It is marked secure if the browser uses TLS. Behind a proxy with TLS, the Origin header of the
-    browser shows that; headers of proxies are not used, because any client can write them.
+    It is marked secure if the browser uses TLS. If a proxy in front of the console ends TLS, the
+    Origin header of the browser shows that. Headers of proxies are not used, because any client can
+    write them.
     """
     origin = request.headers.get("origin", "")
     is_secure = request.url.scheme == "https" or origin.startswith("https://")
@@ -452,10 +464,10 @@ def read_preference(request: Request, name: str) -> str | None:
 
 
 def save_preferences(request: Request) -> Response | None:
-    """Return a redirect that saves the preferences `?language=` and `?theme=` in cookies.
+    """Save the preferences `?language=` and `?theme=` of a request in cookies.
 
-    The redirect leads to the same page without these two query values. Return None if the request
-    is not a GET, or has no valid preference.
+    Returns a redirect to the same page without these query values, which sets the cookies. Returns
+    None if the request is not a GET, or has no valid preference.
     """
     preferences: dict[str, str] = {}
     for name, choices in CHOICES.items():
@@ -471,9 +483,9 @@ def save_preferences(request: Request) -> Response | None:
 
 
 def with_query(request: Request, changes: Mapping[str, object]) -> str:
-    """Return the path and query of this page with `changes` in the query.
+    """Return the address of this page with `changes` applied to its query.
 
-    The value None or "" removes a name from the query.
+    `{"page": 2}` sets a value; None or "" as value removes a name.
     """
     query = dict(request.query_params) | dict(changes)
     kept_fields = {name: value for name, value in query.items() if value not in (None, "")}
@@ -509,9 +521,9 @@ class SecurityHeaders:
 
 
 def create_templates() -> jinja2.Environment:
-    """Return the environment of the templates.
+    """Return the jinja2 environment in which the templates are rendered.
 
-    Values are escaped, and a value that is not defined is an error.
+    Values are escaped for HTML. A template that uses an undefined value raises an error.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),

@@ -27,7 +27,11 @@ class AuditLog:
         self._file = files.open(path, create=True, access=OWNER_ONLY) if path else None
 
     def write(self, event: str, form: Mapping[str, str], **values: Any) -> None:
-        """Append a line with the time, the event, the values, and the form without its secrets."""
+        """Append a line of JSON about an event to the audit log.
+
+        It has the time, the event, `values`, and the fields of `form` without secrets. Without a
+        file, the line goes to the log of the process.
+        """
         shown_form = {name: text for name, text in form.items() if name not in _HIDDEN}
         record = {
             "time_ms": self._clock.now_ms(),

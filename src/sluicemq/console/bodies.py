@@ -24,11 +24,11 @@ _FIELD_BYTES_SHOWN: Final = 64
 
 
 def find_forms(body: bytes) -> dict[str, Callable[[], str]]:
-    """Return the forms in which a body can be shown, each with a function that returns its text.
+    """Return the forms in which a body can be shown, as name -> function that returns the text.
 
-    The keys are those of "json", "text", "protobuf" and "hex" that fit the body, in this order;
-    "hex" always fits. The most likely form comes first. Of a body larger than `SHOWN_BYTES_MAX`
-    only the beginning is shown, as text or hexadecimal.
+    The names are those of "json", "text", "protobuf" and "hex" that fit the body, the most likely
+    one first. "hex" always fits. Of a body larger than `SHOWN_BYTES_MAX`, only the beginning is
+    shown, as text or as hexadecimal digits.
     """
     shown_bytes = body[:SHOWN_BYTES_MAX]
     is_cut = len(shown_bytes) < len(body)
@@ -48,10 +48,10 @@ def find_forms(body: bytes) -> dict[str, Callable[[], str]]:
 
 
 def parse_json(body: bytes) -> Any:
-    """Return the JSON object or list in a body; None if it is anything else.
+    """Return the JSON object or list in a body; None for anything else.
 
-    Values that are nested deeper than `DEPTH_MAX` are None too, because the indentation would make
-    each line long.
+    The result is also None for a value with more than `DEPTH_MAX` levels, because its indentation
+    would make the lines too long.
     """
     if body.lstrip()[:1] not in (b"{", b"["):
         return None
@@ -78,9 +78,9 @@ def format_json(json_value: Any) -> str:
 
 
 def decode_text(body: bytes, *, is_cut: bool = False) -> str | None:
-    """Return a body as text, or None if it is not UTF-8 or contains control characters.
+    """Return a body as text; None if it is not UTF-8 or has control characters.
 
-    If `is_cut` is True, an incomplete character at the end is left out.
+    `is_cut` says that the body was cut, so an incomplete character at its end is left out.
     """
     try:
         body_text = body.decode()
@@ -94,7 +94,10 @@ def decode_text(body: bytes, *, is_cut: bool = False) -> str | None:
 
 
 def format_hex(body: bytes) -> str:
-    """Return lines of sixteen bytes each: the position, the bytes, and their ASCII characters."""
+    """Return a hexadecimal dump: lines with a position, sixteen bytes, and their characters.
+
+    A byte that is not printable ASCII is shown as ".".
+    """
     lines = []
     for position in range(0, len(body), _HEX_ROW_BYTES):
         row = body[position : position + _HEX_ROW_BYTES]
@@ -105,10 +108,10 @@ def format_hex(body: bytes) -> str:
 
 
 def format_protobuf(body: bytes) -> list[str] | None:
-    """Return the lines that show a body as a message of Protocol Buffers.
+    """Return the lines that show a body as a Protocol Buffers message; None if it cannot be one.
 
-    A field takes one line, `number: value`; a nested message takes several, between braces. Return
-    None if the body is empty or cannot be such a message.
+    A field is a line `number: value`, because names are unknown. A nested message is several lines
+    between braces. An empty body gives None.
     """
     try:
         return list(_format_fields(body, 0)) if body else None
@@ -117,7 +120,10 @@ def format_protobuf(body: bytes) -> list[str] | None:
 
 
 def _format_fields(body: bytes, depth: int) -> Iterator[str]:
-    """Yield the lines of a message at this depth. Raises ValueError if the bytes cannot be one."""
+    """Yield the lines of a Protocol Buffers message that is nested `depth` levels deep.
+
+    Raises ValueError if the bytes cannot be such a message.
+    """
     if depth > DEPTH_MAX:
         raise ValueError("nested too deeply")
     position = 0
@@ -147,7 +153,11 @@ def _format_fields(body: bytes, depth: int) -> Iterator[str]:
 
 
 def _format_bytes(field: int, content: bytes, depth: int) -> Iterator[str]:
-    """Yield the lines of a length-delimited field: a text, a message, or bytes."""
+    """Yield the lines of field number `field`, whose value is the bytes `content`.
+
+    They are shown as text if they are UTF-8, else as a nested message if they can be one, else as
+    hexadecimal digits.
+    """
     indent = "  " * depth
     content_text = decode_text(content)
     if content_text is not None:
@@ -173,9 +183,9 @@ def _read_bytes(body: bytes, position: int, size: int) -> bytes:
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at a position, and the position after it.
+    """Return (number, position after it) for the variable-length integer at a position.
 
-    Raises ValueError if the body ends within the varint, or the varint has more than ten bytes.
+    Raises ValueError if the body ends within it, or if it has more than ten bytes.
     """
     number = 0
     for shift in range(0, 64, 7):  # each byte has seven bits, the lowest first

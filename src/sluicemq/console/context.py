@@ -42,11 +42,10 @@ class Cache:
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
     async def get(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the cached result of the key, or await `request()` and cache its result.
+        """Return the cached result of a key, or await `request()` and cache its result.
 
-        A result is used for `LISTING_S` seconds. If another caller is already waiting for the same
-        key, this call waits for it and returns its result. Raises what `request()` raises; errors
-        are not cached.
+        A result is used for `LISTING_S` seconds. Callers that want the same key at the same time
+        share one request. Errors are raised and not cached.
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
             requested_s, result = self._results.get(key, (-math.inf, None))
@@ -105,7 +104,7 @@ class Context:
         return await self.cache.get((self.session.credentials, name), request)
 
     def parse_number(self, name: str, default: int) -> int:
-        """Return the integer in the field `name` of the form or query, or `default` if it is empty.
+        """Return the field `name` of the form or query as an integer; `default` if it is empty.
 
         Raises ConfigurationError for any other text.
         """
@@ -124,10 +123,10 @@ class Context:
         return self.form.get(name) or self.query.get(name) or ""
 
     def parse_time(self, name: str, default_ms: int) -> int:
-        """Return the time in the field `name` in milliseconds since 1970, or `default_ms` if empty.
+        """Return the field `name` as a time in ms since 1970; `default_ms` if it is empty.
 
-        The text is in ISO 8601, as browsers write it (2026-11-23T20:04), and in UTC unless it has a
-        time zone. Raises ConfigurationError for any other text.
+        The text is as browsers write it, 2026-11-23T20:04, and in UTC unless it has a time zone.
+        Raises ConfigurationError for any other text.
         """
         field_text = self._field_text(name)
         if not field_text:
@@ -143,11 +142,11 @@ class Context:
         return round(time.timestamp() * 1000)
 
     def paginate(self, rows: list[T]) -> Paged[T]:
-        """Return the page of `rows` whose number is in the query field `page`, by default 1.
+        """Return one page of `rows`, of up to `PAGE_ROWS` rows.
 
-        A page has up to `PAGE_ROWS` rows. For a number that is too small or too large, the first or
-        last page is returned. Without rows, there is one empty page. Raises ConfigurationError if
-        the field is not a number.
+        The query field `page` is its number, from 1; by default 1. A number that is too low or too
+        high means the first or last page. Without rows there is one empty page. Raises
+        ConfigurationError if the field is not a number.
         """
         page_count = max(1, math.ceil(len(rows) / PAGE_ROWS))
         page_number = min(max(1, self.parse_number("page", 1)), page_count)

@@ -38,9 +38,9 @@ Values = Mapping[str, float]
 
 
 def parse_rate(rates: str) -> float:
-    """Return the first of three rates in a text (over 10 s, 1 min, 10 min; spec/admin.md §3).
+    """Return the first number of a text with three rates, such as "12.5 10.0 9.8", else 0.0.
 
-    Return 0.0 if the text has none.
+    A broker reports the rates over 10 s, 1 min and 10 min like this (spec/admin.md §3).
     """
     try:
         return float(rates.split(maxsplit=1)[0])
@@ -49,12 +49,14 @@ def parse_rate(rates: str) -> float:
 
 
 def summarize_lag(queues: "list[QueueLag] | None") -> dict[str, Any]:
-    """Return the sums over the queues of a group.
+    """Add up the lags of the queues of a group, and return the sums by name.
 
-    `lag` is the number of messages that the group has not consumed, and `matching` those that its
-    filter matches (None means unknown). `eta_ms` is the time until the lag is 0 (None means unknown
-    or never). `at_risk` messages will be deleted next, and `lost` messages were deleted. If
-    `queues` is None, all values are None, because the lag is unknown and not 0.
+    - `lag`: messages that the group has not consumed; `matching`: those that its filter matches.
+    - `eta_ms`: the time until the lag is 0.
+    - `at_risk`: messages that will be deleted next; `lost`: messages that were deleted unread.
+
+    `matching` and `eta_ms` are None if they are unknown. If `queues` is None, the lag is unknown
+    and all values are None.
     """
     if queues is None:
         return dict.fromkeys((LAG, MATCHING, "eta_ms", "at_risk", "lost"))
@@ -86,9 +88,10 @@ def _max_known(longest_ms: int | None, span_ms: int | None) -> int | None:
 
 
 def summarize_runtimes(runtimes: "list[dict[str, str]]") -> dict[str, float]:
-    """Return the rates of all brokers together, and the usage of the fullest disk in percent.
+    """Return the sums of the brokers' message rates, and the use of the fullest disk in percent.
 
-    `runtimes` are the counters of the brokers. DISK is left out if no broker reports it.
+    `runtimes` are the counters that the brokers report. The key DISK is missing if no broker
+    reports it.
     """
     point = {
         RATE_IN: sum(parse_rate(runtime.get("putTps", "")) for runtime in runtimes),
@@ -148,11 +151,11 @@ class History:
         return self._clock.now_ms() / 1000
 
     def watch(self, group: str, queues: "list[QueueLag]") -> TimeSeries:
-        """Add a point to the series of a group, and return the series.
+        """Add the present lag of a group to its time series, and return the series.
 
-        `queues` are the present lags of the group's queues; an unknown value is left out of the
-        point. The group is measured from now on. If there are more than `GROUPS_MAX` groups, the
-        series of the group that was watched least recently is dropped.
+        `queues` are the lags of the group's queues. A value that is unknown is left out. From now
+        on `sample` measures the group, too. Beyond `GROUPS_MAX` groups, the one that was watched
+        least recently is dropped.
         """
         series = self.groups.pop(group, None) or TimeSeries()
         while len(self.groups) >= GROUPS_MAX:
@@ -165,11 +168,10 @@ class History:
         return series
 
     async def sample(self, admin: "Admin") -> None:
-        """Measure the cluster, and add a point to its series and to those of the watched groups.
+        """Measure the cluster and the watched groups, and add a point to each of their time series.
 
-        The point of the cluster has the rates, the disk usage and the lag, as far as they are
-        known. Failing requests leave gaps: nothing is added if the masters are unknown, no point of
-        the cluster if no broker responds, and no point of a group if its lag is unknown.
+        The cluster's point has the message rates, the disk usage and the lag, as far as they are
+        known. A request that fails leaves a gap in the series.
         """
         try:
             masters = await admin.masters()
@@ -195,11 +197,10 @@ class History:
                 self.watch(group, fetched.value)
 
     async def compute_total_lag(self, admin: "Admin") -> int | None:
-        """Return the sum of the lags of all groups, or None if one of the lags is unknown.
+        """Return the sum of the lags of all groups, None if one of the lags is unknown.
 
-        System groups do not count. If there are more than `GROUPS_MAX` groups, only the watched
-        groups count, and the result is None if no group is watched. The list of groups is stored in
-        `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
+        Groups of the system do not count. If there are more than `GROUPS_MAX` groups, only watched
+        groups count, and the result is None if no group is watched.
         """
         if not await self._update_counted_groups(admin):
             return None
@@ -214,10 +215,11 @@ class History:
         return total_lag
 
     async def _update_counted_groups(self, admin: "Admin") -> bool:
-        """Read the list of groups again if it is too old, and choose the groups that count.
+        """Choose the groups whose lags count, and return whether there are any to count.
 
-        Return False if the list cannot be read, or if there are too many groups and none of them is
-        watched.
+        The list of groups is fetched again if it is older than `GROUP_LIST_AGE_S` seconds. If there
+        are too many groups, only watched ones are chosen. Returns False if the list cannot be
+        fetched, or if there are too many groups and none is watched.
         """
         is_list_outdated = self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S
         if is_list_outdated:

@@ -40,7 +40,7 @@ class BoundedProtocol(H11Protocol):
     """The time of the check that found `_last_state` first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close the connection if there are too many, else schedule the first check."""
+        """Close a new connection if there are too many, else schedule its first check."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
@@ -55,9 +55,10 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _check(self) -> None:
-        """Close the connection if its head or body is overdue, else schedule the next check.
+        """Close the connection if the client sends its request too slowly, else check again later.
 
-        The time is counted from the check that found the present state first.
+        The head of a request must arrive within `HEAD_S` seconds, and its body within `BODY_S`. The
+        time is measured from the first check that has seen the present state.
         """
         cycle = self.cycle  # uvicorn's object for the current request and its response
         is_between_requests = cycle is None or cycle.response_complete

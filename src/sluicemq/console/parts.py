@@ -25,7 +25,10 @@ class Part(Generic[T]):
 
 
 async def fetch_part(request: Awaitable[T]) -> Part[T]:
-    """Await a request and return its result, or the text of its SluiceError."""
+    """Await a request, and return its result or the text of its SluiceError as a `Part`.
+
+    So one failing request does not make the whole page fail.
+    """
     try:
         return Part(await request)
     except SluiceError as error:
@@ -33,7 +36,7 @@ async def fetch_part(request: Awaitable[T]) -> Part[T]:
 
 
 async def fetch_parts(requests: Mapping[Hashable, Awaitable[T]]) -> dict[Any, Part[T]]:
-    """Await several requests, up to `REQUESTS_MAX` at once, and return their parts by name."""
+    """Await several requests, up to `REQUESTS_MAX` at once; return name -> result or error text."""
     semaphore = asyncio.Semaphore(REQUESTS_MAX)
 
     async def fetch(request: Awaitable[T]) -> Part[T]:

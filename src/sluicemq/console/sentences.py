@@ -15,7 +15,7 @@ LANGUAGES: Final = {"en": "English", "zh": "中文"}
 
 @cache
 def sentences() -> dict[str, dict[str, str]]:
-    """Return all texts: key, such as "nav.topics" -> language -> text."""
+    """Return key -> language -> text, for all texts of the console. A key is "nav.topics"."""
     toml_text = Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
     text_by_key = {}
     for section, rows in tomllib.loads(toml_text).items():
@@ -25,7 +25,10 @@ def sentences() -> dict[str, dict[str, str]]:
 
 
 def choose_language(accepted: str) -> str:
-    """Return the first language of an Accept-Language header that is available, else English."""
+    """Return the first language in an Accept-Language header that the console has.
+
+    The default is English. "fr, zh-CN;q=0.9" becomes "zh".
+    """
     for entry in accepted.lower().split(","):
         # An entry is such as "zh-CN;q=0.9": language, country, weight.
         locale = entry.partition(";")[0].strip()
@@ -42,9 +45,9 @@ def notice_key(action: str) -> str:
 
 
 def translator(language: str) -> Callable[..., str]:
-    """Return a function that returns the text of a key, with keyword arguments filled in.
+    """Return a function that translates a key to the text in one language.
 
-    The function raises KeyError for an unknown key.
+    Keyword arguments are filled into the text. The function raises KeyError for an unknown key.
     """
 
     def translate(key: str, **values: Any) -> str:

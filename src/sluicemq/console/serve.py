@@ -27,10 +27,10 @@ CLOSE_S: Final = 5
 
 @contextlib.asynccontextmanager
 async def run_server(console: Console, host: str, port: int) -> AsyncIterator[str]:
-    """Return a context manager in which the console is served. Its value is the address to open.
+    """Return a context manager that serves the console; its value is the address to open.
 
-    On the loopback interface without accounts, the address contains the token of a link. Raises
-    ConfigurationError if accounts are required, or the address cannot be bound.
+    At 127.0.0.1 without accounts, the address contains a token by which the user signs in. Raises
+    ConfigurationError if accounts are required, or if the server cannot listen at this address.
     """
     require_accounts(console.accounts, host, "The console")
     app = console.build_app(PAGES, sign_in.routes(console))
@@ -61,7 +61,10 @@ async def run_server(console: Console, host: str, port: int) -> AsyncIterator[st
 
 
 def browser_address(console: Console, host: str, port: int) -> str:
-    """Return the address to open in a browser, with a new link if there are no accounts."""
+    """Return the address to open in a browser.
+
+    Without accounts, on this machine only, it contains a new token by which the user signs in.
+    """
     site = f"http://{format_address(host, port)}"
     if host in LOOPBACKS and not console.accounts.load():
         return f"{site}{sign_in.LINK}?token={console.sessions.create_link()}"
@@ -69,9 +72,9 @@ def browser_address(console: Console, host: str, port: int) -> str:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that is bound to the address. Raises ConfigurationError.
+    """Return a TCP socket that is bound to the address; port 0 takes a free port.
 
-    Port 0 takes a free port.
+    Raises ConfigurationError if the address cannot be bound.
     """
     try:
         family, socket_type, protocol, _, address = socket.getaddrinfo(

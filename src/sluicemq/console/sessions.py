@@ -67,9 +67,9 @@ class Sessions:
         self._link = ""  # the hash of the link's token, or "" without a link
 
     def start(self, session: Session) -> str:
-        """Store a copy of `session` with a new form token and the present time; return its token.
+        """Store a copy of `session` that begins now, and return the token for its cookie.
 
-        If there are `SESSIONS_MAX` sessions, the oldest one ends.
+        The copy has a new form token. Beyond `SESSIONS_MAX` sessions, the oldest one ends.
         """
         now_s = self._clock.monotonic_s()
         token = secrets.token_urlsafe(32)
@@ -82,10 +82,10 @@ class Sessions:
         return token
 
     def find(self, token: str, *, renews: bool = True) -> Session | None:
-        """Return the session of a token, or None if there is none or it has ended.
+        """Return the session of a token, None if there is none or it has ended.
 
-        If `renews` is True, the idle time begins again. Use False for requests that a page sends
-        without the user.
+        With `renews`, the idle time begins again. Use False for requests that a page sends by
+        itself.
         """
         key = _hash(token)
         session = self._sessions.get(key)
@@ -113,7 +113,7 @@ class Sessions:
         return token
 
     def take_link(self, token: str) -> bool:
-        """Return whether `token` is that of the current link. If it is, the link ends.
+        """Return whether `token` belongs to the current link, which then cannot be used again.
 
         The result is False if there is no link.
         """
@@ -137,9 +137,9 @@ class Throttle:
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
 
     def wait_s(self, name: str, address: str) -> float:
-        """Return the seconds until this name may try again at this address; 0.0 means now.
+        """Return how many seconds this name must wait before another attempt; 0.0 means none.
 
-        Failures of the name at this address count, and those of all names at this address.
+        The failures of the name at this IP address count, and the failures of all names there.
         """
         _, name_wait_end_s = self._failures.get((name, address), (0, 0.0))
         _, address_wait_end_s = self._failures.get(("", address), (0, 0.0))
@@ -158,9 +158,10 @@ class Throttle:
         self._count_failure(("", address), FAILURES_FREE * ADDRESS_FACTOR, now_s)
 
     def _count_failure(self, key: tuple[str, str], failures_free: int, now_s: float) -> None:
-        """Count a failure of a key of `_failures`. From `failures_free` failures on, it must wait.
+        """Count a failed attempt of `key`, which is (name, address).
 
-        Of more than `REMEMBERED_MAX` keys, the oldest are dropped.
+        From `failures_free` failures on, each one makes the next attempt wait, twice as long each
+        time. Beyond `REMEMBERED_MAX` keys, the oldest are dropped.
         """
         # The entry is removed and added again, so that the dict stays in the order of failures.
         earlier_failures, _ = self._failures.pop(key, (0, 0.0))
@@ -175,7 +176,10 @@ class Throttle:
         self._failures[key] = failures, now_s + wait_s
 
     def add_success(self, name: str, address: str) -> None:
-        """Forget the failures of the name, and undo the last `add_failure` for the address."""
+        """Forget the failures of the name at this address, and one failure of the address.
+
+        The attempt that succeeded had been counted as a failure before it was checked.
+        """
         self._failures.pop((name, address), None)
         failures, wait_end_s = self._failures.pop(("", address), (0, 0.0))
         if failures > 1:

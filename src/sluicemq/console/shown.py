@@ -28,7 +28,7 @@ def format_number(number: float | None) -> str:
 
 
 def format_size(count_bytes: float | None) -> str:
-    """Return a number of bytes in the largest unit of which it has at least one."""
+    """Return a number of bytes in the largest fitting unit, such as "1.5 MiB"; `NONE` for None."""
     if count_bytes is None:
         return NONE
     for unit in _SIZE_UNITS:
@@ -67,9 +67,10 @@ def format_permission(bits: int) -> str:
 
 
 def topic_kind(name: str, own_names: Collection[str] = ()) -> str:
-    """Return "retry", "dead", "system" or "normal".
+    """Return the kind of a topic: "retry", "dead", "system" or "normal".
 
-    `own_names` are the names of the clusters and brokers, which have system topics.
+    `own_names` are the names of the clusters and brokers, each of which has a system topic of its
+    name.
     """
     if is_retry_topic(name):
         return "retry"

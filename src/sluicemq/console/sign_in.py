@@ -70,10 +70,10 @@ async def show(console: Console, request: Request) -> Response:
 async def sign_in(console: Console, request: Request) -> Response:
     """Check the name and the secret in the form, and start a session if they are right.
 
-    The response is then a redirect to the path in the query value `next`, or to "/". A wrong name
-    or secret is answered with 401, a name that must wait after failures with 429, and a form that
-    is too large or comes from another site with 403. Each attempt is counted by the throttle and
-    written to the audit log, except for names of more than NAME_LENGTH_MAX characters.
+    The response is a redirect to the path in the query value `next`, or to "/". It is 401 for a
+    wrong name or secret, 429 for a name that must wait after failures, and 403 for a form that is
+    too large or comes from another site. Each attempt is counted and written to the audit log,
+    except for names of more than NAME_LENGTH_MAX characters.
     """
     form = await read_form(request, FORM_BYTES_MAX)
     if form is None or not is_same_site(request):
@@ -121,9 +121,9 @@ async def check_account(console: Console, name: str, secret: str) -> Session | N
 
 
 async def check_access_key(console: Console, key: str, secret: str) -> Session | None:
-    """Return a session for an access key of the cluster, or None if the secret is wrong.
+    """Check an access key of the cluster, and return a session for it, None if it is wrong.
 
-    The result is also None if the cluster accepts a random secret, because it then does not check
+    The result is also None if the cluster accepts a random secret, because it then checks no
     signatures. The role is ADMIN if the key may read the state of the access rules, else OPERATE.
     Raises SluiceError if the cluster cannot be asked.
     """
@@ -147,9 +147,9 @@ async def check_access_key(console: Console, key: str, secret: str) -> Session |
 async def _is_accepted(console: Console, key: str, secret: str) -> bool:
     """Return whether a broker accepts a request that is signed with these credentials.
 
-    Only one broker is asked. The result is False only if it refuses the request for lack of
-    permission. Other errors say nothing about the secret, and are raised. Raises ClientError if
-    there is no broker.
+    One broker is asked. The result is False if it refuses the request for lack of permission. Any
+    other error is raised, because it says nothing about the secret. Raises ClientError if there is
+    no broker.
     """
     client = console.connect((key, secret))
     try:
@@ -169,11 +169,11 @@ async def _is_accepted(console: Console, key: str, secret: str) -> bool:
 
 
 async def sign_in_by_link(console: Console, request: Request) -> Response:
-    """Start a session of the account OWNER with the role ADMIN, and return a redirect to "/".
+    """Start a session with the role ADMIN by the link that the console printed at its start.
 
-    The query value `token` must be that of the link which the console printed at its start. The
-    link works once, and only while the console has no accounts; otherwise the response is 403. Each
-    attempt is written to the audit log, as "link" with the state "done" or "refused".
+    The query value `token` is that of the link. The response is a redirect to "/". It is 403 if the
+    link is wrong or was used before, or if the console has accounts. Each attempt is written to the
+    audit log, as "link" with the state "done" or "refused".
     """
     token = request.query_params.get("token", "")
     # The link is used up even if there are accounts, so that it cannot work later.
@@ -188,9 +188,10 @@ async def sign_in_by_link(console: Console, request: Request) -> Response:
 
 
 async def sign_out(console: Console, request: Request) -> Response:
-    """Return a redirect to the sign-in page that deletes the cookie of the session.
+    """End the session, and return a redirect to the sign-in page that deletes the cookie.
 
-    The session itself ends only if the form has its token, so that other sites cannot end it.
+    If the form lacks the token of the session, only the cookie is deleted, so that other sites
+    cannot end the session.
     """
     session = console.find_session(request)
     form = await read_form(request)
@@ -202,7 +203,10 @@ async def sign_out(console: Console, request: Request) -> Response:
 
 
 def _start_session(console: Console, request: Request, session: Session, path: str) -> Response:
-    """End the present session of the browser, start another with a new token, and go to `path`."""
+    """End the present session of the browser, start `session`, and return a redirect to `path`.
+
+    The token of the new session is set as a cookie.
+    """
     console.sessions.end(request.cookies.get(cookie_name(request), ""))
     response = RedirectResponse(path, 303)
     token = console.sessions.start(session)

@@ -33,7 +33,7 @@ def _find_target_addresses(session: Session, values: FlagValues) -> list[str]:
 
 
 def update_account(session: Session, values: FlagValues) -> None:
-    """Run updateAclConfig: create an account, or change the given fields of one."""
+    """Run `mqadmin updateAclConfig`: create an account, or change the given fields of one."""
     is_admin = values.get_bool("admin") if "admin" in values else None  # None: stays as it is
     account = UpdateAccountRequest(
         access_key=values["accessKey"],
@@ -52,7 +52,10 @@ def update_account(session: Session, values: FlagValues) -> None:
 
 
 def _make_account_fields(values: FlagValues) -> dict[str, object]:
-    """Return the fields of an account as RocketMQ's tool prints them, without the secret key."""
+    """Return the fields of an account, from the flags, as RocketMQ's tool prints them.
+
+    The secret key is left out.
+    """
     fields: dict[str, object] = {}
     for name in ACCOUNT_FIELDS:
         if name == "admin":
@@ -65,7 +68,7 @@ def _make_account_fields(values: FlagValues) -> dict[str, object]:
 
 
 def delete_account(session: Session, values: FlagValues) -> None:
-    """Run deleteAclConfig: delete an account."""
+    """Run `mqadmin deleteAclConfig`: delete an account."""
     for address in _find_target_addresses(session, values):
         session.admin.delete_account(address, values["accessKey"])
         session.print_line(f"delete plain access config account from {address} success.")
@@ -73,7 +76,7 @@ def delete_account(session: Session, values: FlagValues) -> None:
 
 
 def set_white_addresses(session: Session, values: FlagValues) -> None:
-    """Run updateGlobalWhiteAddr: set the addresses that need no signature."""
+    """Run `mqadmin updateGlobalWhiteAddr`: set the addresses that need no signature."""
     for address in _find_target_addresses(session, values):
         session.admin.set_white_addresses(
             address, values["globalWhiteRemoteAddresses"], values.get("aclFileFullPath")
@@ -82,7 +85,7 @@ def set_white_addresses(session: Session, values: FlagValues) -> None:
 
 
 def show_accounts(session: Session, values: FlagValues) -> None:
-    """Run getAclConfig: print all accounts, with masked secret keys."""
+    """Run `mqadmin getAclConfig`: print all accounts, with masked secret keys."""
     for address in session.target_addresses(values):
         rules = session.admin.accounts(address)
         white_list = java.format_value(rules.get("globalWhiteAddrs", []))
@@ -96,7 +99,7 @@ def show_accounts(session: Session, values: FlagValues) -> None:
 
 
 def show_account_versions(session: Session, values: FlagValues) -> None:
-    """Run clusterAclConfigVersion: print the version of each broker's access rules."""
+    """Run `mqadmin clusterAclConfigVersion`: print the version of each broker's access rules."""
     has_address = "brokerAddr" in values
     if not has_address:
         session.print_line(_VERSION_HEADING)

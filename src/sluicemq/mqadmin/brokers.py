@@ -71,7 +71,7 @@ _CONSUME_STATS_HEADING: Final = _CONSUME_STATS_ROW.format(
 
 
 def list_brokers(session: Session, values: FlagValues) -> None:
-    """Run clusterList: print a line for each broker of each cluster.
+    """Run `mqadmin clusterList`: print a line for each broker of each cluster.
 
     The line shows the rates and the disk of the broker, or, with `-m`, its numbers of messages
     yesterday and today. With `-i`, print again every given number of seconds, without end.
@@ -84,7 +84,11 @@ def list_brokers(session: Session, values: FlagValues) -> None:
 
 
 def _print_brokers(session: Session, values: FlagValues) -> None:
-    """Print the lines of clusterList, once."""
+    """Print the lines of clusterList once: a heading, and a line for each broker.
+
+    With flag `moreStats`, the lines have numbers of messages, else rates. A broker that does not
+    answer has a line without numbers.
+    """
     cluster_info = session.admin.cluster_info()
     only_cluster = values.get("clusterName")
     if only_cluster is not None:
@@ -111,9 +115,9 @@ def _print_brokers(session: Session, values: FlagValues) -> None:
 
 
 def _format_totals_line(cluster: str, name: str, counters: dict[str, str]) -> str:
-    """Return the line of a broker with its numbers of received and delivered messages.
+    """Return the line of a broker with its numbers of messages yesterday and today.
 
-    `counters` are those of the broker, empty if it did not answer.
+    `counters` are those of the broker, {} if it did not answer.
     """
 
     def count_between(earlier: str, later: str) -> int:
@@ -137,9 +141,9 @@ def _format_rates_line(
     id_and_address: tuple[int, str],
     counters: dict[str, str],
 ) -> str:
-    """Return the line of a broker with its rates, its oldest message and its disk.
+    """Return the line of a broker with its rates, the age of its oldest message, and its disk.
 
-    `counters` are those of the broker, empty if it did not answer.
+    `counters` are those of the broker, {} if it did not answer.
     """
 
     def load_text(queue: str, default: str = "") -> str:
@@ -175,7 +179,11 @@ def _parse_first_rate(counters: dict[str, str], key: str) -> float:
 
 
 def _format_timer_cell(counters: dict[str, str]) -> str:
-    """Return the progress of timed messages, as RocketMQ's tool prints it."""
+    """Return the counters of timed messages as RocketMQ's tool prints them: `0-0(0.0w, 0.0, 0.0)`.
+
+    These are timerReadBehind, timerOffsetBehind, timerCongestNum in units of 10,000 (`w`), and the
+    rates at which messages enter and leave the timer.
+    """
     return "{}-{}({:.1f}w, {:.1f}, {:.1f})".format(
         counters.get("timerReadBehind", 0),
         counters.get("timerOffsetBehind", 0),
@@ -186,7 +194,10 @@ def _format_timer_cell(counters: dict[str, str]) -> str:
 
 
 def show_broker_status(session: Session, values: FlagValues) -> None:
-    """Run brokerStatus: print all counters of a broker, or of each broker of a cluster."""
+    """Run `mqadmin brokerStatus`: print all counters of one broker or of a whole cluster.
+
+    The flags are `brokerAddr` and `clusterName`.
+    """
     if (address := values.get("brokerAddr")) is not None:
         for name, counter in sorted(session.admin.runtime(address).items()):
             session.print_line(f"{name:<32}: {counter}")
@@ -197,9 +208,10 @@ def show_broker_status(session: Session, values: FlagValues) -> None:
 
 
 def _list_headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
-    """Yield (heading, address) of the broker in `brokerAddr`, or of each broker of a cluster.
+    """Yield (heading, address) for the broker in flag `brokerAddr`.
 
-    An address is "" if a master is not registered.
+    Without this flag, yield a pair for each broker of the cluster in flag `clusterName`, each
+    master before its slaves. The address is "" for a master that is not registered.
     """
     if (address := values.get("brokerAddr")) is not None:
         yield f"============{address}============", address
@@ -211,7 +223,10 @@ def _list_headings_and_addresses(session: Session, values: FlagValues) -> Iterat
 
 
 def show_broker_settings(session: Session, values: FlagValues) -> None:
-    """Run getBrokerConfig: print the settings of a broker, or of each broker of a cluster."""
+    """Run `mqadmin getBrokerConfig`: print the settings of one broker or of a whole cluster.
+
+    The flags are `brokerAddr` and `clusterName`.
+    """
     for heading, address in _list_headings_and_addresses(session, values):
         session.print_line(heading)
         if address:
@@ -222,9 +237,9 @@ def show_broker_settings(session: Session, values: FlagValues) -> None:
 
 
 def update_broker_settings(session: Session, values: FlagValues) -> None:
-    """Run updateBrokerConfig: change one setting of a broker, or of the masters of a cluster.
+    """Run `mqadmin updateBrokerConfig`: change one setting of a broker or of a cluster.
 
-    With `-a`, the slaves of the cluster are changed, too.
+    In a cluster, the masters are changed, and with `-a` the slaves, too.
     """
     if "updateAllBroker" in values and "clusterName" in values:
         addresses = session.all_addresses(values["clusterName"])
@@ -236,7 +251,7 @@ def update_broker_settings(session: Session, values: FlagValues) -> None:
 
 
 def show_name_server_settings(session: Session, _values: FlagValues) -> None:
-    """Run getNamesrvConfig: print the settings of each name server."""
+    """Run `mqadmin getNamesrvConfig`: print the settings of each name server."""
     for server in session.admin.name_servers:
         session.print_line(f"============{server}============")
         settings = tables.sort_map_as_java(session.admin.name_server_settings(server))
@@ -245,7 +260,7 @@ def show_name_server_settings(session: Session, _values: FlagValues) -> None:
 
 
 def update_name_server_settings(session: Session, values: FlagValues) -> None:
-    """Run updateNamesrvConfig: change one setting of all name servers."""
+    """Run `mqadmin updateNamesrvConfig`: change one setting of all name servers."""
     key = values["key"]
     setting = values["value"]
     for server in session.admin.name_servers:
@@ -255,19 +270,22 @@ def update_name_server_settings(session: Session, values: FlagValues) -> None:
 
 
 def put_kv_config(session: Session, values: FlagValues) -> None:
-    """Run updateKvConfig: store a value at all name servers."""
+    """Run `mqadmin updateKvConfig`: store a value at all name servers."""
     session.admin.put_kv_config(values["namespace"], values["key"], values["value"])
     session.print_line("create or update kv config to namespace success.")
 
 
 def delete_kv_config(session: Session, values: FlagValues) -> None:
-    """Run deleteKvConfig: delete a value from all name servers."""
+    """Run `mqadmin deleteKvConfig`: delete a value from all name servers."""
     session.admin.delete_kv_config(values["namespace"], values["key"])
     session.print_line("delete kv config from namespace success.")
 
 
 def _set_write_permission(session: Session, values: FlagValues, *, allowed: bool) -> None:
-    """Allow or forbid producers to send to a broker, at each name server, and print the results."""
+    """Allow or forbid producers to send to a broker, at each name server.
+
+    A line for each name server says how many topics have changed, or that it failed.
+    """
     broker = values["brokerName"]
     verb = "add" if allowed else "wipe"
     for server in session.admin.name_servers:
@@ -285,9 +303,10 @@ add_write_permission: Final[CommandFunction] = partial(_set_write_permission, al
 
 
 def clean_up_command(kind: str) -> CommandFunction:
-    """Return the function of a command that calls `Admin.clean_up` with `kind`.
+    """Return the function of a mqadmin command that lets brokers clean up.
 
-    It is called for the broker in flag `brokerAddr`, or for the masters of one or all clusters.
+    `kind` is what they delete, as `Admin.clean_up` takes it. The command applies to the broker in
+    flag `brokerAddr`, else to the masters of one cluster or of all.
     """
 
     def run(session: Session, values: FlagValues) -> None:
@@ -305,7 +324,7 @@ def clean_up_command(kind: str) -> CommandFunction:
 
 
 def show_replication(session: Session, values: FlagValues) -> None:
-    """Run haStatus: print the slaves of each master, or the master of a slave.
+    """Run `mqadmin haStatus`: print the slaves of each master, or the master of a slave.
 
     With `-i`, print again every given number of seconds, without end.
     """
@@ -318,7 +337,10 @@ def show_replication(session: Session, values: FlagValues) -> None:
 
 
 def _print_replication(session: Session, address: str) -> None:
-    """Print the replication status of the broker at an address."""
+    """Print the replication status of the broker at an address.
+
+    For a master this is a table of its slaves, for a slave the connection to its master.
+    """
     status = session.admin.replication_status(address)
     if status["master"]:
         _print_slaves(session, address, status)
@@ -327,7 +349,7 @@ def _print_replication(session: Session, address: str) -> None:
 
 
 def _print_master_of_slave(session: Session, connection: dict[str, Any]) -> None:
-    """Print the connection of a slave to its master, by the keys of RocketMQ's answer."""
+    """Print the connection of a slave to its master, which the slave reports as `connection`."""
     session.print_line(f"\n#MasterAddr\t{java.format_value(connection['masterAddr'])}")
     session.print_line(f"#CommitLogMaxOffset\t{connection['maxOffset']}")
     session.print_line(f"#TransferSpeed(KB/s)\t{connection['transferredByteInSecond'] / 1024:.2f}")
@@ -337,7 +359,10 @@ def _print_master_of_slave(session: Session, connection: dict[str, Any]) -> None
 
 
 def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> None:
-    """Print the replication status of the master at an address, and a table of its slaves."""
+    """Print the replication status of a master, and a table of its slaves.
+
+    `status` is what the broker at `address` reports, by RocketMQ's keys.
+    """
     slaves = status["haConnectionInfo"]
     session.print_line(f"\n#MasterAddr\t{address}")
     session.print_line(f"#MasterCommitLogMaxOffset\t{status['masterCommitLogMaxOffset']}")
@@ -358,7 +383,7 @@ def _print_slaves(session: Session, address: str, status: dict[str, Any]) -> Non
 
 
 def reset_flushed_position(session: Session, values: FlagValues) -> None:
-    """Run resetMasterFlushOffset: set the flushed position of the master at a slave."""
+    """Run `mqadmin resetMasterFlushOffset`: set the flushed position of the master at a slave."""
     if "brokerAddr" not in values:
         raise WrongFlagsError("", exit_code=0)
     offset = values.get_int("offset")
@@ -367,9 +392,10 @@ def reset_flushed_position(session: Session, values: FlagValues) -> None:
 
 
 def show_statistics(session: Session, values: FlagValues) -> None:
-    """Run statsAll: print the rates and daily numbers of each topic and each of its groups.
+    """Run `mqadmin statsAll`: print rates and daily numbers of each topic and its groups.
 
-    Retry and dead-letter topics are left out. With `-a`, only active topics and groups are shown.
+    Retry and dead-letter topics are left out. With `-a`, only topics and groups with messages on
+    this day are printed.
     """
     session.print_line(_STATISTICS_HEADING)
     for topic in tables.sort_keys_as_java(session.admin.topics()):
@@ -380,9 +406,10 @@ def show_statistics(session: Session, values: FlagValues) -> None:
 
 
 def _format_statistics(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
-    """Yield a line for each group of a topic, or one line for a topic without groups.
+    """Yield the lines of a topic: one for each group that reads it, or one if there is none.
 
-    With `only_active`, a line is left out if no message was sent or delivered on this day.
+    A line has the rates and the numbers of messages of one day. With `only_active`, a line is left
+    out if no message was sent or delivered on this day.
     """
     try:
         groups = session.admin.groups_of_topic(topic)
@@ -410,9 +437,10 @@ def _format_statistics(session: Session, topic: str, *, only_active: bool) -> It
 
 
 def show_broker_consume_stats(session: Session, values: FlagValues) -> None:
-    """Run brokerConsumeStats: print the offsets of all groups at a broker, and their total lag.
+    """Run `mqadmin brokerConsumeStats`: print the offsets of all groups at a broker.
 
-    A queue is shown if its lag is at least `-l`, and a message of it was consumed before.
+    A queue is printed if its lag is at least `-l` and the group has consumed a message of it. The
+    last line is the total lag.
     """
     lag_min = values.get_int("level")
     progress = session.admin.consume_stats_at(

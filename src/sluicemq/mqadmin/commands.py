@@ -78,7 +78,11 @@ class Flag:
 
 
 def parse_flag_declarations(declarations: str) -> tuple[Flag, ...]:
-    """Return the flags that a string declares, in its order. The module describes the format."""
+    """Return the flags that a string such as "b:brokerAddr= (t:topic=|g:group=)" declares.
+
+    A declaration is `short:long`. It is followed by `=` if the flag takes a value, and by `!` if it
+    is required or `~` if it is unsupported. Of the flags in parentheses, at least one is required.
+    """
     flags: list[Flag] = []
     # An item is one declaration, or a choice: several of them in parentheses.
     items = re.findall(r"\([^)]*\)|[^ ]+", declarations)
@@ -89,7 +93,10 @@ def parse_flag_declarations(declarations: str) -> tuple[Flag, ...]:
 
 
 def _parse_flag(declaration: str, choice: int) -> Flag:
-    """Return the flag that a string such as `b:brokerAddr=!` declares, with this choice."""
+    """Return the flag that a declaration such as `b:brokerAddr=!` describes.
+
+    `choice` is the number of its set of alternatives, 0 if it is in no set.
+    """
     match = _DECLARATION.fullmatch(declaration)
     assert match is not None, declaration
     return Flag(
@@ -143,11 +150,10 @@ class Session:
     def save_file(self, directory: str, name: str, content: bytes) -> str:
         """Write a file that only its owner can read, and return its path.
 
-        A missing directory is created. `name` may come from a message or a client: leading dots and
-        slashes are replaced, so that the file is always in `directory`. Raises ConfigurationError
-        if `directory` is a default directory below `TEMPORARY_DIRECTORY`, and a part of its path is
-        a symbolic link or belongs to another user.
-
+        A missing directory is created. `name` may come from a message or a client, so leading dots
+        and slashes in it are replaced: the file is always in `directory`. Raises ConfigurationError
+        if `directory` is a default directory below `TEMPORARY_DIRECTORY`, where all users can
+        write, and a part of it is a symbolic link or belongs to another user.
         """
         path = f"{directory}/{_UNSAFE_IN_FILE_NAME.sub('_', name)}"
         if directory.startswith(f"{TEMPORARY_DIRECTORY}/rocketmq/"):
@@ -169,10 +175,9 @@ class Session:
         return list(self.admin.masters(cluster).values())
 
     def broker_addresses(self, cluster: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield (address of the master, addresses of its slaves) for each broker name of a cluster.
+        """Yield (address of the master, addresses of its slaves) for each broker of a cluster.
 
-        The address of the master is "" if no master is registered. An unknown cluster has no
-        brokers.
+        The master's address is "" if no master is registered. An unknown cluster has no brokers.
         """
         cluster_info = self.admin.cluster_info()
         for name in cluster_info.clusters.get(cluster, ()):
@@ -183,17 +188,17 @@ class Session:
             yield address_by_id.get(MASTER_ID, ""), slaves
 
     def all_addresses(self, cluster: str) -> list[str]:
-        """Return the addresses of a cluster's masters and slaves; none for an unknown cluster."""
+        """Return the addresses of a cluster's masters and slaves; [] for an unknown cluster."""
         addresses: list[str] = []
         for master, slaves in self.broker_addresses(cluster):
             addresses += filter(None, (master, *slaves))
         return addresses
 
     def target_addresses(self, values: FlagValues) -> list[str]:
-        """Return the address in flag `brokerAddr`, or the masters of cluster `clusterName`.
+        """Return the address in flag `brokerAddr`, or the masters of the cluster `clusterName`.
 
-        Raises WrongFlagsError with exit code 0 without either flag, as RocketMQ's tool prints its
-        usage then. Raises ConfigurationError for an unknown cluster.
+        Raises ConfigurationError for an unknown cluster. Raises WrongFlagsError without either
+        flag; its exit code is 0, like that of RocketMQ's tool.
         """
         if "brokerAddr" in values:
             return [values["brokerAddr"]]
@@ -224,7 +229,7 @@ class Command:
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
-        """The flags of this command and those that every command has, in the order of usage."""
+        """The flags of this command and those of every command, sorted as the usage shows them."""
         short_names = {flag.short for flag in self.flags}
         common = (
             flag for flag in parse_flag_declarations(_COMMON_FLAGS) if flag.short not in short_names
@@ -235,8 +240,9 @@ class Command:
 
 
 def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
-    """Return the flags in the arguments of a command, with their values stripped.
+    """Return the flags of a command line, as long name -> value; a flag without value has "".
 
+    Values are stripped. Arguments that belong to no flag are ignored, as RocketMQ's tool does.
     Raises WrongFlagsError for an unknown flag, a flag without its value or a missing required flag,
     and with exit code 0 for `--help`.
     """
@@ -267,7 +273,7 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
 def _split_argument(
     argument: str, flag_by_name: Mapping[str, Flag]
 ) -> tuple[Flag | None, str | None]:
-    """Return the flag that an argument names, and the value in the argument.
+    """Split an argument such as `-b=X`, `--brokerAddr=X` or `-bX` into (flag, value).
 
     The flag is None if the argument names none, and the value is None if the argument has none.
     """
@@ -285,7 +291,7 @@ def _split_argument(
 
 
 def _name_flags(flags: Sequence[Flag]) -> dict[str, Flag]:
-    """Return the flags by the names that a command line may use: -b, -brokerAddr, --brokerAddr."""
+    """Return name -> flag, for all names on a command line: -b, -brokerAddr, --brokerAddr."""
     flag_by_name = {f"-{flag.short}": flag for flag in flags if flag.short}
     for flag in flags:
         flag_by_name[f"-{flag.long}"] = flag
@@ -294,7 +300,7 @@ def _name_flags(flags: Sequence[Flag]) -> dict[str, Flag]:
 
 
 def _check_required(command: Command, values: Mapping[str, str]) -> None:
-    """Raise WrongFlagsError if a required flag, or each flag of a choice, is missing."""
+    """Raise WrongFlagsError if a required flag or a whole set of alternatives is missing."""
     missing = [flag.short for flag in command.flags if flag.is_required and flag.long not in values]
     flags_by_choice: dict[int, list[Flag]] = {}
     for flag in command.flags:
@@ -310,7 +316,7 @@ def _check_required(command: Command, values: Mapping[str, str]) -> None:
 
 
 def usage_lines(command: Command) -> Iterator[str]:
-    """Yield the lines that `mqadmin help COMMAND` prints."""
+    """Yield the lines that `mqadmin help COMMAND` prints: the usage, and a line for each flag."""
     line = f"usage: mqadmin {command.name}"
     for item in _format_usage_items(command):
         if len(line) + len(item) >= USAGE_WIDTH:
@@ -326,9 +332,9 @@ def usage_lines(command: Command) -> Iterator[str]:
 
 
 def _format_usage_items(command: Command) -> Iterator[str]:
-    """Yield the flags of a command as its usage line shows them: `-t <arg>`, `[-l]`, `-b | -c`.
+    """Yield the flags as the usage line shows them, for example `-t <arg>`, `[-l]`, `-b | -c`.
 
-    The flags of a choice are one item, at the place of the first of them.
+    Alternatives are one item, in the place of the first of them.
     """
     shown_choices: set[int] = set()
     for flag in command.all_flags:
@@ -353,7 +359,7 @@ def overview_lines(commands: Iterable[Command]) -> Iterator[str]:
 
 
 def find_command(commands: Iterable[Command], name: str) -> Command | None:
-    """Return the command with this name or alias in any case, or None."""
+    """Return the command with this name or alias, in upper or lower case; None without one."""
     lower_name = name.lower()
     for command in commands:
         if lower_name in map(str.lower, (command.name, *command.aliases)):
@@ -362,9 +368,9 @@ def find_command(commands: Iterable[Command], name: str) -> Command | None:
 
 
 def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
-    """Yield the lines that report an error in the form of RocketMQ's tool.
+    """Yield the lines that report the failure of a command as RocketMQ's tool does.
 
-    Scripts search these lines for CODE and DESC. The last line is the fix that the error names.
+    Scripts search them for CODE and DESC. A last line has the fix, if there is one.
     """
     yield f"org.apache.rocketmq.tools.command.SubCommandException: {command.name} command failed"
     if not isinstance(error, RequestError):
@@ -384,7 +390,7 @@ def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
 
 
 def _find_unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
-    """Return the error line for a given flag that SluiceMQ does not support, or ""."""
+    """Return the error line for the first given flag that is not supported, "" if there is none."""
     for flag in command.flags:
         if flag.is_unsupported and flag.long in values:
             reason = _explain_refusal(session, flag, values)
@@ -395,7 +401,7 @@ def _find_unsupported_flag_error(session: Session, command: Command, values: Fla
 
 
 def _explain_refusal(session: Session, flag: Flag, values: FlagValues) -> str:
-    """Return why an unsupported flag cannot be used, or "" if its value changes nothing."""
+    """Return why a flag cannot be used, "" if its value makes no difference."""
     if flag.long != "cluster":
         return "it has no effect in SluiceMQ"
     clusters = sorted(session.admin.cluster_info().clusters)
@@ -416,11 +422,12 @@ def run(
     write_error_line: Callable[[str], object],
     open_session: Callable[[str | None], AbstractContextManager[Session]],
 ) -> int:
-    """Run `mqadmin` with the given arguments, and return its exit code.
+    """Run `mqadmin ARGUMENTS`, and return the exit code.
 
-    `open_session` is called with the name servers of flag `-n`, or None without the flag, and only
-    if the command needs a cluster. `write` receives the texts for the standard output, and
-    `write_error_line` the lines for the standard error, without line breaks.
+    `write` receives text for standard output, `write_error_line` lines for standard error, without
+    line breaks. `open_session` returns a connection to the cluster. It is called only if the
+    command needs one, with the name servers of flag `-n`, None without it. As in RocketMQ's tool, a
+    command that fails also has the exit code 0.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         write(_join_lines(overview_lines(commands)))
@@ -435,6 +442,7 @@ def run(
         write(_join_lines(usage_lines(command)))
         return 0
 
+    # `values` are the flags. Wrong ones print the usage, and a failed command its error.
     try:
         values = parse_arguments(command, arguments[1:])
         if command.run is None:

@@ -51,9 +51,10 @@ def _save_json(session: Session, values: FlagValues, name: str, content: object)
 def _fetch_user_topics(
     session: Session, values: FlagValues, address: str
 ) -> dict[str, dict[str, Any]]:
-    """Return name -> configuration of a broker's topics that are no system topics.
+    """Return name -> settings of the topics of a broker that applications use.
 
-    Retry and dead-letter topics are included with flag `specialTopic`.
+    System topics are left out. Retry and dead-letter topics are included only with flag
+    `specialTopic`.
     """
     system_topics = set(session.admin.system_topics(address))
     with_group_topics = "specialTopic" in values
@@ -66,7 +67,7 @@ def _fetch_user_topics(
 
 
 def _fetch_user_groups(session: Session, address: str) -> dict[str, dict[str, Any]]:
-    """Return name -> configuration of a broker's groups that are no system groups."""
+    """Return name -> settings of the groups of a broker, without system groups."""
     return {
         name: tables.group_object(config)
         for name, config in session.admin.group_table(address).groups.items()
@@ -75,11 +76,11 @@ def _fetch_user_groups(session: Session, address: str) -> dict[str, dict[str, An
 
 
 def export_metadata(session: Session, values: FlagValues) -> None:
-    """Run exportMetadata: write topics and groups of a broker or a cluster into a JSON file.
+    """Run `mqadmin exportMetadata`: write topics and groups of brokers to a JSON file.
 
-    Of a broker, topics are written with flag `-t`, else groups with `-g`, else nothing. Of a
-    cluster, both are written, unless one of the flags selects one; over its masters, the numbers of
-    queues are added up. Raises WrongFlagsError without a broker and a cluster.
+    Flag `-t` selects topics, flag `-g` groups. Without both, everything of a cluster is written,
+    and nothing of a broker. The numbers of queues are the sums over the masters of the cluster.
+    Raises WrongFlagsError if neither a broker nor a cluster is given.
     """
     selected_table = ""  # both tables
     if TOPICS in values:
@@ -112,7 +113,7 @@ def export_metadata(session: Session, values: FlagValues) -> None:
 def _export_table_of_broker(
     session: Session, values: FlagValues, address: str, selected_table: str
 ) -> None:
-    """Write the topics or the groups of a broker with the table's version into a JSON file.
+    """Write the topics or the groups of one broker, and the version of that table, to a JSON file.
 
     `selected_table` is `TOPICS` or `GROUPS`.
     """
@@ -133,10 +134,10 @@ def _add_configs(
     configs: dict[str, dict[str, Any]],
     summed_keys: tuple[str, ...],
 ) -> None:
-    """Put configurations of one broker into `totals`, which is changed.
+    """Add the configurations of one broker to `totals`, which is changed in place.
 
-    The values of `summed_keys` are added to those that are already there, in both arguments; other
-    values replace older ones.
+    `totals` and `configs` map names to settings. The settings in `summed_keys` are added up, also
+    in `configs`. For other settings, those of the later broker count.
     """
     for name, config in configs.items():
         if name in totals:
@@ -146,7 +147,10 @@ def _add_configs(
 
 
 def export_settings(session: Session, values: FlagValues) -> None:
-    """Run exportConfigs: write `EXPORTED_SETTINGS` of a cluster's masters into a JSON file."""
+    """Run `mqadmin exportConfigs`: write settings of a cluster's masters to a JSON file.
+
+    The settings are `EXPORTED_SETTINGS`; the numbers of servers are added.
+    """
     brokers = {}
     slave_count = 0
     for master, slaves in session.broker_addresses(values["clusterName"]):
@@ -164,7 +168,7 @@ def export_settings(session: Session, values: FlagValues) -> None:
 
 
 def export_metrics(session: Session, values: FlagValues) -> None:
-    """Run exportMetrics: write the load of each master of a cluster into a JSON file."""
+    """Run `mqadmin exportMetrics`: write the load of each master of a cluster into a JSON file."""
     report_by_broker = {}
     total_rates = dict.fromkeys(("NormalIn", "NormalOut", "TransIn", "ScheduleIn"), 0.0)
     total_counts = dict.fromkeys(total_rates, 0)  # messages of one day
@@ -193,7 +197,10 @@ def export_metrics(session: Session, values: FlagValues) -> None:
 def _fetch_versions(
     session: Session, address: str, groups: dict[str, dict[str, Any]]
 ) -> dict[str, object]:
-    """Return the version of a broker, and the versions of the clients in its groups."""
+    """Return the version of a broker, and the versions of the clients in its groups.
+
+    The keys are `rocketmqVersion` and `clientInfo`, a sorted list such as ["JAVA%V5_3_3"].
+    """
     return {
         "rocketmqVersion": session.admin.runtime(address).get("brokerVersionDesc"),
         "clientInfo": sorted(set(_fetch_client_versions(session, groups))),
@@ -262,7 +269,7 @@ def _make_one_day_key(key: str) -> str:
 
 
 def roll_back_pops(session: Session, values: FlagValues) -> None:
-    """Run exportPopRecord: make brokers deliver popped, unacknowledged messages again.
+    """Run `mqadmin exportPopRecord`: make brokers deliver popped, unacknowledged messages again.
 
     It concerns the broker in flag `brokerAddr`, or all brokers of a cluster.
     """

@@ -26,7 +26,10 @@ _SETTLED_MS: Final = 120_000
 
 
 def update_group(session: Session, values: FlagValues) -> None:
-    """Run updateSubGroup: create or change a group on a broker, or on all masters of a cluster."""
+    """Run `mqadmin updateSubGroup`: create or change a group on a broker or a cluster.
+
+    In a cluster, this is done on all masters.
+    """
     changes = parse_attributes(values.get("attributes", ""))
     policy_json = values.get("groupRetryPolicy")
     config = GroupConfig(
@@ -52,7 +55,7 @@ def update_group(session: Session, values: FlagValues) -> None:
 
 
 def update_group_list(session: Session, values: FlagValues) -> None:
-    """Run updateSubGroupList: create or change the groups of a JSON file."""
+    """Run `mqadmin updateSubGroupList`: create or change the groups of a JSON file."""
     group_objects = read_json_list(session, values)
     if not group_objects:
         return
@@ -67,7 +70,7 @@ def update_group_list(session: Session, values: FlagValues) -> None:
 
 
 def set_consume_mode(session: Session, values: FlagValues) -> None:
-    """Run setConsumeMode: let a group consume a topic by PULL or by POP."""
+    """Run `mqadmin setConsumeMode`: let a group consume a topic by PULL or by POP."""
     topic = values["topicName"]
     group = values["groupName"]
     mode = values["mode"]
@@ -79,7 +82,7 @@ def set_consume_mode(session: Session, values: FlagValues) -> None:
 
 
 def delete_group(session: Session, values: FlagValues) -> None:
-    """Run deleteSubGroup: delete a group from a broker or from the masters of a cluster.
+    """Run `mqadmin deleteSubGroup`: delete a group from a broker or from the masters of a cluster.
 
     From a cluster, its retry and dead-letter topics are deleted, too.
     """
@@ -97,7 +100,7 @@ def delete_group(session: Session, values: FlagValues) -> None:
 
 
 def show_group_settings(session: Session, values: FlagValues) -> None:
-    """Run getConsumerConfig: print the settings of a group at each broker that has it."""
+    """Run `mqadmin getConsumerConfig`: print the settings of a group at each broker that has it."""
     for name, broker in session.admin.cluster_info().brokers.items():
         address = next(iter(broker.addresses.values()))
         config = session.admin.group_table(address).groups.get(values["groupName"])
@@ -111,7 +114,7 @@ def show_group_settings(session: Session, values: FlagValues) -> None:
 
 
 def show_members(session: Session, values: FlagValues) -> None:
-    """Run consumerConnection: print the members and subscriptions of a group."""
+    """Run `mqadmin consumerConnection`: print the members and subscriptions of a group."""
     group_info = session.admin.group_connections(values["consumerGroup"], values.get("brokerAddr"))
     format_row = "{:<36} {:<22} {:<10} {}".format
     session.print_line(format_row("#ClientId", "#ClientAddr", "#Language", "#Version"))
@@ -134,7 +137,7 @@ def show_members(session: Session, values: FlagValues) -> None:
 
 
 def show_group_producers(session: Session, values: FlagValues) -> None:
-    """Run producerConnection: print the producers of a group."""
+    """Run `mqadmin producerConnection`: print the producers of a group."""
     producers = session.admin.producer_connections(values["producerGroup"], values["topic"])
     for index, producer in enumerate(producers, start=1):
         version = java.format_version(producer.version)
@@ -145,7 +148,7 @@ def show_group_producers(session: Session, values: FlagValues) -> None:
 
 
 def show_broker_producers(session: Session, values: FlagValues) -> None:
-    """Run producer: print all producers that a broker knows."""
+    """Run `mqadmin producer`: print all producers that a broker knows."""
     for group, producers in tables.sort_map_as_java(
         session.admin.producers(values["broker"])
     ).items():
@@ -159,7 +162,10 @@ def show_broker_producers(session: Session, values: FlagValues) -> None:
 
 
 def show_consumer_progress(session: Session, values: FlagValues) -> None:
-    """Run consumerProgress: print a line for each group, or for each queue of one group."""
+    """Run `mqadmin consumerProgress`: print the progress of one group or of all.
+
+    Of one group, each queue has a line. Of all, each group has one.
+    """
     if "groupName" in values:
         _print_group_progress(session, values)
     else:
@@ -167,9 +173,9 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
 
 
 def _print_group_progress(session: Session, values: FlagValues) -> None:
-    """Print a line for each queue of the group in flag `groupName`, then the sums.
+    """Print a line for each queue of the group in flag `groupName`, and then the sums.
 
-    With flag `showClientIP`, a line has the address of the member that reads the queue.
+    With flag `showClientIP`, each line has the address of the member that reads the queue.
     """
     group = values["groupName"]
     stats = _fetch_consume_stats(session, group, values.get("topicName"))
@@ -203,7 +209,10 @@ def _print_group_progress(session: Session, values: FlagValues) -> None:
 
 
 def _format_progress(queue: MessageQueue, offsets: bodies.QueueProgress, client_cell: str) -> str:
-    """Return the line of a queue. `client_cell` is the address of its reader, or "" for none."""
+    """Return the line of one queue, with its offsets and its lag.
+
+    `client_cell` is the address of the member that reads the queue, "" to leave it out.
+    """
     last_time = "N/A"
     if offsets.last_time_ms:
         last_time = java.format_time_seconds(offsets.last_time_ms)
@@ -221,10 +230,11 @@ def _format_progress(queue: MessageQueue, offsets: bodies.QueueProgress, client_
 
 
 def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
-    """Return the offsets of a group, of one topic or of all if `topic` is None.
+    """Return the offsets of a group, in one topic or in all topics if `topic` is None.
 
-    Without any offset, raises RequestError as RocketMQ's tool does: with the code 2002 if the group
-    broadcasts, because its members keep their offsets themselves, or 206 if it has no member.
+    If there are none, RequestError is raised like in RocketMQ's tool: with the code 206 if the
+    group has no member, or 2002 if it broadcasts, because its members then keep their offsets
+    themselves.
     """
     stats = session.admin.consume_stats(group, topic)
     if stats.queues:
@@ -241,9 +251,9 @@ def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bod
 
 
 def _fetch_reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
-    """Return queue -> IP address of the member that reads it.
+    """Return queue -> IP address of the member of a group that reads it.
 
-    It is the part of the client id before `@`. Members that do not answer are left out.
+    The address is the part of the client id before `@`. Members that do not answer are left out.
     """
     reader_by_queue: dict[MessageQueue, str] = {}
     for member in session.admin.group_connections(group).connections:
@@ -255,7 +265,10 @@ def _fetch_reader_addresses(session: Session, group: str) -> dict[MessageQueue, 
 
 
 def _print_all_groups(session: Session) -> None:
-    """Print a line for each group that has a retry topic: members, rate and lag."""
+    """Print a line for each group that has a retry topic: members, rate and lag.
+
+    What brokers do not report is printed as 0 or OFFLINE.
+    """
     session.print_line(
         _GROUP_ROW.format("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     )
@@ -278,9 +291,9 @@ def _print_all_groups(session: Session) -> None:
 
 
 def _format_members(group_info: bodies.ConsumerConnections) -> tuple[int, str, str, str]:
-    """Return (number of members, lowest version, PUSH or PULL, model) of a group with members.
+    """Return (number of members, lowest version, "PUSH" or "PULL", message model).
 
-    The model is "" for PULL.
+    The message model is "" for PULL.
     """
     version = java.format_version(min(member.version for member in group_info.connections))
     if group_info.consume_type == PUSH_TYPE:
@@ -289,7 +302,7 @@ def _format_members(group_info: bodies.ConsumerConnections) -> tuple[int, str, s
 
 
 def show_consumer_status(session: Session, values: FlagValues) -> None:
-    """Run consumerStatus: report the state of members of a group.
+    """Run `mqadmin consumerStatus`: report the state of members of a group.
 
     The state of the member in flag `clientId` is printed. Without the flag, the state of each
     member is written into a file of a directory named after the current time in milliseconds, and
@@ -319,9 +332,9 @@ def show_consumer_status(session: Session, values: FlagValues) -> None:
 
 
 def _compare_members(session: Session, states: dict[str, bodies.RunningInfo], now_ms: int) -> None:
-    """Print whether the members of a group have different subscriptions; if not, their problems.
+    """Print a warning if members of a group have different subscriptions, else their problems.
 
-    `states` is client id -> state, with at least one member.
+    `states` maps client ids to what the members report; there is at least one.
     """
     if _has_different_subscriptions(states, now_ms):
         session.write("\n\nWARN: Different subscription in the same group of consumer!!!")
@@ -333,10 +346,10 @@ def _compare_members(session: Session, states: dict[str, bodies.RunningInfo], no
 
 
 def _has_different_subscriptions(states: dict[str, bodies.RunningInfo], now_ms: int) -> bool:
-    """Return whether push consumers of a group differ in their subscriptions.
+    """Return whether the members of a group of push consumers have different subscriptions.
 
-    `states` is client id -> state. The result is False if the first member, by client id, is not a
-    push consumer, or has run for `_SETTLED_MS` at most.
+    The first member by client id decides whether they are compared: it must be a push consumer that
+    has run for more than `_SETTLED_MS`. Otherwise the result is False.
     """
     first_member = states[min(states)].properties
     is_push = first_member.get("PROP_CONSUME_TYPE") == PUSH_TYPE
@@ -356,7 +369,11 @@ def _has_different_subscriptions(states: dict[str, bodies.RunningInfo], now_ms: 
 
 
 def _find_problems(client_id: str, member: bodies.RunningInfo, now_ms: int) -> Iterator[str]:
-    """Yield a line for each queue that a push consumer has not locked or does not process."""
+    """Yield a line for each queue that a push consumer cannot lock, or has stopped processing.
+
+    `member` is what the consumer `client_id` reports. A consumer that is not ordered has stopped if
+    it has messages and has processed none for `_IDLE_MAX_MS`.
+    """
     if member.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
         return
     is_ordered = member.properties.get("PROP_CONSUMEORDERLY") == "true"
@@ -370,7 +387,7 @@ def _find_problems(client_id: str, member: bodies.RunningInfo, now_ms: int) -> I
 
 
 def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
-    """Yield the lines of a member's state: properties, subscriptions, queues and rates."""
+    """Yield the lines about a member: its properties, subscriptions, queues, rates, and stacks."""
     yield "#Consumer Properties#"
     for name, property_text in info.properties.items():
         yield f"{name:<40}: {property_text}"
@@ -390,10 +407,9 @@ def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
 
 
 def _format_queues(info: bodies.RunningInfo) -> Iterator[str]:
-    """Yield three tables of a member's queues: offsets, states, and popped queues.
+    """Yield three tables of the queues of a member: offsets, states, and popped queues.
 
-    The third has a heading only, because the state does not contain them. The widths are those of
-    RocketMQ's tool.
+    The third one is only a heading, because members do not report popped queues.
     """
     format_row = "{:<{width}}  {:<32}  {:<4}  {:<20}".format
     headings = ("#Topic", "#Broker Name", "#QID")
@@ -428,9 +444,10 @@ def _format_rates(info: bodies.RunningInfo) -> Iterator[str]:
 
 
 def reset_offset(session: Session, values: FlagValues) -> None:
-    """Run resetOffsetByTime: reset a group to a time, or one queue of a broker to an offset.
+    """Run `mqadmin resetOffsetByTime`: reset a group in a topic or in one queue.
 
-    The time is `now`, milliseconds since 1970, or local time as `java.parse_time` takes it.
+    Flag `timestamp` is `now`, milliseconds since 1970, or a local time. One queue, given by a
+    broker and a queue id, may also be reset to flag `offset`.
     """
     group = values["group"]
     topic = values["topic"]
@@ -453,7 +470,7 @@ def reset_offset(session: Session, values: FlagValues) -> None:
 
 
 def _reset_queue(session: Session, values: FlagValues, queue_id: int, time_ms: int) -> None:
-    """Reset the group in one queue of the broker to flag `offset`, or else to a time.
+    """Reset a group in one queue: to the offset in flag `offset`, else to the time `time_ms`.
 
     Nothing is reset if the offset is 0.
     """
@@ -470,16 +487,17 @@ def _reset_queue(session: Session, values: FlagValues, queue_id: int, time_ms: i
 
 
 def skip_accumulated_messages(session: Session, values: FlagValues) -> None:
-    """Run skipAccumulatedMessage: reset a group behind the last message of each queue."""
+    """Run `mqadmin skipAccumulatedMessage`: reset a group behind the last message of each queue."""
     _print_offsets(session, _reset_offsets(session, values["group"], values["topic"], -1))
 
 
 def _reset_offsets(
     session: Session, group: str, topic: str, time_ms: int
 ) -> dict[MessageQueue, int]:
-    """Reset a group to a time of a topic, -1 for its end. Return queue -> new offset.
+    """Reset a group to a time of a topic, and return queue -> new offset.
 
-    If the brokers leave the reset to consumers and none is online, the offsets are committed.
+    `time_ms` -1 means the end of the topic. If the brokers leave the reset to consumers and none is
+    online, the new offsets are committed instead.
     """
     new_offsets = session.admin.request_offset_reset(group, topic, time_ms)
     if new_offsets:
@@ -496,7 +514,7 @@ def _print_offsets(session: Session, offsets: dict[MessageQueue, int]) -> None:
 
 
 def clone_offsets(session: Session, values: FlagValues) -> None:
-    """Run cloneGroupOffset: commit the offsets of one group for another group."""
+    """Run `mqadmin cloneGroupOffset`: commit the offsets of one group for another group."""
     source = values["srcGroup"]
     target = values["destGroup"]
     topic = values["topic"]

@@ -19,7 +19,10 @@ from sluicemq.wire.codes import version_name
 
 
 def format_value(value: object) -> str:
-    """Return a value as Java prints it: `true`, `null`, `{a=b}`, `[1, 2]`, or its text."""
+    """Return a value as Java prints it: None is `null`, True `true`, {"a": 1} `{a=1}`.
+
+    A list becomes `[1, 2]`, and any other value its text.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -43,10 +46,10 @@ def format_object(name: str, fields: Mapping[str, object], brackets: str = " []"
 
 
 def format_json(value: Any) -> str:
-    """Return a value as fastjson's indented JSON.
+    """Return a value as JSON in fastjson's layout.
 
-    Each level is indented by a tab, keys that are integers have no quotes, and members whose value
-    is None are omitted.
+    Levels are indented by tabs, keys that are integers have no quotes, and members that are None
+    are left out.
     """
     marked = _mark_int_keys(value)
     marked_json = json.dumps(marked, indent="\t", separators=(",", ":"), ensure_ascii=False)
@@ -62,7 +65,7 @@ _ESCAPED_MARK: Final = "\\u0000"
 def _mark_int_keys(value: Any) -> Any:
     """Return a copy in which integer keys are strings between two NUL characters.
 
-    Members whose value is None are omitted.
+    So their quotes can be removed after the conversion to JSON. Members that are None are left out.
     """
     if isinstance(value, list | tuple):
         return [_mark_int_keys(item) for item in value]
@@ -95,7 +98,7 @@ def format_time_seconds(time_ms: int) -> str:
 def parse_time(time: str) -> int:
     """Return a time in milliseconds since 1970.
 
-    `time` is that number itself, which may be negative, or local time in the form
+    `time` is such a number, which may be negative, or a local time such as
     `2026-11-23#19:52:59:812`. Raises ConfigurationError for any other text.
     """
     if time.removeprefix("-").isdigit():
@@ -116,9 +119,9 @@ def format_permission(perm: int) -> str:
 
 
 def format_topic_config(config: TopicConfig, attributes: Mapping[str, str]) -> str:
-    """Return a requested topic configuration.
+    """Return the configuration of a topic as the text `TopicConfig [topicName=…, …]`.
 
-    `attributes` are the requested changes of attributes, with `+` or `-` before each name.
+    `attributes` are changes of attributes, with `+` or `-` before each name.
     """
     fields = tables.topic_object(config)
     fields["perm"] = format_permission(config.perm)
@@ -130,9 +133,9 @@ def format_topic_config(config: TopicConfig, attributes: Mapping[str, str]) -> s
 
 
 def group_config_fields(config: GroupConfig) -> dict[str, object]:
-    """Return the settings of a group by their Java names, in the order of Java's `toString()`.
+    """Return the settings of a group by Java's names, in the order of Java's `toString()`.
 
-    The retry policy is already a text. Settings that are not set are None.
+    The retry policy is a text. A setting that is not set is None.
     """
     settings = tables.group_object(config)
     policy = settings["groupRetryPolicy"]
@@ -187,11 +190,10 @@ def format_send_status(send_result: SendResult) -> str:
 def message_properties(
     message: StoredMessage, bounds: tuple[int, int] | None = None
 ) -> dict[str, object]:
-    """Return the properties of a message in the order of Java's hash map with 128 buckets.
+    """Return the properties of a message in the order in which Java's hash map would list them.
 
-    With `bounds`, the properties MIN_OFFSET and MAX_OFFSET are added, which Java's client adds to a
-    message that it has pulled: the first and the next offset of the queue.
-
+    `bounds`, the first and the next offset of the queue, are added as MIN_OFFSET and MAX_OFFSET, as
+    Java's client does with a message that it has pulled. None adds nothing.
     """
     named: dict[str, object] = dict(message.properties)
     if bounds is not None:
@@ -200,9 +202,10 @@ def message_properties(
 
 
 def format_message(message: StoredMessage, bounds: tuple[int, int]) -> str:
-    """Return a pulled message with all fields, as `MessageExt [brokerName=…, …]`.
+    """Return a message that was pulled, with all fields, as `MessageExt [brokerName=…, …]`.
 
-    `bounds` are the first and the next offset of its queue. The body is a list of signed bytes.
+    `bounds` are the first and the next offset of its queue. The body is printed as signed bytes:
+    255 is -1.
     """
     signed_bytes = [byte - 256 if byte > 127 else byte for byte in message.body_or_raw]
     fields_of_base_class = {

@@ -37,11 +37,11 @@ def print_message(
     charset: str | None = None,
     bounds: tuple[int, int] | None = None,
 ) -> None:
-    """Print all fields of a message, and how far each group of its topic is with it.
+    """Print all fields of a message, and what each group of its topic has done with it.
 
-    The body is written into a file of `BODY_DIRECTORY`, and printed if `charset` is given.
-    `with_offset_id` is False for a message that was found by its producer's id: the offset message
-    id is left out then. `bounds` are the first and the next offset of the queue; None leaves them
+    The body is written to a file in `BODY_DIRECTORY`. It is also printed, decoded by `charset`,
+    unless that is None. `with_offset_id` False leaves out the id that the broker made. `bounds` are
+    the first and the next offset of the queue, which are printed as properties; None leaves them
     out.
     """
     path = session.save_file(BODY_DIRECTORY, message.message_id, message.body_or_raw)
@@ -61,9 +61,10 @@ def print_message(
 
 
 def _label_fields(message: StoredMessage, bounds: tuple[int, int] | None) -> dict[str, object]:
-    """Return the fields of a message with the labels of RocketMQ's tool, in its order.
+    """Return label -> field of a message, with the labels of RocketMQ's tool, in its order.
 
-    `bounds` are those of `print_message`.
+    `bounds`, the first and the next offset of the queue, are added to the properties; None adds
+    nothing.
     """
     return {
         "OffsetID": message.offset_message_id,
@@ -84,7 +85,7 @@ def _label_fields(message: StoredMessage, bounds: tuple[int, int] | None) -> dic
 
 
 def _format_tracks(session: Session, message: StoredMessage) -> Iterator[str]:
-    """Yield the text of a `MessageTrack` for each group of the message's topic."""
+    """Yield a text `MessageTrack [...]` for each group: whether it has consumed the message."""
     for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
         track_type = "UNKNOWN"
         reason = None
@@ -102,9 +103,10 @@ def _format_tracks(session: Session, message: StoredMessage) -> Iterator[str]:
 
 
 def _find_track_type(session: Session, message: StoredMessage, group: str) -> str:
-    """Return how far a group is with a message, as a `trackType` of RocketMQ's tool.
+    """Return how far a group is with a message: CONSUMED, NOT_CONSUME_YET or another word.
 
-    Raises TopicNotFoundError if the group has no route, RequestError if it has no members.
+    The words are those of RocketMQ's `TrackType`. Raises TopicNotFoundError if the group has no
+    retry topic, RequestError if it has no members.
     """
     connections = session.admin.group_connections(group)
     if connections.consume_type != PUSH_TYPE:
@@ -124,7 +126,7 @@ def _find_track_type(session: Session, message: StoredMessage, group: str) -> st
 
 
 def query_by_id(session: Session, values: FlagValues) -> None:
-    """Run queryMsgById: print messages by their message ids or offset message ids.
+    """Run `mqadmin queryMsgById`: print messages by their message ids or offset message ids.
 
     With the flags `consumerGroup` and `clientId`, that client processes each message instead. With
     `sendMessage`, each message is sent again instead.
@@ -146,7 +148,10 @@ def query_by_id(session: Session, values: FlagValues) -> None:
 
 
 def _consume_directly(session: Session, values: FlagValues, message_id: str) -> None:
-    """Let the client of the flags process a message now, and print the result."""
+    """Let the client in flag `clientId` process a message now, and print the result.
+
+    If it is not a push consumer, only that is printed.
+    """
     group = values["consumerGroup"]
     client_id = values["clientId"]
     running_info = session.admin.running_info(group, client_id)
@@ -169,7 +174,7 @@ def _consume_directly(session: Session, values: FlagValues, message_id: str) -> 
 
 
 def query_by_key(session: Session, values: FlagValues) -> None:
-    """Run queryMsgByKey: print a line for each message of a topic with a key.
+    """Run `mqadmin queryMsgByKey`: print a line for each message of a topic with a key.
 
     Raises ConfigurationError for a key type other than `K`, RequestError if there is no message.
     """
@@ -202,7 +207,7 @@ def query_by_key(session: Session, values: FlagValues) -> None:
 
 
 def query_by_unique_key(session: Session, values: FlagValues) -> None:
-    """Run queryMsgByUniqueKey: print the oldest message with a producer's message id.
+    """Run `mqadmin queryMsgByUniqueKey`: print the oldest message with a producer's message id.
 
     Only messages stored from flag `startTime` to flag `endTime` count (milliseconds since 1970,
     both included); the defaults are 0 and `TIME_MAX_MS`. With flag `showAll` (`-a`), all of these
@@ -232,7 +237,7 @@ def query_by_unique_key(session: Session, values: FlagValues) -> None:
 
 
 def query_by_offset(session: Session, values: FlagValues) -> None:
-    """Run queryMsgByOffset: print the message at an offset of a queue."""
+    """Run `mqadmin queryMsgByOffset`: print the message at an offset of a queue."""
     queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
     offset = values.get_int("offset")
     for message in _read_range(session, queue, offset, offset + 1):
@@ -241,7 +246,7 @@ def query_by_offset(session: Session, values: FlagValues) -> None:
 
 
 def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
-    """Return the messages of a queue whose offsets are in [low, high)."""
+    """Return the messages of a queue from offset `low` to `high` (exclusive)."""
     messages: list[StoredMessage] = []
 
     def add_page(page: list[StoredMessage]) -> bool:
@@ -255,9 +260,9 @@ def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> l
 def _find_requested_range(
     session: Session, values: FlagValues, queue: MessageQueue
 ) -> tuple[int, int]:
-    """Return the first offset in a range of times of a queue, and the first behind it.
+    """Return (first offset, offset after the last) of the messages that the flags select by time.
 
-    The flags `beginTimestamp` and `endTimestamp` limit the range.
+    The flags are `beginTimestamp` and `endTimestamp`. Without them, the range is the whole queue.
     """
     low, high = session.admin.offsets(queue)
     if "beginTimestamp" in values:
@@ -272,7 +277,10 @@ def _find_requested_range(
 def _read_matching_messages(
     session: Session, values: FlagValues, queue: MessageQueue, low: int, high: int
 ) -> Iterator[StoredMessage]:
-    """Yield the messages [low, high) of a queue that match the tags in flag `subExpression`."""
+    """Yield the messages from offset `low` to `high` (exclusive) with a tag that matches.
+
+    The tags are in flag `subExpression`; by default all messages match.
+    """
     subscription = parse_subscription(queue.topic, values.get("subExpression", "*"))
     for message in _read_range(session, queue, low, high):
         if subscription.is_everything or tag_matches(subscription, message.tag):
@@ -282,7 +290,10 @@ def _read_matching_messages(
 def _print_message_line(
     session: Session, message: StoredMessage, values: FlagValues, *, with_body: bool
 ) -> None:
-    """Print a message with all fields on one line. A body is decoded by flag `charsetName`."""
+    """Print a message with all fields on one line, with or without its body.
+
+    The body is decoded by the charset in flag `charsetName`, by default UTF-8.
+    """
     body = message.body_or_raw.decode(values.get("charsetName", "UTF-8"), "replace")
     bounds = session.admin.offsets(MessageQueue(message.topic, message.broker, message.queue_id))
     message_text = java.format_message(message, bounds)
@@ -291,7 +302,7 @@ def _print_message_line(
 
 
 def print_messages(session: Session, values: FlagValues) -> None:
-    """Run printMsg: print the messages of a topic, queue by queue."""
+    """Run `mqadmin printMsg`: print the messages of a topic, queue by queue."""
     for queue in session.admin.queues(values["topic"]):
         low, high = _find_requested_range(session, values, queue)
         session.print_line(f"minOffset={low}, maxOffset={high}, {java.format_queue(queue)}")
@@ -309,7 +320,10 @@ def print_messages(session: Session, values: FlagValues) -> None:
 
 
 def print_queue_messages(session: Session, values: FlagValues) -> None:
-    """Run printMsgByQueue: print the messages of a queue, or the number of each tag, or both."""
+    """Run `mqadmin printMsgByQueue`: print the messages of a queue, or count their tags.
+
+    Flag `print_msg` prints messages, and flag `calculate` the number of messages with each tag.
+    """
     queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
     counts: Counter[str] = Counter()
     low, high = _find_requested_range(session, values, queue)
@@ -324,7 +338,7 @@ def print_queue_messages(session: Session, values: FlagValues) -> None:
 
 
 def consume_messages(session: Session, values: FlagValues) -> None:
-    """Run consumeMessage: print the oldest messages of a topic or a queue.
+    """Run `mqadmin consumeMessage`: print the oldest messages of a topic or a queue.
 
     No offsets are committed.
     """
@@ -345,9 +359,9 @@ def consume_messages(session: Session, values: FlagValues) -> None:
 
 
 def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, count_max: int) -> int:
-    """Print the oldest messages of a queue, and return the number of offsets that were read.
+    """Print up to `count_max` messages of a queue, from its beginning or from flag `offset`.
 
-    At most `count_max` messages are printed, from flag `offset` on.
+    Returns the number of offsets that were read.
     """
     low, high = _find_requested_range(session, values, queue)
     low = max(low, values.get_int("offset"))
@@ -375,7 +389,7 @@ def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, cou
 
 
 def query_trace(session: Session, values: FlagValues) -> None:
-    """Run queryMsgTraceById: print the trace records of a message.
+    """Run `mqadmin queryMsgTraceById`: print the trace records of a message.
 
     Records of its producers come first, then those of its consumers, group by group.
     """
@@ -407,9 +421,10 @@ def query_trace(session: Session, values: FlagValues) -> None:
 def _format_trace_record(
     record_type: str, record: SendTrace | ConsumeTrace, trace_message: StoredMessage
 ) -> str:
-    """Return the line of a trace record; `record_type` is Pub or Sub.
+    """Return the line of a trace record.
 
-    `trace_message` contains the record. Its store time is printed if the record has no time.
+    `record_type` is "Pub" for a producer's record and "Sub" for a consumer's. `trace_message` is
+    the message with the record; its store time is used if the record has no time.
     """
     host, _, _ = str(trace_message.born_host).rpartition(":")
     time = java.format_time_seconds(record.time_ms or trace_message.store_time_ms)
@@ -424,7 +439,7 @@ def _format_trace_heading(group: str, time: str) -> str:
 
 
 def query_consume_queue(session: Session, values: FlagValues) -> None:
-    """Run queryCq: print units of a consume queue.
+    """Run `mqadmin queryCq`: print units of a consume queue.
 
     With flag `consumer`, also print the subscription of that group, and whether each unit matches
     it.
@@ -454,7 +469,10 @@ def query_consume_queue(session: Session, values: FlagValues) -> None:
 
 
 def _format_unit(unit: bodies.QueueUnit) -> str:
-    """Return a unit, the 20-byte entry of a consume queue, as `ConsumeQueueData{…}`."""
+    """Return an entry of a consume queue as `ConsumeQueueData{…}`.
+
+    An entry has 20 bytes: position, size and tag code of a message.
+    """
     fields = {
         "physicOffset": unit.physical_offset,
         "physicSize": unit.size_bytes,
@@ -468,7 +486,7 @@ def _format_unit(unit: bodies.QueueUnit) -> str:
 
 
 def send_message(session: Session, values: FlagValues) -> None:
-    """Run sendMessage: send a message, and print its queue and message id."""
+    """Run `mqadmin sendMessage`: send a message, and print its queue and message id."""
     queue = None
     if "qid" in values:
         if "broker" not in values:
@@ -495,9 +513,9 @@ def send_message(session: Session, values: FlagValues) -> None:
 
 
 def measure_queue_send_times(session: Session, values: FlagValues) -> None:
-    """Run checkMsgSendRT: send to each queue in turn, and print the duration of each send.
+    """Run `mqadmin checkMsgSendRT`: send to each queue in turn, and print how long it took.
 
-    The first send, which also connects, is not part of the mean.
+    The first send, which also connects, does not count in the mean.
     """
     send_count = values.get_int("amount", 100)
     topic = values["topic"]
@@ -519,9 +537,9 @@ def measure_queue_send_times(session: Session, values: FlagValues) -> None:
 def _measure_send(
     producer: Producer, topic: str, body: bytes, queue: MessageQueue | None = None
 ) -> tuple[bool, int]:
-    """Send a message, and return whether it was sent, and the duration in milliseconds.
+    """Send `body` to `topic`, and return (whether it was sent, duration in ms).
 
-    Without `queue`, the producer selects the queue.
+    `queue` None means that the producer chooses the queue.
     """
     begin_ms = producer.clock.now_ms()
     try:
@@ -533,7 +551,10 @@ def _measure_send(
 
 
 def measure_broker_send_times(session: Session, values: FlagValues) -> None:
-    """Run sendMsgStatus: send to the topic named after a broker, and print each duration."""
+    """Run `mqadmin sendMsgStatus`: send messages to one broker, and print how long each took.
+
+    The topic is the system topic with the name of the broker.
+    """
     topic = values["brokerName"]
     body = b"hello jodie" * (values.get_int("messageSize", 128) // 11 + 1)
     with session.make_producer() as producer:
@@ -548,9 +569,10 @@ def measure_broker_send_times(session: Session, values: FlagValues) -> None:
 
 
 def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
-    """Run clusterRT: send to the topic named after each broker, and print the mean duration.
+    """Run `mqadmin clusterRT`: send messages to each broker, and print the mean duration.
 
-    The command repeats this every `interval` seconds until it is interrupted.
+    The topic is the system topic with the name of the broker. This is repeated every `interval`
+    seconds until it is interrupted.
     """
     send_count = values.get_int("amount", 100)
     body = b"a" * values.get_int("size", 128)
@@ -590,9 +612,9 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
 def _measure_sends(
     producer: Producer, topic: str, body: bytes, send_count: int
 ) -> tuple[int, float]:
-    """Send messages to a topic, and return how many were sent, and the mean duration in ms.
+    """Send messages to a topic, and return (number that were sent, mean duration in ms).
 
-    The first send, which also connects, is not part of the mean.
+    The first send also connects, so it does not count in the mean.
     """
     sent_count = 0
     total_ms = 0

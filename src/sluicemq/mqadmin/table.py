@@ -39,7 +39,11 @@ _CONTAINER: Final = "SluiceMQ has no broker containers. Start a broker with slui
 def _row(
     name: str, flags: str, summary: str, run_or_refusal: CommandFunction | str, *aliases: str
 ) -> Command:
-    """Return a command with its declared flags. A text as `run_or_refusal` is a refusal."""
+    """Return a command for the table, with the flags that `flags` declares.
+
+    `run_or_refusal` is the function that runs it. A text instead says why the command is not
+    supported. `aliases` are further names.
+    """
     declared_flags = parse_flag_declarations(flags)
     if isinstance(run_or_refusal, str):
         refusal = run_or_refusal

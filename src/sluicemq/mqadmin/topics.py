@@ -27,9 +27,9 @@ _STATUS_ROW: Final = "{:<32}  {:<4}  {:<20}  {:<20}    {}"
 
 
 def parse_attributes(attributes: str) -> dict[str, str | None]:
-    """Parse changes of attributes such as `+a=b,-c`. Return name -> new value.
+    """Parse changes of attributes: `+a=b,-c` becomes {"a": "b", "c": None}.
 
-    The value is None for an attribute to remove. Raises ConfigurationError for another form.
+    None means that the attribute is removed. Raises ConfigurationError for another form.
     """
     changes: dict[str, str | None] = {}
     for change in filter(None, attributes.split(",")):
@@ -53,7 +53,11 @@ def sign_attributes(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def update_topic(session: Session, values: FlagValues) -> None:
-    """Run updateTopic: create or change a topic on a broker, or on all masters of a cluster."""
+    """Run `mqadmin updateTopic`: create or change a topic on a broker or a cluster.
+
+    In a cluster, this is done on all masters. With flag `order`, the number of queues is stored at
+    the name servers, too.
+    """
     sys_flag = int(values.get_bool("unit")) | int(values.get_bool("hasUnitSub")) << 1
     config = TopicConfig(
         values["topic"],
@@ -79,10 +83,10 @@ def update_topic(session: Session, values: FlagValues) -> None:
 def _set_order_config(
     session: Session, values: FlagValues, addresses: list[str], config: TopicConfig
 ) -> None:
-    """Store the number of queues that each of the brokers has for an ordered topic.
+    """Store at the name servers how many queues each broker has for an ordered topic.
 
-    Name servers keep it as `broker:queues` joined by semicolons. With flag `brokerAddr`, the
-    entries of other brokers are preserved.
+    They keep this as a text such as "a:8;b:8". With flag `brokerAddr`, the entries of other brokers
+    stay as they are.
     """
     changed_brokers = [
         name
@@ -101,7 +105,7 @@ def _set_order_config(
 
 
 def _fetch_other_order_entries(session: Session, topic: str, brokers: list[str]) -> list[str]:
-    """Return the entries `broker:queues` of an ordered topic that belong to none of `brokers`."""
+    """Return the entries `broker:queues` of an ordered topic, without those of `brokers`."""
     try:
         entries = session.admin.kv_config(ORDER_TOPICS, topic).split(";")
     except SluiceError:
@@ -110,10 +114,10 @@ def _fetch_other_order_entries(session: Session, topic: str, brokers: list[str])
 
 
 def read_json_list(session: Session, values: FlagValues) -> list[object] | None:
-    """Return the JSON list in the file of flag `filename`.
+    """Return the JSON list in the file that flag `filename` names, None if there is no such file.
 
-    Without such a file, print that, and return None. Raises ConfigurationError if the file contains
-    another value than a list, and ValueError if it is not JSON.
+    A missing file is reported in the output. Raises ConfigurationError if the file contains another
+    value than a list, and ValueError if it is not JSON.
     """
     json_text = read_text(SYSTEM_FILES, values["filename"])
     if json_text is None:
@@ -128,7 +132,7 @@ def read_json_list(session: Session, values: FlagValues) -> list[object] | None:
 
 
 def update_topic_list(session: Session, values: FlagValues) -> None:
-    """Run updateTopicList: create or change the topics of a JSON file."""
+    """Run `mqadmin updateTopicList`: create or change the topics of a JSON file."""
     topic_objects = read_json_list(session, values)
     if not topic_objects:
         return
@@ -141,7 +145,7 @@ def update_topic_list(session: Session, values: FlagValues) -> None:
 
 
 def update_topic_permission(session: Session, values: FlagValues) -> None:
-    """Run updateTopicPerm: change the permission of a topic, and nothing else of it."""
+    """Run `mqadmin updateTopicPerm`: change the permission of a topic, and nothing else of it."""
     topic = values["topic"]
     perm = values.get_int("perm")
     route = session.admin.current_route(topic)
@@ -160,9 +164,10 @@ def update_topic_permission(session: Session, values: FlagValues) -> None:
 def _update_permission_at(
     session: Session, address: str, route: TopicRoute, config: TopicConfig
 ) -> None:
-    """Store a topic's configuration at the master with this address, if it changes the permission.
+    """Give a topic the permission in `config` at the master with this address.
 
-    Otherwise, print why nothing was changed. `route` is the topic's present route.
+    If the address is not a master's, or the permission is the same, that is printed and nothing
+    changes. `route` is the topic's present route.
     """
     broker_by_master = {broker.addresses.get(MASTER_ID): broker.broker for broker in route.brokers}
     if address not in broker_by_master:
@@ -179,7 +184,7 @@ def _update_permission_at(
 
 
 def delete_topic(session: Session, values: FlagValues) -> None:
-    """Run deleteTopic: delete a topic from the brokers of a cluster, then from the name servers."""
+    """Run `mqadmin deleteTopic`: delete a topic from a cluster and from the name servers."""
     topic = values["topic"]
     cluster = values["clusterName"]
     session.admin.delete_topic(topic, cluster=cluster)
@@ -188,7 +193,7 @@ def delete_topic(session: Session, values: FlagValues) -> None:
 
 
 def update_order_conf(session: Session, values: FlagValues) -> None:
-    """Run updateOrderConf: print, set or delete the order configuration of a topic.
+    """Run `mqadmin updateOrderConf`: print, set or delete the order configuration of a topic.
 
     It says how many queues of the topic each broker has, as `broker:queues` joined by semicolons.
     Raises ConfigurationError if the method is `put` and flag `orderConf` is missing.
@@ -211,7 +216,10 @@ def update_order_conf(session: Session, values: FlagValues) -> None:
 
 
 def list_topics(session: Session, values: FlagValues) -> None:
-    """Run topicList: print the names of all topics; with `-c`, their clusters and groups."""
+    """Run `mqadmin topicList`: print the names of all topics.
+
+    With `-c`, each line also has the cluster of the topic and a group that reads it.
+    """
     names = tables.sort_keys_as_java(session.admin.topics())
     if "clusterModel" not in values:
         for name in names:
@@ -239,7 +247,7 @@ def list_topics(session: Session, values: FlagValues) -> None:
 
 
 def show_route(session: Session, values: FlagValues) -> None:
-    """Run topicRoute: print the route of a topic as JSON, or, with `-l`, as a table."""
+    """Run `mqadmin topicRoute`: print the route of a topic as JSON, or, with `-l`, as a table."""
     route = session.admin.current_route(values["topic"])
     if "list" in values:
         _print_route_table(session, route)
@@ -249,7 +257,7 @@ def show_route(session: Session, values: FlagValues) -> None:
 
 
 def _print_route_table(session: Session, route: TopicRoute) -> None:
-    """Print a line for each broker of a route, and the sums of their queues."""
+    """Print a line for each broker in a route, and then the sums of their queues."""
     queues_by_broker = {queues.broker: queues for queues in route.queues}
     session.print_line(
         _ROUTE_ROW.format(
@@ -277,7 +285,10 @@ def _print_route_table(session: Session, route: TopicRoute) -> None:
 
 
 def show_topic_status(session: Session, values: FlagValues) -> None:
-    """Run topicStatus: print the first and the next offset of each queue, and its last write."""
+    """Run `mqadmin topicStatus`: print the first and the next offset of each queue.
+
+    A line also has the time of the newest message; the last line is the rate of the topic.
+    """
     session.admin.current_route(values["topic"])
     stats = session.admin.topic_stats(values["topic"])
     session.print_line(
@@ -295,7 +306,7 @@ def show_topic_status(session: Session, values: FlagValues) -> None:
 
 
 def list_topic_clusters(session: Session, values: FlagValues) -> None:
-    """Run topicClusterList: print the clusters that have a topic."""
+    """Run `mqadmin topicClusterList`: print the clusters that have a topic."""
     names = set(find_read_addresses(session.admin.current_route(values["topic"])))
     for cluster, brokers in session.admin.cluster_info().clusters.items():
         if names.intersection(brokers):
@@ -303,7 +314,7 @@ def list_topic_clusters(session: Session, values: FlagValues) -> None:
 
 
 def allocate_queues(session: Session, values: FlagValues) -> None:
-    """Run allocateMQ: print how consumers with these addresses would share the queues."""
+    """Run `mqadmin allocateMQ`: print how consumers with these addresses would share the queues."""
     topic = values["topic"]
     members = values["ipList"].split(",")
     queues = readable_queues(topic, session.admin.current_route(topic))

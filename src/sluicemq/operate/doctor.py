@@ -119,11 +119,12 @@ def diagnose(
     type: str | None = None,  # noqa: A002 - RocketMQ's name for it
     brokers: Iterable[str] = (),
 ) -> Diagnosis:
-    """Return what is wrong with a cluster, or with one of its topics, groups or messages.
+    """Find out what is wrong with a cluster, or with one of its topics, groups or messages.
 
     `type` is the type of the messages that producers send to the topic: normal, fifo, delay or
-    transaction. `brokers` are addresses of brokers to ask in addition to those that are registered.
-    A server that cannot be reached, or that refuses a request, is reported and raises no error.
+    transaction. `brokers` are addresses of brokers to ask besides the registered ones. The result
+    has the most important problem as its cause. A server that does not respond or refuses a request
+    becomes a finding; it raises no error.
     """
     facts = _collect_facts(Walk(admin, topic), type, group, message_id, brokers)
 
@@ -145,7 +146,11 @@ def _collect_facts(
     message_id: str | None,
     extra_brokers: Iterable[str],
 ) -> ClusterFacts:
-    """Return all facts that `walk` learns, stage by stage; see `diagnose` for the arguments."""
+    """Ask all servers, one stage after the other, and return the facts that they report.
+
+    The arguments are those of `diagnose`. If no name server or no broker responds, the later stages
+    are left out and recorded as unseen.
+    """
     admin = walk.admin
     topic = walk.topic
     name_servers = walk.collect_name_servers()
@@ -196,10 +201,10 @@ class Walk:
     def ask_admin(
         self, description: str, question: Callable[P, T], *args: P.args, **named: P.kwargs
     ) -> T | None:
-        """Call a function of `admin` and return its result.
+        """Call `question`, a function of the admin client, and return its result, None if it fails.
 
-        Return None if it raises an error, which is added to `denied` or `unseen`. `description`
-        names the fact that is asked for.
+        An error is recorded: in `denied` if access control refused the request, else in `unseen`.
+        `description` names what was asked, for example "the topics".
         """
         try:
             return question(*args, **named)
@@ -210,10 +215,11 @@ class Walk:
         return None
 
     def add_refusal(self, address: str, remark: str, description: str) -> None:
-        """Record that the server at `address` refused a request for `description`.
+        """Record that access control of a server refused a request.
 
-        Clients do not need requests that only administrators may send. Their refusal is recorded in
-        `unseen`, not in `denied`.
+        It goes to `denied`, because clients of the account will fail, too. A request that only
+        administrators may send goes to `unseen`: clients do not need it. `description` names what
+        was asked.
         """
         if _ADMIN_ONLY in remark:
             self.unseen.append(f"{description}: {remark}.")
@@ -221,9 +227,10 @@ class Walk:
             self.denied.append((address, remark))
 
     def ask(self, address: str, command: Command, description: str) -> Command | None:
-        """Send a request and return the response if it succeeds.
+        """Send a request, and return the response if it is a success, else None.
 
-        Return None otherwise, and record why, unless the topic or group does not exist.
+        The failure is recorded in `denied` or `unseen`, except if the topic or group does not
+        exist.
         """
         answer = self.ask_admin(description, self.admin.call, address, command)
         if answer is None or answer.code == requests.SUCCESS:
@@ -238,9 +245,8 @@ class Walk:
     def probe(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
         """Send a request to an address, and find out what answers there.
 
-        Return the fields of `ServerFacts` by name, and the response. The response is None if there
-        is none, or if it is an error; the fields then contain its code and remark. A refusal is
-        recorded as by `add_refusal`.
+        Returns (fields for `ServerFacts`, response). The response is None if there is none or if it
+        is an error; the fields then have its code and remark. A refusal is recorded.
         """
         probed = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
         answer = probed.response
@@ -263,10 +269,10 @@ class Walk:
     # ---------------------------------------------------------------------- name servers
 
     def collect_name_servers(self) -> list[NameServerFacts]:
-        """Return the facts about each name server of the client, also if it cannot be reached.
+        """Return the facts about each name server, also about one that cannot be reached.
 
-        If a topic is diagnosed, the facts include its route, and whether the name server has the
-        route of DEFAULT_TOPIC, by which topics are created automatically.
+        If a topic is diagnosed, they include its route there, and whether topics are created
+        automatically (the name server then has a route of DEFAULT_TOPIC).
         """
         servers = []
         for address in self.admin.name_servers:
@@ -280,7 +286,11 @@ class Walk:
         return servers
 
     def _add_routes(self, server: NameServerFacts, address: str, topic: str) -> NameServerFacts:
-        """Return `server` with its route of the topic, and whether it has that of DEFAULT_TOPIC."""
+        """Return `server` with its route of `topic`, and whether topics are created on demand.
+
+        `address` is the name server's. Topics are created on demand if it has a route of
+        DEFAULT_TOPIC.
+        """
         route = self.fetch_route(address, topic)
         default_route = self.fetch_route(address, DEFAULT_TOPIC)
         return replace(
@@ -300,10 +310,10 @@ class Walk:
     def collect_brokers(
         self, name_servers: Iterable[NameServerFacts], extra_addresses: Iterable[str]
     ) -> list[BrokerFacts]:
-        """Return the facts about every replica that is registered or in `extra_addresses`.
+        """Return the facts about each registered replica and each at an address of the user.
 
-        A replica in `extra_addresses` has the name and the cluster "". The replication lag of
-        slaves is filled in if their master responds.
+        `extra_addresses` are those of the user; such a replica has the name and cluster "". If a
+        master responds, the facts about its slaves include how far they lag.
         """
         replicas = _list_registered_replicas(name_servers)
         for address in extra_addresses:
@@ -320,9 +330,9 @@ class Walk:
     def collect_broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerFacts:
         """Return the facts about the replica at one address.
 
-        If it responds, they include its counters, settings and clock, the reachability of its VIP
-        port (two below its port), and its settings of the diagnosed topic. Failing requests are
-        recorded in `denied` or `unseen`.
+        If it responds, they include its counters, settings, clock and configuration of the
+        diagnosed topic, and whether its VIP port (its port minus 2) accepts connections. Failed
+        requests are recorded in `denied` or `unseen`.
         """
         clock = self.admin.clock
         began_ms = clock.now_ms()
@@ -367,7 +377,10 @@ class Walk:
         return replace(broker, topic=tables.decode_topic_config(answer.body))
 
     def add_replication_status(self, brokers: list[BrokerFacts]) -> list[BrokerFacts]:
-        """Return the brokers with what they report about their replication."""
+        """Return the brokers with what they report about their replication in `replica`.
+
+        `replica` has some of the keys inSync, role, state, isLinked, master and inSyncSize.
+        """
         rows = self.ask_admin("replicas", self.admin.replicas) or []
         rows_by_id = {(row["broker"], row["id"]): row for row in rows}
         in_sync_sizes = _count_in_sync(rows)
@@ -386,10 +399,11 @@ class Walk:
         return brokers_with_status
 
     def fetch_replication_status(self, broker: BrokerFacts) -> dict[str, Any]:
-        """Return what a replica reports about its replication connections (907).
+        """Return what a replica reports about its connections for replication (request code 907).
 
-        For a master that is `inSyncSize`; for a slave `isLinked`, whether it is connected to its
-        master, and `master`, the address. Return {} for a single broker and for RocketMQ 4.9.
+        For a master this is {"inSyncSize": number of replicas in sync}. For a slave it is
+        {"isLinked": whether it is connected, "master": address}. The result is {} for a broker
+        without replicas and for RocketMQ 4.9.
         """
         if not broker.is_up or (broker.is_master and not broker.is_sync_master):
             return {}
@@ -407,11 +421,11 @@ class Walk:
     def check_permissions(
         self, topic: str, group: str | None, brokers: Iterable[BrokerFacts]
     ) -> None:
-        """Record in `denied` each broker that does not let the account send to or read the topic.
+        """Record each broker at which the account may not send to the topic or read from it.
 
-        Each master that has the topic is asked with a queue that does not exist, so that nothing is
-        stored or read. A broker that does not have the group is not asked about reading, because it
-        may create the group of a pull.
+        Each master that has the topic gets requests for a queue that does not exist, so that
+        nothing is stored or read. Reading is tried only if the broker knows the group, because a
+        pull could create the group.
         """
         for broker in brokers:
             if self.admin.credentials is None or broker.topic is None or not broker.is_master:
@@ -432,7 +446,7 @@ class Walk:
         return table is not None and group in table.groups
 
     def _check_permission(self, address: str, command: Command) -> None:
-        """Send a request to a broker, and record in `denied` if it denies the account access."""
+        """Send a request to a broker, and record in `denied` if access control refuses it."""
         answer = self.ask_admin("rights", self.admin.call, address, command)
         if answer is None:
             return
@@ -445,9 +459,9 @@ class Walk:
     def collect_group(
         self, name: str, brokers: Iterable[BrokerFacts]
     ) -> tuple[GroupFacts | None, GroupExplained | None]:
-        """Return the facts about a group, and what `explain_group` finds.
+        """Return the facts about a group, and what explains its state.
 
-        Both are None if no broker that answers knows the group, and another one may know it.
+        If no broker knows the group, but not all brokers respond, both results are None.
         """
         admin = self.admin
         configs = self.ask_admin("the groups", admin.groups) or {}
@@ -462,7 +476,7 @@ class Walk:
         return self._add_group_details(facts), explained
 
     def _add_group_details(self, facts: GroupFacts) -> GroupFacts:
-        """Return the facts of a group with its members, messages and filters."""
+        """Return the facts about a group with members, lag, failed messages and filters added."""
         admin = self.admin
         name = facts.name
         clients = self.ask_admin(f"the members of {name}", admin.consumers, name) or []
@@ -487,7 +501,11 @@ class Walk:
         )
 
     def ask_member(self, group: str, client: ConsumerClient) -> MemberFacts:
-        """Return what a member reports about itself, and whether it answers."""
+        """Ask a member of a group for a report about itself, and return the facts from it.
+
+        `is_mute` is True if the member does not answer its broker. A report that cannot be decoded,
+        or another failure, is recorded in `unseen`.
+        """
         client_id = client.client_id
         command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
         try:
@@ -514,10 +532,10 @@ class Walk:
         return list(offsets.values())
 
     def find_failed_messages(self, group: str) -> dict[str, int]:
-        """Return message id -> number of failed deliveries, of messages that failed repeatedly.
+        """Return message id -> number of failures, for messages that fail again and again.
 
-        They failed at least `RETRIES_MIN` times and will be delivered again. The newest messages of
-        the retry topics are looked at.
+        They have failed at least `RETRIES_MIN` times and will be delivered again. Only the newest
+        messages of the retry topics are considered.
         """
         failure_counts: dict[str, int] = {}
         for retry_topic in self._list_retry_topics(group):
@@ -533,9 +551,9 @@ class Walk:
         return failing
 
     def _list_retry_topics(self, group: str) -> list[str]:
-        """Return the retry topics of a group, sorted.
+        """Return the retry topics of a group that exist, sorted.
 
-        They are the topic RETRY_PREFIX + `group`, and one for each topic that the group pops.
+        A group has one retry topic, and another one for each topic that it pops.
         """
         known_topics = set(self.ask_admin("the topics", self.admin.topics) or ())
         retry_topics = []
@@ -547,7 +565,10 @@ class Walk:
         return retry_topics
 
     def _count_failures(self, retry_topic: str, failure_counts: dict[str, int]) -> None:
-        """Add the newest messages of a retry topic to `failure_counts`, keyed by message id."""
+        """Read the newest messages of a retry topic, and put their retries into `failure_counts`.
+
+        It maps message ids to the highest number of retries, and is changed in place.
+        """
         admin = self.admin
 
         def count_page(page: list[StoredMessage]) -> bool:
@@ -579,7 +600,10 @@ class Walk:
         return tried_filters
 
     def _fetch_subscriptions(self, group: str) -> dict[str, Subscription]:
-        """Return the subscriptions of a group by topic, as the masters know them."""
+        """Return topic -> subscription of a group, as the masters know them.
+
+        Masters that fail are left out.
+        """
         subscriptions: dict[str, Subscription] = {}
         command = requests.consumer_connections(group=group)
         masters = self.ask_admin("the brokers", self.admin.masters) or {}
@@ -592,8 +616,7 @@ class Walk:
     def _try_filter(self, topic: str, subscription: Subscription) -> FilterFacts:
         """Return how many of the newest messages of a topic match the filter of a subscription.
 
-        For SQL92, the result names the atoms, its comparisons and bare properties, that are true
-        for no message.
+        For SQL92, the result names the comparisons of the filter that are true for no message.
         """
         expression = subscription.expression
         kind = subscription.kind
@@ -625,14 +648,13 @@ class Walk:
     ) -> MessageSearch | None:
         """Search a message, and explain what happened to it in the group.
 
-        A message that is not stored in a topic of an application is searched in the system topics
-        in which messages wait. Return None if no broker that answers has the message, and another
-        one may have it.
+        A message may also wait in a system topic, for example until its delivery time. Returns None
+        if no broker has the message, but not all brokers respond.
         """
         admin = self.admin
         search = MessageSearch(
             message_id,
-            earliest_ms=_earliest_stored_ms(brokers),
+            earliest_ms=_find_earliest_stored_ms(brokers),
             born_ms=unique_id_time_ms(message_id, admin.clock.now_ms()),
         )
         try:
@@ -656,7 +678,10 @@ class Walk:
         )
 
     def find_waiting_message(self, search: MessageSearch) -> MessageSearch:
-        """Return the search with the message if it waits in a system topic."""
+        """Search the message in the system topics where messages wait, and add it to `search`.
+
+        Returns `search` unchanged if it is not found.
+        """
         for topic, waiting in WAITING_TOPICS.items():
             try:
                 message = self.admin.message_by_id(search.message_id, topic=topic)
@@ -683,7 +708,7 @@ def _list_registered_replicas(
 def _count_in_sync(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return broker name -> number of replicas that its master reports as in sync.
 
-    `rows` are the results of `Admin.replicas`. A master that does not report this is left out.
+    `rows` come from `Admin.replicas`. A master that does not report this is left out.
     """
     in_sync_sizes = {}
     for row in rows:
@@ -694,7 +719,7 @@ def _count_in_sync(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _find_never_true(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the texts of the atoms of a filter that are true for no message at any broker."""
+    """Return the comparisons of a filter that are true for no message at any broker, sorted."""
     atom_texts = set()
     true_texts = set()
     for report in reports:
@@ -705,8 +730,11 @@ def _find_never_true(reports: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     return tuple(sorted(atom_texts - true_texts))
 
 
-def _earliest_stored_ms(brokers: Iterable[BrokerFacts]) -> int:
-    """Return the store time of the oldest message on brokers that have deleted messages, else 0."""
+def _find_earliest_stored_ms(brokers: Iterable[BrokerFacts]) -> int:
+    """Return the time of the oldest stored message, in milliseconds since 1970.
+
+    Only brokers that have deleted messages count; without them the result is 0.
+    """
     store_times_ms = []
     for broker in brokers:
         has_deleted = broker.is_up and broker.number("commitLogMinOffset") > 0
@@ -716,7 +744,11 @@ def _earliest_stored_ms(brokers: Iterable[BrokerFacts]) -> int:
 
 
 def _with_lag(broker: BrokerFacts, log_ends: dict[str, float]) -> BrokerFacts:
-    """Return a slave with its lag behind the end of its master's log; other brokers unchanged."""
+    """Return a slave with the number of bytes that it is behind its master.
+
+    `log_ends` maps broker names to the end of the master's log. A master, a slave that is down and
+    one without a known master are returned unchanged.
+    """
     if broker.is_master or not broker.is_up or broker.name not in log_ends:
         return broker
     lag_bytes = int(log_ends[broker.name] - broker.number("commitLogMaxOffset"))
@@ -724,11 +756,11 @@ def _with_lag(broker: BrokerFacts, log_ends: dict[str, float]) -> BrokerFacts:
 
 
 def clock_ahead_ms(counters: dict[str, str], now_ms: int) -> int | None:
-    """Return by how much a broker's clock is ahead of this machine's, exact to half a second.
+    """Return how far a broker's clock is ahead of this machine's in ms, exact to half a second.
 
-    The counters `bootTimestamp` and `runtime` are the time at which the broker opened its store,
-    and for how long it has been open (spec/admin.md §3). Return None if the broker does not report
-    them.
+    It is computed from two counters: `bootTimestamp`, when the broker opened its store, and
+    `runtime`, for how long it has been open (spec/admin.md §3). `now_ms` is this machine's time.
+    Returns None if the broker does not report them.
     """
     uptime = _UPTIME.search(counters.get("runtime", ""))
     boot = counters.get("bootTimestamp", "")

@@ -41,9 +41,10 @@ Count = Annotated[int, Field(ge=1, le=PAGE_MAX)]
 
 
 def server_of(open_admin: Callable[[], Admin], clock: Clock) -> MCPServer:
-    """Return the MCP server, to be run on any transport.
+    """Return the MCP server, which can be run on any transport.
 
-    `open_admin` returns a new client; each question opens one and closes it.
+    `open_admin()` returns a new admin client. Each question of an assistant opens one and closes
+    it.
     """
     server = MCPServer("sluicemq", title="SluiceMQ", version=__version__, instructions=INSTRUCTIONS)
     tools = Tools(open_admin, clock)
@@ -213,7 +214,10 @@ class Tools:
         ]
 
     def _ask(self, question: Callable[[Admin], Any]) -> Any:
-        """Return what `question` returns for a new client. Raises ToolError for a SluiceError."""
+        """Call `question(admin)` with a new admin client, and return its result.
+
+        Raises ToolError for a SluiceError.
+        """
         try:
             with self._open() as admin:
                 return question(admin)
@@ -222,7 +226,7 @@ class Tools:
 
 
 def doctor_record(finding: Finding) -> dict[str, Any]:
-    """Return a finding of the tool `doctor` as JSON."""
+    """Return a finding of the tool `doctor` as a dictionary for JSON."""
     return {
         "code": str(finding.code),
         "what": finding.what,
@@ -240,7 +244,7 @@ def explain_record(finding: Finding) -> dict[str, Any]:
 
 
 def message_record(explained: MessageExplained) -> dict[str, Any]:
-    """Return what happened to a message in a group as JSON."""
+    """Return what happened to a message in a group as a dictionary for JSON."""
     return {
         "group": explained.group,
         "fate": plain(explained.fate),
@@ -261,9 +265,10 @@ def page(names: Iterable[str], contains: str, offset: int, count: int) -> dict[s
 
 
 def message_fields(message: StoredMessage) -> dict[str, Any]:
-    """Return a message as the assistant sees it.
+    """Return a message as a dictionary, as the assistant sees it.
 
-    Text of the sender is under keys that end with "_of_the_sender".
+    The body is cut to `BODY_BYTES_MAX` bytes. Text that the sender wrote is under keys that end
+    with "_of_the_sender", so that the assistant does not take it for instructions.
     """
     body = message.body_or_raw
     error = message.body_error
@@ -283,7 +288,11 @@ def message_fields(message: StoredMessage) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON: dataclasses as objects, enum members as their names in lower case."""
+    """Convert a value to types of JSON.
+
+    Dataclasses become dictionaries, enum members their names in lower case, and bytes text, of at
+    most `BODY_BYTES_MAX` bytes.
+    """
     if isinstance(value, enum.Enum):  # before the next line, because some members are strings
         return value.name.lower()
     if value is None or isinstance(value, str | int | float | bool):

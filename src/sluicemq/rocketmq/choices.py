@@ -87,8 +87,9 @@ class SelectMessageQueueByHash(MessageQueueSelector):
     """A selector by the hash code that Java has for the argument: a string or a 64-bit integer."""
 
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
-        """Return the queue whose index is the hash code of `arg` modulo the number of queues.
+        """Return the queue at the index `abs(hash code of arg) % len(mqs)`, as Java's class does.
 
+        The hash code is Java's: that of String for a string, of Integer or Long for an integer.
         Raises ConfigurationError unless `arg` is a string or an integer of 64 bits.
         """
         if isinstance(arg, str):
@@ -140,10 +141,10 @@ class AllocateMessageQueueStrategy(ABC):
         """
 
     def to_core_strategy(self, group: str) -> Strategy:
-        """Return this strategy as a function of the asyncio client, for the group `group`.
+        """Return this strategy as a plain function, as the asyncio client expects it.
 
-        The function gets the client id of this member, all queues of the topic and the client ids
-        of all members. It returns the queues of this member.
+        The function takes the client id of this member of `group`, all queues of the topic and the
+        client ids of all members. It returns the queues that this member has to read.
         """
 
         def allocate(
@@ -268,9 +269,10 @@ class AllocateMachineRoomNearby(AllocateMessageQueueStrategy):
         mq_all: list[MessageQueue],
         cid_all: list[str],
     ) -> list[MessageQueue]:
-        """Return the queues of the member with client id `current_cid`.
+        """Return the queues that the member with the client id `current_cid` has to read.
 
-        Raises ConfigurationError if the resolver returns an empty room.
+        Queues of a machine room go to the members in the same room, by the inner strategy. Raises
+        ConfigurationError if the resolver returns an empty room.
         """
 
         def broker_room(name: str) -> str:

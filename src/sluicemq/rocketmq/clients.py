@@ -104,12 +104,13 @@ class Client(CheckedAttributes, Generic[C]):
         credentials: tuple[str, str] | None = None,
         tls: Tls | bool | None = None,
     ) -> None:
-        """Make a client that is not running yet, with the arguments of Java's constructors.
+        """Make a client from the arguments of Java's constructors; it is not running yet.
 
-        By position these are: the group; a hook that signs requests; for push and lite pull
-        consumers, the allocation strategy; whether traces are written; and the topic of the traces,
-        None for RMQ_SYS_TRACE_TOPIC. All but the last two may be left out or None. For the keywords
-        see `ClientOptions`. Raises ConfigurationError for any other argument.
+        The positional arguments are, in this order: the group; a hook that signs requests; for push
+        and lite pull consumers, the allocation strategy; whether traces are written; and the topic
+        of the traces, None for RMQ_SYS_TRACE_TOPIC. Each may be None, and all but the last two may
+        be left out. The keywords are described at `ClientOptions`. Raises ConfigurationError for
+        any other argument.
         """
         positional = PositionalArguments(group, *java_arguments)
         self.group = positional.take(str) or self.group
@@ -162,6 +163,10 @@ class Client(CheckedAttributes, Generic[C]):
     """The settings that may also be changed after `start`."""
 
     def _check_setting(self, name: str, default: Any, new_value: Any) -> None:
+        """Raise ConfigurationError if a setting has a wrong type, or cannot be changed any more.
+
+        Most settings have no effect after `start`, so changing them then is an error.
+        """
         super()._check_setting(name, default, new_value)
         # The constructor sets attributes before there is a `_threaded`.
         has_started = getattr(self, "_threaded", None) is not None
@@ -178,8 +183,8 @@ class Client(CheckedAttributes, Generic[C]):
     def set_vip_channel_enabled(self, vip_channel_enabled: bool) -> None:
         """Accept False, and raise ConfigurationError for True.
 
-        This client always connects to the port of the broker in the route, never to Java's VIP
-        port, which is lower by two.
+        Java's clients can use a second port of a broker, the VIP port, which is lower by two. This
+        client always uses the port in the route.
         """
         if vip_channel_enabled:
             raise ConfigurationError(
@@ -193,7 +198,7 @@ class Client(CheckedAttributes, Generic[C]):
         return self._threaded is not None and not self._threaded.is_closed
 
     def start(self) -> None:
-        """Start the event loop thread and the client; consumers join their group.
+        """Start a thread with an event loop and, on it, the client; consumers join their group.
 
         If this raises, everything is closed again. Raises ConfigurationError if the client is
         running, and for invalid settings.
@@ -327,10 +332,9 @@ class Client(CheckedAttributes, Generic[C]):
     def view_message(self, topic: str, msg_id: str, /) -> MessageExt: ...
 
     def view_message(self, first: str, msg_id: str | None = None) -> MessageExt:
-        """Return a message by its `offset_msg_id`, or by its topic and its `msg_id`.
+        """Return one message, by `view_message(offset_msg_id)` or `view_message(topic, msg_id)`.
 
-        With one argument, `first` is the `offset_msg_id`. With two, `first` is the topic. Raises
-        MessageNotFoundError if there is no such message.
+        Raises MessageNotFoundError if there is no such message.
         """
         topic = None
         message_id = first

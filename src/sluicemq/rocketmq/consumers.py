@@ -138,12 +138,16 @@ class ListenerHandler:
     """
 
     def __init__(self, listener: Listener, *, orderly: bool) -> None:
-        """Wrap `listener`. `orderly` says which kind it is, if it is a function."""
+        """Wrap `listener`, an object or a function; `orderly` matters only for a function.
+
+        A function may take one argument, the messages, or two, the messages and a context.
+        """
         self.is_orderly = orderly or isinstance(listener, MessageListenerOrderly)
         if isinstance(listener, _LISTENER_TYPES):
             self._function: Callable[..., Any] = listener.consume_message
         else:
             self._function = listener
+        # A function that accepts two arguments gets the context, too.
         try:
             inspect.signature(self._function).bind(None, None)
             self._takes_context = True
@@ -177,16 +181,16 @@ class ListenerHandler:
 def _make_retry_error(
     context: ConsumeConcurrentlyContext | ConsumeOrderlyContext, processed_count: int = 0
 ) -> RetryLaterError:
-    """Return the error that has messages delivered again, with the delay that is in `context`.
+    """Return the error with which a handler has its messages delivered again.
 
-    The first `processed_count` messages of the list are not delivered again; an orderly listener
-    always gets all of them again.
+    The delay comes from `context`. The first `processed_count` messages of the list are not
+    delivered again. In an ordered group all of them are.
     """
     if isinstance(context, ConsumeConcurrentlyContext):
         return RetryLaterError(
             delay_level=context.delay_level_when_next_consume, done=processed_count
         )
-    time_ms = context.suspend_current_queue_time_millis
+    time_ms = context.suspend_current_queue_time_millis  # -1 means the consumer's setting
     return RetryLaterError(suspend_s=None if time_ms == -1 else _suspend_s(time_ms))
 
 
@@ -267,10 +271,10 @@ class _GroupConsumer(_Consumer[G]):
         return {}
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop reading a topic. Its queues go to the other members of the group.
+        """Stop reading a topic, so that other members of the group read its queues.
 
-        Before `start`, the topic is only removed from the topics to subscribe to. Raises
-        ClosedError after `shutdown`.
+        Before `start`, the topic is only removed from those to subscribe to. Raises ClosedError
+        after `shutdown`.
         """
         self._topics.pop(topic, None)
         if self._threaded is not None:
@@ -278,9 +282,10 @@ class _GroupConsumer(_Consumer[G]):
             threaded.portal.run(threaded.client.unsubscribe(topic))
 
     def _consume_options(self, sluice: Sluice) -> dict[str, Any]:
-        """Return the settings as options of `Sluice.consumer` and `Sluice.lite_pull`, by name.
+        """Return the settings of this consumer as keyword arguments of `Sluice.consumer`.
 
-        Raises ConfigurationError for an invalid `consume_timestamp`.
+        `Sluice.lite_pull` takes them, too. Raises ConfigurationError for an invalid
+        `consume_timestamp`.
         """
         topic_count = self.pull_threshold_for_topic
         topic_mib = self.pull_threshold_size_for_topic
@@ -301,7 +306,10 @@ class _GroupConsumer(_Consumer[G]):
         }
 
     def _start_option(self, sluice: Sluice) -> Start:
-        """Return where a new group begins: "first", "last", or a time in ms since 1970."""
+        """Return where a group without offsets begins: "first", "last", or ms since 1970.
+
+        CONSUME_FROM_TIMESTAMP without `consume_timestamp` begins `_DEFAULT_LOOKBACK_MS` before now.
+        """
         if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             return "last"
         if self.consume_from_where is not ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
@@ -402,6 +410,7 @@ class DefaultMQPushConsumer(_GroupConsumer[PushConsumer]):
         super().start()
 
     async def _make_client(self, sluice: Sluice) -> PushConsumer:
+        """Return a started push consumer of the asyncio client `sluice`, with these settings."""
         assert self._handler is not None
         has_default_retries = self.max_reconsume_times == -1
         consumer = sluice.consumer(
@@ -459,6 +468,7 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
             self._call(LitePullConsumer.subscribe, topic, **_filter_option(self._topics[topic]))
 
     async def _make_client(self, sluice: Sluice) -> LitePullConsumer:
+        """Return a lite pull consumer of the asyncio client `sluice`, with these settings."""
         consumer = sluice.lite_pull(
             self.group,
             auto_commit=self.auto_commit,
@@ -494,10 +504,10 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
         return to_rocketmq_queues(self._expect_running().client.assignment)
 
     def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
-        """Wait for messages and return up to `pull_batch_size` of them, [] if none arrived in time.
+        """Wait for messages, and return a list of up to `pull_batch_size` of them.
 
-        `timeout_ms` is the maximum wait; None means `poll_timeout_millis`. The messages that
-        earlier calls returned count as processed from now on.
+        The list is empty if none arrived within `timeout_ms`; None means `poll_timeout_millis`. The
+        messages that earlier calls returned count as processed from now on.
         """
         wait_ms = self.poll_timeout_millis if timeout_ms is None else timeout_ms
         threaded = self._expect_running()
@@ -511,9 +521,9 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
     ) -> None:
         """Commit offsets, and return when the brokers have stored them.
 
-        `offsets` has the offset to commit for each queue. None means the offsets behind all
-        messages that were polled so far. Raises SluiceError if a broker did not store an offset,
-        and ConfigurationError if `persist` is False, because a commit is always stored.
+        `offsets` maps queues to offsets. None means that all messages polled so far are processed.
+        Raises SluiceError if a broker has not stored an offset, and ConfigurationError if `persist`
+        is False, because a commit is always stored.
         """
         if not persist:
             raise ConfigurationError(
@@ -674,7 +684,7 @@ def _to_model_offsets(
 
 
 def _parse_timestamp(timestamp: str) -> int:
-    """Return a local time in Java's format as milliseconds since 1970.
+    """Return a local time such as "20260131235900", which is Java's format, in ms since 1970.
 
     Raises ConfigurationError if it has another format.
     """

@@ -151,9 +151,10 @@ class MessageQueue(StrictAttributes):
     def __init__(self, topic: str, broker_name: str, queue_id: int) -> None: ...
 
     def __init__(self, *positional: Any, **keywords: Any) -> None:
-        """Make a queue from its three values, a copy of another queue, or an empty queue.
+        """Make a queue from three values, from another queue, or without arguments an empty one.
 
-        Raises ConfigurationError for any other arguments.
+        The values are topic, broker_name and queue_id, by position or by name. Raises
+        ConfigurationError if only some of them are given.
         """
         if len(positional) == 1 and isinstance(positional[0], MessageQueue | ModelQueue):
             positional = tuple(positional[0])
@@ -336,8 +337,10 @@ class Message(StrictAttributes):
     ) -> None:
         """Make a message from the arguments of one of Java's constructors, or from keywords.
 
-        A body that is a string is encoded as UTF-8. Raises ConfigurationError if the positional
-        arguments have a wrong number, order or type.
+        By position, these are the topic and the body, with tags, keys and flag between them. If
+        there is a flag, `wait_store_msg_ok` follows the body. A body that is a string is encoded as
+        UTF-8. Raises ConfigurationError if the positional arguments have a wrong number, order or
+        type.
         """
         if len(java_arguments) == 1:
             (body,) = java_arguments
@@ -429,10 +432,11 @@ class Message(StrictAttributes):
 
 
 def _bind_positional(topic: str, positional: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
-    """Return (tags, keys, flag, body, wait_store_msg_ok) for the arguments after the topic.
+    """Assign the positional arguments after the topic to the parameters of a Java constructor.
 
-    `positional` are two or more positional arguments of one of Java's constructors. Raises
-    ConfigurationError if no constructor has that many, or one has a wrong type.
+    Returns (tags, keys, flag, body, wait_store_msg_ok). `positional` has two or more arguments;
+    their number decides which constructor it is. Raises ConfigurationError if there is none, or if
+    an argument has a wrong type.
     """
     overload_by_length = {len(overload): overload for overload in _MESSAGE_OVERLOADS}
     parameters = overload_by_length.get(len(positional))
@@ -606,9 +610,9 @@ class SendResult(StrictAttributes):
 
     @classmethod
     def from_core(cls, core_result: CoreSendResult, **fields: Any) -> Self:
-        """Make a result from that of the asyncio client.
+        """Convert a result of the asyncio client, and return it.
 
-        `fields` are the values of the further fields of a subclass.
+        `fields` are the values of the fields that a subclass adds.
         """
         return cls(
             send_status=SendStatus(core_result.status.value),
@@ -654,7 +658,7 @@ class PullResult(StrictAttributes):
 
     @staticmethod
     def from_core(core_result: CorePullResult) -> "PullResult":
-        """Make a result from that of the asyncio client."""
+        """Convert a result of the asyncio client, and return it."""
         return PullResult(
             pull_status=core_result.status,
             next_begin_offset=core_result.next_offset,

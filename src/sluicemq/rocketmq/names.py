@@ -80,7 +80,11 @@ def make_attribute_error(owner_class: type, name: str) -> AttributeError:
 
 
 def _fix_of_name(owner_class: type, snake_name: str) -> str:
-    """Return what to do instead of using `snake_name`, which `owner_class` may not have."""
+    """Return advice for a name that does not exist, such as "Read the attribute topic".
+
+    `snake_name` is the name that was used, in snake case, and `owner_class` the class of the
+    object.
+    """
     public_names = [
         public_name for public_name in dir(owner_class) if not public_name.startswith("_")
     ]
@@ -148,8 +152,9 @@ class CheckedAttributes:
     def _check_setting(self, name: str, default: Any, new_value: Any) -> None:
         """Raise ConfigurationError if the attribute `name` cannot have `new_value`.
 
-        A value must have the type of `default`. Where that is a string, None or a property, any
-        value is accepted. A method cannot be replaced by something that is not callable.
+        `default` is its present default, whose type the value must have. If the default is a
+        string, None or a property, any value is accepted. A method can only be replaced by a
+        callable.
         """
         expected_type = type(default)
         if isinstance(default, _Accessor) or (callable(default) and not callable(new_value)):
@@ -220,8 +225,8 @@ class PositionalArguments:
     def take(self, *types: type[T]) -> T | None:
         """Remove the next argument and return it, if it is an instance of one of `types`.
 
-        Otherwise return None, and leave the argument where it is. An argument None, which is how
-        Java leaves out a parameter, is removed.
+        Otherwise returns None and removes nothing, with one exception: an argument None is removed,
+        because that is how Java callers leave out a parameter.
         """
         if self._remaining and isinstance(self._remaining[0], types):
             taken: T = self._remaining.pop(0)
@@ -236,10 +241,10 @@ class PositionalArguments:
         return self._remaining[0] if self._remaining else None
 
     def take_pair(self, first_name: str, second_name: str) -> tuple[Any, Any]:
-        """Remove the next two arguments and return them.
+        """Remove the next two arguments and return them as a pair.
 
-        Raises ConfigurationError if there are fewer. `first_name` and `second_name` describe the
-        arguments in its text: "a selector", "its argument".
+        `first_name` and `second_name` describe them in an error, for example "a selector" and "its
+        argument". Raises ConfigurationError if there are fewer than two.
         """
         if len(self._remaining) < 2:
             raise ConfigurationError(

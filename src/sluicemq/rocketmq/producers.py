@@ -113,6 +113,7 @@ class DefaultMQProducer(Client[Producer]):
     _core_listener: core_transactions.TransactionListener | None = None
 
     async def _make_client(self, sluice: Sluice) -> Producer:
+        """Return a producer of the asyncio client `sluice`, with these settings."""
         return sluice.producer(
             self.group,
             compress_from_bytes=self.compress_msg_body_over_howmuch,
@@ -120,9 +121,10 @@ class DefaultMQProducer(Client[Producer]):
         )
 
     def _apply_settings(self) -> ThreadedClient[Producer]:
-        """Copy the current settings to the asyncio producer, and return it with its event loop.
+        """Copy the settings to the asyncio producer, because they may have changed since `start`.
 
-        Raises ClosedError if the producer is not running.
+        Returns the asyncio producer with its event loop. Raises ClosedError if the producer is not
+        running.
         """
         threaded = self._expect_running()
         sender = threaded.client.sender
@@ -252,11 +254,11 @@ class DefaultMQProducer(Client[Producer]):
         timeout_ms: int | None,
         callback: SendCallback | None,
     ) -> Coroutine[Any, Any, CoreSendResult]:
-        """Return the coroutine that sends one message and returns the result; it is not started.
+        """Return a coroutine that sends one message and returns the result; it is not started.
 
-        Without a `callback`, the message is checked and its queue selected when the coroutine runs.
-        With a `callback`, this is done before the method returns, so that an invalid message or a
-        failing selector raises in the caller's thread. The callback itself is not called here.
+        Without a `callback`, the coroutine checks the message and calls the selector. With one,
+        both happen here, so that their errors are raised to the caller. The callback is not called
+        here.
         """
         threaded = self._apply_settings()
         producer = threaded.client
@@ -279,9 +281,10 @@ class DefaultMQProducer(Client[Producer]):
         selector: Selector | None,
         timeout_ms: int | None,
     ) -> Coroutine[Any, Any, CoreSendResult]:
-        """Return the coroutine that sends a batch and returns the result of its first message.
+        """Return a coroutine that sends a batch and returns the result of its first message.
 
-        Raises ConfigurationError if there is a selector, or if an element is not a `Message`.
+        It is not started. Raises ConfigurationError if there is a selector, or if an element is not
+        a `Message`.
         """
         if selector is not None or not all(isinstance(message, Message) for message in messages):
             raise ConfigurationError(
@@ -306,10 +309,11 @@ class DefaultMQProducer(Client[Producer]):
     def send_oneway(self, message: Message, selector: Selector, arg: Any, /) -> None: ...
 
     def send_oneway(self, message: Message, *java_arguments: Any) -> None:
-        """Send a message without a response of the broker. The message may be lost.
+        """Send a message without waiting for a response, so it may be lost unnoticed.
 
-        A queue, or a selector and its argument, may follow. Raises ConfigurationError,
-        RouteNotFoundError, and ConnectionLostError if the broker cannot be connected to.
+        After the message may follow a queue, or a selector and its argument. Raises
+        ConfigurationError, RouteNotFoundError, and ConnectionLostError if the broker cannot be
+        connected to.
         """
         message = expect_one_message(message, Message, "send_oneway")
         arguments = PositionalArguments(*java_arguments)
@@ -324,7 +328,7 @@ class DefaultMQProducer(Client[Producer]):
         self._call(Producer.send_oneway, message.to_model(), queue=queue)
 
     def request(self, message: Message, timeout_ms: int = 3000) -> Message:
-        """Send a request, and return the reply of the consumer.
+        """Send a request, and return the reply of the consumer that processes it as a `Message`.
 
         Raises what `send` raises, and RequestTimeoutError if no reply arrives within `timeout_ms`.
         """
@@ -371,11 +375,11 @@ def _to_core_selector(selector: Selector, message: Message, arg: Any) -> core_se
 
 
 def _call_back(callback: SendCallback, future: Future[CoreSendResult]) -> None:
-    """Call `on_success` or `on_exception` of `callback`, because a send has ended.
+    """Call `on_success` or `on_exception` of `callback`, after an asynchronous send has ended.
 
-    `future` has the result of the send or its error. A cancelled send becomes a ClosedError. An
-    error that is not a SluiceError is a bug: it is logged, and the callback gets a SendUnknownError
-    instead. This runs on the client's event loop, so errors of the callback are logged, not raised.
+    `future` has its result or error. A cancelled send becomes a ClosedError. An error that is not a
+    SluiceError is a bug: it is logged, and the callback gets a SendUnknownError instead. Errors of
+    the callback are logged, because this runs on the client's event loop.
     """
     if future.cancelled():
         error: BaseException | None = ClosedError(
@@ -445,9 +449,9 @@ def _to_core_state(state: LocalTransactionState | None) -> TransactionState:
 
 
 def _take_check_after_s(message: ModelMessage) -> tuple[ModelMessage, int | None]:
-    """Return a message without CHECK_IMMUNITY_TIME_IN_SECONDS, and the value of that property.
+    """Return the message without CHECK_IMMUNITY_TIME_IN_SECONDS, and the value of that property.
 
-    The value is None if the message does not have the property.
+    The value is in seconds, None if the message does not have the property.
     """
     properties = dict(message.properties)
     check_after_text = properties.pop(CHECK_IMMUNITY, None)
@@ -466,6 +470,11 @@ class TransactionMQProducer(DefaultMQProducer):
     set_executor_service = Setter[Executor | None]()
 
     async def _make_client(self, sluice: Sluice) -> Producer:
+        """Return a producer that answers the questions of brokers about transactions.
+
+        It registers with the brokers at once, if possible. Raises ConfigurationError without a
+        TransactionListener.
+        """
         if not isinstance(self.transaction_listener, TransactionListener):
             raise ConfigurationError(
                 "the producer has no TransactionListener.",
@@ -514,10 +523,10 @@ class TransactionMQProducer(DefaultMQProducer):
     def _execute_local_transaction(
         self, transaction: Transaction, message: Message, arg: Any
     ) -> None:
-        """Call the listener, and set the state with which the transaction ends.
+        """Call the listener, and store the state that it decides in `transaction`.
 
-        If the listener raises, that is logged and the state is UNKNOWN. KeyboardInterrupt and
-        SystemExit are raised.
+        If the listener raises an error, that is logged and the state is UNKNOWN. KeyboardInterrupt
+        and SystemExit are raised.
         """
         assert self.transaction_listener is not None
         try:

@@ -31,10 +31,10 @@ _NOT_INHERITED: Final = {
 
 
 def inherited_environment(config: BrokerConfig) -> dict[str, str]:
-    """Return the environment variable that passes settings of a broker to its proxy.
+    """Return the environment variable that passes a broker's settings to the proxy it starts.
 
-    These are the settings that a proxy has too and that differ from their defaults. If there are
-    none, return an empty dict.
+    These are the settings that a proxy has too and whose value is not the default, as JSON. The
+    result is {} if there are none.
     """
     shared_fields = {field.name for field in fields(PushedConfig)} - _NOT_INHERITED
     settings = {}
@@ -48,9 +48,9 @@ def inherited_environment(config: BrokerConfig) -> dict[str, str]:
 
 
 def inherited_settings() -> Mapping[str, str]:
-    """Return the settings that the parent process passed, and remove them from the environment.
+    """Return name -> value of the settings that the parent process passed, {} if it passed none.
 
-    Raises ConfigurationError if the environment variable does not contain settings.
+    The environment variable is removed. Raises ConfigurationError if it does not contain settings.
     """
     settings_json = os.environ.pop(VARIABLE, "")
     if not settings_json:

@@ -40,9 +40,9 @@ class RunAccount:
 
     @classmethod
     def create(cls, config: BrokerConfig) -> "RunAccount | None":
-        """Return a new account for the servers of a run; None if `config` has no access control.
+        """Make an account with random keys, with which the servers of one run sign their requests.
 
-        Access key and secret are random.
+        Returns None if `config` has no access control.
         """
         if not config.acl_enable:
             return None
@@ -53,10 +53,10 @@ class RunAccount:
 
     @classmethod
     def from_environment(cls) -> "RunAccount | None":
-        """Return the account that the parent process passed, and remove it from the environment.
+        """Return the account that the parent process passed, None if it passed none.
 
-        Return None if there is none. Raises ConfigurationError if the environment variable does
-        not contain an account.
+        The environment variable is removed. Raises ConfigurationError if it does not contain an
+        account.
         """
         account_json = os.environ.pop(VARIABLE, "")
         if not account_json:

@@ -89,10 +89,10 @@ def start_log(config: LogConfig) -> None:
 
 
 def child_log_options(name: str) -> list[str]:
-    """Return the options with which the child process `name` logs as this process does.
+    """Return the options by which a child process called `name` logs like this process.
 
-    If this process logs to a file, the child logs to `FILE.{name}`, because a log file must have
-    only one writer.
+    If this process logs to a file, the child logs to `FILE.name`, because only one process may
+    write a log file.
     """
     from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - with child processes only
 
@@ -109,11 +109,13 @@ def child_log_options(name: str) -> list[str]:
 
 
 def parse_logback(xml_text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
-    """Return the log configuration of a server in a logback.xml of RocketMQ.
+    """Return the log configuration of a server from a logback.xml of RocketMQ.
 
-    `name` is broker, namesrv or proxy. The level is that of its logger (`RocketmqBroker`), else of
-    the root logger. The file is that of the appender whose file name is `NAME.log`. `properties`
-    are values of variables such as `user.home`. What the text does not contain has its default.
+    `name` is broker, namesrv or proxy. The level is that of the server's logger, such as
+    `RocketmqBroker`, or else of the root logger. The file is that of the appender whose file name
+    is `NAME.log`. What the text does not contain has its default. `properties` are the values of
+    variables such as `user.home`.
+
     Raises ConfigurationError if the text is not XML, or if a variable has no value.
     """
     from xml.etree import ElementTree  # noqa: PLC0415 - with --log-config only
@@ -144,10 +146,10 @@ def parse_logback(xml_text: str, name: str, properties: Mapping[str, str]) -> Lo
 
 
 def _find_level(tree: Any, name: str) -> str:
-    """Return the level of the server's logger, else of the root logger; "" if neither has one.
+    """Return the level of the server's logger, or else of the root logger; "" without both.
 
-    `tree` is the element of the whole file. Levels of logback that Python does not have are
-    replaced by the most similar one.
+    `tree` is the root element of logback.xml, and `name` the server. A level that Python does not
+    have, such as trace, is replaced by the most similar one.
     """
     level_by_logger = {
         element.get("name", "root").lower(): element.get("level", "")
@@ -158,9 +160,9 @@ def _find_level(tree: Any, name: str) -> str:
 
 
 def _apply_appender(config: LogConfig, appender: Any) -> LogConfig:
-    """Return the configuration with the size and number of files of an appender, if it has them.
+    """Return a copy of `config` with the file size and the number of files of an appender.
 
-    `appender` is an element of logback.xml.
+    `appender` is an element of logback.xml. What it does not contain stays the same.
     """
     size_bytes = _parse_size(appender.findtext(".//maxFileSize", ""))
     if size_bytes:
@@ -172,7 +174,7 @@ def _apply_appender(config: LogConfig, appender: Any) -> LogConfig:
 
 
 def _expand_variables(template: str, variables: Mapping[str, str]) -> str:
-    """Return the text with `${name}` and `${name:-default}` replaced, also in values of variables.
+    """Replace `${name}` and `${name:-default}` in a text, also in the values of variables.
 
     Raises ConfigurationError for a variable that has neither a value nor a default.
     """
@@ -199,9 +201,9 @@ def _expand_variables(template: str, variables: Mapping[str, str]) -> str:
 def _parse_size_option(
     _context: click.Context, _option: click.Parameter, size: str | None
 ) -> int | None:
-    """Return the bytes of a size such as 64MB; None stays None. This is click's callback.
+    """Return the number of bytes of a size such as "64MB"; click calls this. None stays None.
 
-    Raises click.BadParameter if the text is not a size.
+    Raises click.BadParameter for other texts.
     """
     if size is None:
         return None
@@ -220,11 +222,11 @@ def _parse_size(size: str) -> int:
 
 
 def log_options(name: str) -> Callable[[F], F]:
-    """Return a decorator that adds the log options to a command, and starts the log before it runs.
+    """Return a decorator that adds options for the log to a command.
 
-    The options are not passed to the command. `name` is that of the server in a logback.xml.
-    Options have precedence over `--log-config`. If the command raises a SluiceError and logs to a
-    file, the error is also logged.
+    The decorated command starts the log and then calls the function, without these options. They
+    override the file of `--log-config`, which is a logback.xml; `name` is the server in it. If the
+    function raises a SluiceError and the log is a file, the error is also logged.
     """
 
     def with_log(function: F) -> F:

@@ -64,8 +64,8 @@ def mcp(access: Access, http: bool, host: str, port: int, path: str | None) -> N
 def _serve_http(server: Any, host: str, port: int, accounts: Accounts) -> None:
     """Serve the MCP server over HTTP at the path /mcp, until Ctrl-C.
 
-    Clients sign in with one of `accounts`. Raises ConfigurationError if there are none, although
-    other machines can connect to `host`.
+    Clients sign in with one of `accounts`. If there are none, only `host` 127.0.0.1 is allowed, and
+    clients need not sign in; otherwise ConfigurationError is raised.
     """
     import uvicorn  # noqa: PLC0415 - optional package
 
@@ -99,10 +99,9 @@ class BasicAuthentication:
     def __init__(
         self, app: Any, accounts: Accounts, *, is_open: bool, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """Wrap the ASGI application `app`.
+        """Wrap the ASGI application `app`, so that clients must sign in with one of `accounts`.
 
-        Clients sign in with one of `accounts`. `is_open` says that all requests are passed if there
-        are no accounts.
+        If `is_open` is True and there are no accounts, all requests are allowed.
         """
         self._app = app
         self._accounts = accounts
@@ -129,10 +128,10 @@ class BasicAuthentication:
         await send({"type": "http.response.body", "body": body})
 
     async def _check_request(self, headers: dict[bytes, bytes], address: str) -> int:
-        """Return 200 if the client may proceed, 401 if it must sign in, 429 if it must wait.
+        """Return the HTTP status for a request: 200 (go on), 401 (sign in) or 429 (wait).
 
-        `headers` are those of the request, and `address` is the IP address of the client. Each
-        failed attempt counts against the name and the address.
+        `headers` are the request's headers, and `address` is the client's IP address. Failed
+        attempts are counted for the name and for the address; too many of them give 429.
         """
         if self._is_open and not self._accounts.load():
             return 200
@@ -151,7 +150,7 @@ class BasicAuthentication:
 
 
 def parse_basic_credentials(headers: dict[bytes, bytes]) -> tuple[str, str]:
-    """Return name and secret of HTTP basic authentication; both "" if the headers have none."""
+    """Return (name, secret) of HTTP basic authentication, ("", "") if the headers have none."""
     scheme, _, encoded = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"basic":
         return "", ""

@@ -176,10 +176,10 @@ def _print_foreign_servers(directory_by_pid: Mapping[int, str]) -> None:
 
 
 def find_servers(process_list: str, name: str) -> dict[int, str]:
-    """Return {process id: script directory} of all processes that run the script `name`.
+    """Return process id -> installation directory, for each process of the script `name`.
 
-    `process_list` has a line for each process: its id and its arguments. The directory is "" for a
-    process whose script an older `install-names` has written.
+    `process_list` has a line for each process: its id and its command line. The directory is "" for
+    a process of a script that an older `install-names` has written.
     """
     directory_by_pid = {}
     for line in process_list.splitlines():
@@ -207,10 +207,10 @@ def _make_option(name: str, value: str | None) -> list[str]:
 
 
 def _run_server(name: str, arguments: list[str]) -> None:
-    """Run `sluice ARGUMENTS` as RocketMQ's server `name`, with the log file that this server has.
+    """Run `sluice ARGUMENTS` as RocketMQ's server `name`, with a log file as RocketMQ has it.
 
-    $ROCKETMQ_HOME/conf/rmq.NAME.logback.xml configures the log if it exists. Otherwise the log goes
-    to `LOGS`, unless SLUICE_LOG_FILE is set. Raises SystemExit.
+    If $ROCKETMQ_HOME/conf/rmq.NAME.logback.xml exists, it configures the log. Otherwise the log is
+    a file in `LOGS`, unless SLUICE_LOG_FILE is set. Raises SystemExit at the end.
     """
     home = os.environ.get("ROCKETMQ_HOME")
     logback_path = Path(home or "/") / f"conf/rmq.{name}.logback.xml"
@@ -229,7 +229,7 @@ def _warn(warning: str) -> None:
 def _print_settings_and_exit(
     server_part: Part, path: str | None, name_servers: str | None = None
 ) -> None:
-    """Print all settings as the server would use them, as `key=value`, and raise SystemExit.
+    """Print all settings that the server would have, as `key=value`, and raise SystemExit.
 
     `path` is the configuration file, and `name_servers` the value of `-n`; None means not given.
     """

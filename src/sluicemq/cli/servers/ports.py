@@ -70,13 +70,16 @@ class PortPlan:
         proxy: bool | None,
         are_replicas: bool = False,
     ) -> "PortPlan":
-        """Plan the ports of `sluice up` from its options.
+        """Choose the ports of all servers of `sluice up`.
 
-        `config` is the configuration of the brokers, and `names` are the names of those in child
-        processes. `proxy` is False if no proxy is started, and None if it is optional. A port for
-        metrics that another server needs is replaced by a free one, with a warning in the log.
-        Raises ConfigurationError if two servers would listen at the same port, or if the ports of
-        the brokers exceed 65535.
+        `config` has the ports that the options and the configuration file set. `names` are the
+        brokers in child processes; without them, a single broker runs in this process.
+        `name_server` is the name server's port. `proxy` is True for a proxy, False for none, and
+        None if it may be missing. If another server needs a port for metrics, a free port is taken
+        instead, and a warning is logged.
+
+        Raises ConfigurationError if two servers would listen at the same port, or if a broker's
+        port exceeds 65535.
         """
         registry = _PortRegistry()
         registry.add("the name server", name_server, "--nameserver-port")
@@ -108,7 +111,7 @@ class PortPlan:
 
     @property
     def used_ports(self) -> set[int]:
-        """All ports that are chosen, including the two that each broker uses beside its own."""
+        """The ports of all servers, and the two next to each broker's port that it also uses."""
         ports = {self.name_server, self.broker, self.metrics, self.etcd, self.console}
         for broker in self.brokers:
             ports |= {broker.port, broker.metrics}
@@ -151,10 +154,10 @@ class _PortRegistry:
         self._users: dict[int, tuple[str, str]] = {}  # port -> (server, option)
 
     def add(self, user: str, port: int, option: str) -> None:
-        """Record that the server `user` listens at `port`; 0 is ignored.
+        """Record that the server `user` listens at `port`. Port 0, which means any, is ignored.
 
-        `option` is the option that sets the port. Raises ConfigurationError if another server has
-        the same port.
+        `option` is the command-line option that sets the port. Raises ConfigurationError if another
+        server has the port.
         """
         if not port:
             return
@@ -177,10 +180,10 @@ class _PortRegistry:
                 self.add(f"{name} (its port for slaves)", port + 1, "--broker-port")
 
     def add_metrics(self, user: str, port: int) -> int:
-        """Record that the metrics of the server `user` are at `port`, and return the port to use.
+        """Record the port for a server's metrics, and return it, or 0 if it cannot be used.
 
-        If another server has the port, or if it exceeds 65535, a warning is logged and the result
-        is 0, a free port. Port 0 is returned unchanged, and not recorded.
+        It cannot be used if another server has it or if it exceeds 65535; a warning is then logged.
+        Port 0 means a free port.
         """
         reason = f"it is used by {self._users[port][0]}" if port in self._users else ""
         if port > PORT_MAX:
@@ -207,10 +210,10 @@ def _consecutive_ports(first_port: int, count: int) -> list[int]:
 
 
 def broker_ports(first_port: int, count: int) -> list[int]:
-    """Return the ports of `count` brokers: `first_port`, and each further one 10 higher.
+    """Return the ports of `count` brokers: `first_port`, and 10 more for each further broker.
 
-    They are all 0 if `first_port` is 0. Raises ConfigurationError if the last broker's ports exceed
-    65535.
+    All are 0 if `first_port` is 0, which means free ports. Raises ConfigurationError if the last
+    broker's ports exceed 65535.
     """
     if not first_port or not count:
         return [0] * count
@@ -226,10 +229,9 @@ def broker_ports(first_port: int, count: int) -> list[int]:
 
 
 def free_ports(count: int, avoided: Collection[int] = ()) -> list[int]:
-    """Return `count` ports such that each of them and the next higher port are free.
+    """Return `count` ports of this machine that are free together with the next higher port.
 
-    A broker listens at the next higher port for slaves, and etcd for peers. Free means that no
-    process of this machine listens there, and that `avoided` does not contain it.
+    A broker uses the next port for slaves, and etcd for peers. Ports in `avoided` are not returned.
     """
     ports: list[int] = []
     while len(ports) < count:

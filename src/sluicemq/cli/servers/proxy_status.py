@@ -59,9 +59,9 @@ def _print_calls(methods: list[dict[str, Any]]) -> None:
 def fetch_clients_of_group(
     group: str, proxies: Iterable[str], credentials: "Credentials | None"
 ) -> list[dict[str, Any]]:
-    """Return the members of a group that are connected to proxies at these addresses.
+    """Return the members of a group that are connected to the proxies at these addresses.
 
-    They are records of `fetch_proxy_status` with the key `proxy`, the address of the proxy.
+    Each is a dictionary as in `fetch_proxy_status`, with the proxy's address as `proxy`.
     """
     members = []
     for address in proxies:

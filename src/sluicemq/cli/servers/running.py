@@ -36,7 +36,7 @@ class RunningServers(contextlib.AsyncExitStack):
     """The servers of one command. Leaving the context closes them, the last one first."""
 
     def __init__(self) -> None:
-        """Begin without servers."""
+        """Begin without servers; those that start are closed in reverse order at the end."""
         super().__init__()
         self.reload_functions: dict[str, Callable[[], Change]] = {}
         """For each configuration file, the function by which its server reads it again."""
@@ -53,9 +53,9 @@ class RunningServers(contextlib.AsyncExitStack):
         """The error with which the command ends after the servers have closed."""
 
     def fail(self, error: OSError) -> None:
-        """Close the servers in order, and end the command with exit code 1.
+        """Close all servers in order, and let the command end with exit code 1.
 
-        A broker calls this with the error because of which its store refuses all writes.
+        A broker calls this if its store refuses all writes because of `error`.
         """
         self.failure = StoreError(
             f"The store refuses all writes: {error}.", fix="Check the disk, then start again."
@@ -63,9 +63,9 @@ class RunningServers(contextlib.AsyncExitStack):
         self.stop.set()
 
     def announce_metrics(self, config: MeasuredConfig, port: int | None) -> None:
-        """Add the address of this process's metrics and probes to the `ready` line.
+        """Add the address of the metrics of this process to the line `ready …`.
 
-        `port` is None if they are not served; then nothing is added.
+        `port` None means that there are no metrics, and adds nothing.
         """
         from sluicemq.telemetry.health import metrics_host  # noqa: PLC0415 - not for `--help`
 
@@ -74,9 +74,9 @@ class RunningServers(contextlib.AsyncExitStack):
             self.metrics.insert(0, f"metrics={format_address(host, port)}")
 
     def reload(self) -> None:
-        """Let each server read its configuration file again.
+        """Let each server, also in child processes, read its configuration file again.
 
-        What has changed is logged. An invalid file is logged too, and the server keeps its
+        The changes are logged. If a file is invalid, that is logged and the server keeps its
         settings.
         """
         for child in self.children:
@@ -96,10 +96,11 @@ StartServers = Callable[[RunningServers], Awaitable[str]]
 
 
 def run_servers(start: StartServers) -> None:
-    """Start servers, print the `ready` line, and serve until SIGTERM or SIGINT; then close them.
+    """Start servers, print the line `ready …`, and serve until SIGTERM or SIGINT.
 
-    Raises ConfigurationError if the start fails because of a file, StoreError if a store refuses
-    writes later, and the SluiceErrors of `start`, so that the exit code is 1.
+    `start(servers)` starts them, registers how they are closed, and returns the text after `ready`.
+    Raises the SluiceErrors of `start`, ConfigurationError if a file prevents the start, and
+    StoreError if a store refuses writes later.
     """
 
     async def serve() -> None:

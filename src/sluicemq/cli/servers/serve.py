@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluicemq.cli")
 
 
-def _config_option(file_kind: str) -> Callable[[Any], Any]:
+def _make_config_option(file_kind: str) -> Callable[[Any], Any]:
     """Return the option `--config`; `file_kind` says in its help what the file is."""
     return click.option(
         "-c",
@@ -72,7 +72,7 @@ def _config_option(file_kind: str) -> Callable[[Any], Any]:
     )
 
 
-_broker_config_option = _config_option("a broker.conf of RocketMQ (key = value)")
+_broker_config_option = _make_config_option("a broker.conf of RocketMQ (key = value)")
 _host_option = click.option(
     "--host",
     "bindAddress",
@@ -114,7 +114,7 @@ _metrics_port_option = _port_option(
 
 
 @click.command()
-@_config_option("a namesrv.conf of RocketMQ (key = value)")
+@_make_config_option("a namesrv.conf of RocketMQ (key = value)")
 @_host_option
 @_port_option(
     "--port",
@@ -331,10 +331,10 @@ def up(
 
 
 def _decide_on_proxy(config: BrokerConfig, *, no_proxy: bool) -> bool | None:
-    """Return whether `sluice up` starts a proxy; None means that it may be missing.
+    """Return whether `sluice up` starts a proxy: True, False, or None for "if it is possible".
 
-    The proxy must start if its port was given. Otherwise it is optional, and is not started if the
-    broker has a free port.
+    It must start if its port was given. It is not started with `no_proxy`, or if the broker has a
+    free port.
     """
     if no_proxy:
         return False
@@ -346,7 +346,7 @@ def _decide_on_proxy(config: BrokerConfig, *, no_proxy: bool) -> bool | None:
 
 @click.group(invoke_without_command=True)
 @client_options
-@_config_option("a rmq-proxy.json of RocketMQ")
+@_make_config_option("a rmq-proxy.json of RocketMQ")
 @_host_option
 @_port_option(
     "--port",
@@ -391,7 +391,10 @@ def proxy(access: Access, path: str | None, **options: Any) -> None:
 
 
 def _choose_name_servers(access: Access, config: ProxyConfig) -> str:
-    """Return the name servers of `sluice proxy`: the option, else the file, else NAMESRV_ADDR."""
+    """Return the addresses of the name servers for `sluice proxy`.
+
+    They are those of the option `-n`, or else of the configuration file, or else of NAMESRV_ADDR.
+    """
     source = click.get_current_context().get_parameter_source("name_servers")
     is_option_given = source is click.core.ParameterSource.COMMANDLINE
     if config.name_server_addresses and not is_option_given:
@@ -408,11 +411,11 @@ proxy.add_command(status)
 def make_name_server_config(
     config: BrokerConfig, store: StoreConfig, port: int, *, is_alone: bool = False
 ) -> NameServerConfig:
-    """Return the configuration of the name server of `sluice up`, derived from that of its broker.
+    """Return the configuration of the name server of `sluice up`, made from its broker's.
 
-    Its files are in the directory of the store. TLS and access rules are those of the broker. The
-    broker's metrics port answers probes for both servers, unless the name server `is_alone` in the
-    process: then it uses that port itself.
+    The name server keeps its files in the directory of the store, and has the TLS settings and
+    access rules of the broker. The probes at the broker's metrics port answer for both servers. If
+    the name server `is_alone` in its process, it serves that port itself.
     """
     path = f"{store.root}/namesrv/{CHANGES_FILE}"
     overrides = {
@@ -447,11 +450,11 @@ async def start_name_server(
     read_only: bool = False,
     scheduler: "FairScheduler | None" = None,
 ) -> str:
-    """Start a name server, and return its host:port for this machine.
+    """Start a name server, and return its address for clients on this machine, "host:port".
 
-    `servers` closes it, reloads its file on SIGHUP, and announces its probes. With `read_only`,
-    changes of its files stay in memory. `scheduler` is shared with other servers of this event
-    loop; None means that the name server has its own.
+    `servers` closes it at the end, and lets it read its file again after SIGHUP. With `read_only`,
+    its files are changed only in memory. `scheduler` divides the time of the event loop among
+    servers; None means one of its own.
     """
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - as above
@@ -472,7 +475,10 @@ async def start_name_server(
 async def _serve_probes(
     config: NameServerConfig, server: "NameServer", servers: RunningServers
 ) -> None:
-    """Serve /health and /ready of a name server, if a port is available. `servers` ends that."""
+    """Serve /health and /ready of a name server, until `servers` closes it.
+
+    Does nothing but log if no port is available.
+    """
     from sluicemq.telemetry.probes import serve_probes  # noqa: PLC0415 - only a server serves them
 
     probes = await asyncio.to_thread(serve_probes, config, server.unhealthy, server.unready)
@@ -492,14 +498,13 @@ async def start_broker(
     proxy_settings: Sequence[Any] | None = None,
     scheduler: "FairScheduler | None" = None,
 ) -> str:
-    """Start a broker and perhaps its proxy, and return the part of the `ready` line about them.
+    """Start a broker and perhaps a proxy, and return their part of the line `ready …`.
 
-    `servers` closes both, reloads the broker's file on SIGHUP, and announces the metrics. `proxy`
-    is True to start a proxy, False for none, and None if a proxy that cannot be started is only
-    logged. `proxy_settings` are its configuration and limits, as `load_local_proxy_config` returns
-    them; None means the broker's configuration. `scheduler` is shared with other servers of this
-    event loop; None means that the broker has its own. With `read_only`, the store's files are not
-    changed.
+    `servers` closes both at the end, and lets the broker read its file again after SIGHUP. With
+    `read_only`, the files of the store are not changed. `proxy` is True for a proxy, False for
+    none, and None if a proxy that cannot start is only logged. `proxy_settings` are (configuration,
+    limits) of the proxy; None means the broker's configuration. `scheduler` divides the time of the
+    event loop among servers; None means one of its own.
     """
     warn_if_exposed(*key_files(config))
     if config.consensus and not read_only:
@@ -530,9 +535,9 @@ async def start_broker(
 async def _start_replica(
     config: BrokerConfig, store: StoreConfig, servers: RunningServers
 ) -> "Broker":
-    """Start a replica, whose role its consensus service decides, and return its broker.
+    """Start a replica of a broker, and return it.
 
-    `servers` closes it.
+    Its consensus service, etcd, decides whether it is master or slave. `servers` closes it.
     """
     from sluicemq.broker.failover.broker_replica import run_replica  # noqa: PLC0415 - few have replicas
     from sluicemq.broker.failover.etcd import Etcd  # noqa: PLC0415 - few have replicas
@@ -562,9 +567,9 @@ class _LocalCluster:
     has_console: bool
 
     async def start(self, servers: RunningServers) -> str:
-        """Start all servers, and return what follows `ready`: their addresses.
+        """Start all servers of `sluice up`, and return the text after `ready`: their addresses.
 
-        `servers` closes them. Raises ConfigurationError if one does not start.
+        `servers` closes them at the end. Raises ConfigurationError if one does not start.
         """
         from sluicemq.net.limits import FairScheduler  # noqa: PLC0415 - not for `--help`
 
@@ -592,7 +597,11 @@ class _LocalCluster:
         return ready_text
 
     async def _start_name_server(self, servers: RunningServers, scheduler: "FairScheduler") -> str:
-        """Start the name server in this process, and return its address."""
+        """Start the name server in this process, and return its address, "host:port".
+
+        `servers` closes it at the end. `scheduler` divides the time of the event loop among
+        servers.
+        """
         config = make_name_server_config(
             self.config, self.store, self.plan.name_server, is_alone=bool(self.broker_names)
         )
@@ -601,7 +610,10 @@ class _LocalCluster:
         )
 
     async def _start_children(self, servers: RunningServers, name_server: str) -> str:
-        """Start brokers and their proxy as child processes, and return their part of `ready`."""
+        """Start the brokers and their proxy as child processes.
+
+        Returns their part of the line `ready …`, when all are ready.
+        """
         from sluicemq.cli.servers import processes  # noqa: PLC0415 - with child processes only
 
         plan = self.plan.with_broker_ports()
@@ -629,11 +641,10 @@ class _LocalCluster:
 async def _append_proxy(
     ready_text: str, proxy: bool | None, start: Coroutine[Any, Any, str]
 ) -> str:
-    """Start a proxy, and return `ready_text` with the proxy's address added.
+    """Await `start`, which starts a proxy, and return `ready_text` with its address added.
 
-    `start` is a coroutine that starts the proxy and returns its address. If `proxy` is False, the
-    coroutine is closed without running, and `ready_text` is returned. If `proxy` is None and the
-    start fails, that is only logged, and `ready_text` is returned. If `proxy` is True, raises
+    `proxy` False means that no proxy is wanted: `start` is not run. With None, a failed start is
+    only logged. In both cases `ready_text` is returned unchanged. With True, a failed start raises
     ConfigurationError.
     """
     if proxy is False:
@@ -655,7 +666,11 @@ async def _append_proxy(
 async def _start_local_proxy(
     config: BrokerConfig, limits: ProxyLimits, server: "Broker", servers: RunningServers
 ) -> str:
-    """Start a proxy in the process of its broker. Return its host:port for this machine."""
+    """Start a proxy in the process of its broker, and return its address, "host:port".
+
+    `server` is the broker, and `limits` are limits of the proxy. `servers` closes the proxy at the
+    end.
+    """
     from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - optional protobuf
 
     warn_if_exposed(*key_files(config))

@@ -37,11 +37,11 @@ log = logging.getLogger("sluicemq.cli")
 
 
 def format_settings(part: Part, path: str | None, name_servers: str | None = None) -> str:
-    """Return all settings of a server with the configuration file `path`, as lines `key=value`.
+    """Return all settings that a server would have, as lines `key=value`.
 
-    `part` is Part.NAME_SERVER or Part.BROKER. `path` None means no file. `name_servers` are those
-    of a broker's command line. Warnings about the file are logged. Raises ConfigurationError if the
-    file is invalid or cannot be read.
+    `part` is Part.NAME_SERVER or Part.BROKER. `path` is the configuration file; None means no file.
+    `name_servers` are those on a broker's command line. Warnings about the file are logged. Raises
+    ConfigurationError if the file is invalid or cannot be read.
     """
     file_text = read_config_file(path)
     configs: dict[Part, Any]
@@ -59,11 +59,11 @@ def format_settings(part: Part, path: str | None, name_servers: str | None = Non
 def load_broker_settings(
     path: str | None, options: dict[str, Any], *, defaults: str = ""
 ) -> tuple[BrokerConfig, StoreConfig]:
-    """Return the configuration of a broker and of its store, and log warnings.
+    """Return the configuration of a broker and that of its store, and log warnings.
 
-    Options have precedence over the file at `path`, and the file over `defaults`, which is text in
-    the format of the file. If `path` is None, the file with settings changed at run time is used,
-    if it exists. Raises ConfigurationError.
+    `options` override the file at `path`, and the file overrides `defaults`, a text in the format
+    of the file. `path` None means the file with settings that were changed at run time, if it
+    exists. Raises ConfigurationError.
     """
     root = options["storePathRootDir"] or StoreConfig().root
     path = path or existing_file(f"{root}/config/{CHANGES_FILE}")
@@ -79,10 +79,11 @@ def load_broker_settings(
 def find_broker_file(
     path: str | None, proxy_path: str | None, proxy_text: str | None
 ) -> str | None:
-    """Return the configuration file of a broker: `path`, else that named in the proxy's file.
+    """Return the configuration file of a broker; None if none is named.
 
-    `proxy_text` is the content of the proxy's file at `proxy_path`, whose brokerConfigPath names
-    the broker's file. Log a warning if it names another file than `path`.
+    This is `path`, or else the file that brokerConfigPath in the proxy's file names. If both are
+    named and differ, a warning is logged. `proxy_text` is the content of the proxy's file, and
+    `proxy_path` its path.
     """
     named = None
     if proxy_text:
@@ -96,10 +97,10 @@ def find_broker_file(
 
 
 def read_config_file(path: str | None, option: str = "-c") -> str:
-    """Return the text of a configuration file; "" for None.
+    """Return the text of a configuration file, "" if `path` is None.
 
-    Log a warning if the file contains a secret and other users can read it. Raises
-    ConfigurationError, which names `option`, if the file cannot be read.
+    If it contains a secret and other users can read it, a warning is logged. Raises
+    ConfigurationError if it cannot be read; the error names `option`, which sets the path.
     """
     if path is None:
         return ""
@@ -138,11 +139,11 @@ def existing_file(path: str) -> str | None:
 
 
 def load_tls_settings(config_text: str, part: Part) -> dict[str, str]:
-    """Return the settings in the file that `tls.config.file` names; none if there is no such file.
+    """Return the settings in the file for TLS, which `tls.config.file` names; {} without a file.
 
-    `config_text` is the content of the server's configuration file, and `part` is the server. As
-    with RocketMQ, the TLS file has precedence over it, and over Java's properties in the
-    environment. Raises ConfigurationError if a named file cannot be read.
+    `config_text` is the server's configuration file, and `part` the server. The TLS file overrides
+    the configuration file, as with RocketMQ. Raises ConfigurationError if a named file cannot be
+    read.
     """
     named_path = parse_properties(config_text).get("tls.config.file")
     named_path = named_path or java_options(os.environ).get("tls.config.file")
@@ -154,7 +155,7 @@ def load_tls_settings(config_text: str, part: Part) -> dict[str, str]:
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return those options that are given (not None) as settings, which are strings.
+    """Return the options that are not None as settings, which are texts.
 
     Paths of the store and of configuration files become absolute.
     """
@@ -172,11 +173,11 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
 def with_metrics_port(
     options: dict[str, Any], config_text: str, *, port_key: str = "listenPort"
 ) -> dict[str, Any]:
-    """Return the options, with 0 as the port for metrics if the server itself uses a free port.
+    """Return the options, with a free port for metrics if the server itself uses a free port.
 
-    Several servers with free ports may run on one machine, and must not all use the default port
-    for metrics. `port_key` is the option for the port of the server. If an option or the text of
-    the configuration file sets the port for metrics, the options are returned unchanged.
+    Several such servers may run on one machine, and only one could use the default port for
+    metrics. `port_key` is the option for the port of the server. The options are unchanged if an
+    option or the configuration file sets the port for metrics.
     """
     is_metrics_port_set = options[METRICS_KEY] is not None or METRICS_KEY in config_text
     if options[port_key] == 0 and not is_metrics_port_set:

@@ -39,14 +39,17 @@ def group_route(
 def group_connections(
     directory: Directory, group: str, address: str | None = None
 ) -> Conversation[bodies.ConsumerConnections]:
-    """Return the members of a group and its subscriptions, as one broker reports them.
+    """Ask one broker for the members of a consumer group and for the subscriptions of the group.
 
-    `address` is that of the broker; None means any broker of the group's route. Raises
-    TopicNotFoundError if the group has no route, RequestError with the code 206 if the group has no
-    members.
+    `address` is the broker's address. None means the first broker that has the retry topic of the
+    group.
+
+    Raises TopicNotFoundError if no broker has the retry topic, RequestError with the code 206 if
+    the group has no members.
     """
     if address is None:
-        address = next(iter((yield from group_route(directory, group)).values()))
+        addresses = yield from group_route(directory, group)
+        address = next(iter(addresses.values()))
     answer = yield from directory.call(address, requests.consumer_connections(group=group))
     return bodies.decode_consumer_connections(answer.body)
 
@@ -54,12 +57,12 @@ def group_connections(
 def producer_connections(
     directory: Directory, group: str, topic: str
 ) -> Conversation[list[bodies.Connection]]:
-    """Return the producers of a group, as one broker of the topic reports them.
+    """Return the connected producers of a producer group, as one broker of `topic` reports them.
 
-    Raises RequestError if there are none.
+    Raises RequestError if the broker knows no producer of the group.
     """
-    addresses = find_read_addresses((yield from current_route(directory, topic)))
-    address = next(iter(addresses.values()))
+    route = yield from current_route(directory, topic)
+    address = next(iter(find_read_addresses(route).values()))
     answer = yield from directory.call(address, requests.producer_connections(group=group))
     return bodies.decode_producer_connections(answer.body)
 
@@ -67,9 +70,13 @@ def producer_connections(
 def consume_stats(
     directory: Directory, group: str, topic: str | None = None
 ) -> Conversation[bodies.ConsumeStats]:
-    """Return the progress and the rate of a group, over all brokers of its route.
+    """Return the progress of a group in each queue, and how many messages it consumes per second.
 
-    Raises TopicNotFoundError if the group has no route.
+    Every broker that has the retry topic of the group is asked, or every broker of `topic` if no
+    broker has the retry topic. `topic` also limits the result to one topic; None means all topics.
+    The rate is the sum over the brokers. The queues of the result are sorted.
+
+    Raises TopicNotFoundError if neither topic exists.
     """
     brokers = yield from group_route(directory, group, topic)
     command = requests.consume_stats(group=group, topic=topic)
@@ -87,25 +94,32 @@ def request_offset_reset(
     group: str,
     topic: str,
     time_ms: int,
-    place: tuple[str, int, int] | None = None,
+    only_queue: tuple[str, int, int] | None = None,
 ) -> Conversation[dict[MessageQueue, int]]:
-    """Ask brokers to reset a group to a time of a topic (222). Return queue -> new offset.
+    """Ask brokers to move a group to the offsets of a point of time in a topic (request code 222).
 
-    With `place`, which is (address, queue id, offset), only that queue of one broker is reset.
-    Otherwise every broker of the topic is asked. A broker that leaves the reset to its consumers
-    does not report offsets while none of them is online. `group_offsets.reset_offsets` commits the
-    offsets in this case. Raises RequestError.
+    Returns queue -> new offset, for the brokers that report it. `time_ms` is in milliseconds since
+    1970. `only_queue` is (broker address, queue id, new offset) and resets only that queue. None
+    means all queues of every broker of the topic.
+
+    A RocketMQ broker can leave the reset to the consumers of the group. It then reports no offsets
+    while no consumer is online, and changes nothing. `group_offsets.reset_offsets` commits the
+    offsets in this case too.
+
+    Raises RequestError if a broker refuses.
     """
-    if place is not None:
-        address, queue_id, offset = place
+    if only_queue is not None:
+        address, queue_id, offset = only_queue
         command = requests.reset_offsets(group, topic, time_ms, queue_id, offset)
         answer = yield from directory.call(address, command)
         return bodies.decode_queue_offsets(answer.body)
-    brokers = find_read_addresses((yield from current_route(directory, topic)))
+    route = yield from current_route(directory, topic)
+    brokers = find_read_addresses(route)
     command = requests.reset_offsets(group, topic, time_ms)
-    absent = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
+    # While no consumer is online, a broker that leaves the reset to consumers answers this.
+    ignored_codes = {int(ResponseCode.CONSUMER_NOT_ONLINE)}
     new_offsets: dict[MessageQueue, int] = {}
-    for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
+    for _, _, answer in (yield from ask_each(brokers, command, ignored_codes=ignored_codes)):
         new_offsets |= bodies.decode_queue_offsets(answer.body)
     return new_offsets
 
@@ -113,9 +127,10 @@ def request_offset_reset(
 def consume_stats_at(
     directory: Directory, address: str, *, is_ordered: bool = False
 ) -> Conversation[list[tuple[str, MessageQueue, bodies.QueueProgress]]]:
-    """Return (group, queue, progress) of every group at one broker.
+    """Return (group, queue, progress) for each queue of each group that one broker knows.
 
-    With `is_ordered`, return only groups that consume in order.
+    `address` is the broker's. `progress` has the offsets of the group in the queue. With
+    `is_ordered`, only groups that consume in order are returned.
     """
     command = requests.consume_stats_of_broker(ordered=is_ordered)
     answer = yield from directory.call(address, command)
@@ -157,11 +172,13 @@ def queue_units(
     count: int,
     group: str | None = None,
 ) -> Conversation[bodies.QueueUnits]:
-    """Return `count` units of a broker's consume queue from an offset on.
+    """Return `count` entries of a broker's consume queue, beginning at `offset`.
 
-    With `group`, each unit also says whether the group's filter matches it.
+    A consume queue is the index of a queue: each entry has the position, size and tag code of a
+    message. With `group`, each entry also says whether the filter of the group matches the message.
     """
     command = requests.queue_units(
         topic=topic, queue_id=queue_id, offset=offset, count=count, group=group
     )
-    return bodies.decode_queue_units((yield from directory.call(address, command)).body)
+    answer = yield from directory.call(address, command)
+    return bodies.decode_queue_units(answer.body)

@@ -90,9 +90,12 @@ Verdict = tuple[str, str]
 
 
 def failure_reason(properties: Mapping[str, str], body: bytes) -> str:
-    """Return why a message failed, as far as its own properties and its body show it.
+    """Guess why consumers failed on a message, from its properties and its body.
 
-    Return `NO_REASON` if they do not.
+    The first property, by name, that looks like an error (`exception`, `error_message`) gives
+    `"name: first line of its value"`, shortened, with each number replaced by `#`. Without one the
+    result is `NOT_UTF8` if the body is not UTF-8, `NOT_JSON` if it begins like JSON and is not, and
+    otherwise `NO_REASON`.
     """
     for name in sorted(properties):
         if properties[name] and _ERROR_NAME.search(name):
@@ -118,9 +121,10 @@ def undecodable_reason(error: str) -> str:
 
 
 def origin_of(dead_letter: StoredMessage, names: Iterable[str] = ORIGIN_TOPICS) -> str:
-    """Return the topic from which a dead letter comes, "" if its properties do not say it.
+    """Return the topic that a dead letter was sent to, or "" if its properties do not contain it.
 
-    With `ORIGIN_IDS` as `names`, return its message id there instead.
+    `names` are the properties to look up; the first that is not empty counts. Pass `ORIGIN_IDS` to
+    get the id of the original message instead of its topic.
     """
     for name in names:
         if dead_letter.properties.get(name):
@@ -129,7 +133,11 @@ def origin_of(dead_letter: StoredMessage, names: Iterable[str] = ORIGIN_TOPICS) 
 
 
 def cluster_key(dead_letter: StoredMessage) -> tuple[str, str]:
-    """Return the origin topic and the failure reason of a dead letter, which name its cluster."""
+    """Return (origin topic, failure reason) of a dead letter.
+
+    Dead letters with the same pair belong to the same cluster. The origin topic is "" if it is
+    unknown.
+    """
     origin = origin_of(dead_letter)
     error = dead_letter.body_error
     if error is not None:
@@ -156,7 +164,11 @@ class DeadLetterCluster:
 
 
 def cluster_dead_letters(dead_letters: Iterable[StoredMessage]) -> list[DeadLetterCluster]:
-    """Return the clusters of dead letters, the largest first. The newest must come first."""
+    """Group dead letters by origin topic and failure reason, and return the largest cluster first.
+
+    `dead_letters` must begin with the newest, because each cluster keeps its first `EXAMPLES_MAX`
+    messages as examples.
+    """
     clusters_by_key: dict[tuple[str, str], DeadLetterCluster] = {}
     for message in dead_letters:
         key = cluster_key(message)
@@ -209,9 +221,12 @@ def dead_letters(
     count_max: int = COUNT_MAX,
     bytes_max: int = BYTES_MAX,
 ) -> Conversation[NewestDeadLetters]:
-    """Return the newest dead letters of a group, or the newest that were stored until `until_ms`.
+    """Return the newest dead letters of a group, the newest first.
 
-    About `count_max` are read, with `bytes_max` bytes of bodies, both shared evenly by the queues.
+    With `until_ms`, only dead letters that were stored at this time or earlier are returned. About
+    `count_max` messages, or messages with about `bytes_max` bytes of bodies, are read. Each queue
+    may use an equal share of both limits.
+
     Raises RouteNotFoundError if the group has no dead letters, ConfigurationError if its
     dead-letter topic is not readable.
     """
@@ -222,13 +237,13 @@ def dead_letters(
     stored = 0
     older_times_ms: list[int] = []  # of each queue that has older dead letters than were read
     for queue in dead_letter_queues:
-        of_queue = yield from _read_queue(
+        newest_in_queue = yield from _read_queue(
             directory, queue, until_ms, count_per_queue, bytes_per_queue
         )
-        newest += of_queue.messages
-        stored += of_queue.stored
-        if of_queue.older_ms is not None:
-            older_times_ms.append(of_queue.older_ms)
+        newest += newest_in_queue.messages
+        stored += newest_in_queue.stored
+        if newest_in_queue.older_ms is not None:
+            older_times_ms.append(newest_in_queue.older_ms)
     newest.sort(key=_newest_first)
     return NewestDeadLetters(newest, stored, max(older_times_ms, default=None))
 
@@ -239,9 +254,10 @@ def _newest_first(message: StoredMessage) -> tuple[int, str, int, int]:
 
 
 def _find_queues(directory: Directory, group: str) -> Conversation[list[MessageQueue]]:
-    """Return the readable queues of a group's dead-letter topic.
+    """Return the readable queues of a group's dead-letter topic, at least one.
 
-    Raises RouteNotFoundError if the topic does not exist, ConfigurationError if it has none.
+    Raises RouteNotFoundError if the topic does not exist, ConfigurationError if none of its queues
+    is readable.
     """
     topic = DLQ_PREFIX + group
     try:
@@ -262,7 +278,11 @@ def _read_queue(
     count_max: int,
     bytes_max: int,
 ) -> Conversation[NewestDeadLetters]:
-    """Return the newest dead letters of one queue, as `dead_letters` does for all of them."""
+    """Return the newest dead letters of one queue, at most about `count_max` or `bytes_max` bytes.
+
+    The result also has the number of stored dead letters up to `until_ms` (None means all), and the
+    time of the oldest one that was read if there are older ones.
+    """
     start, end = yield from offsets(directory, queue)
     if until_ms is not None:
         # RocketMQ 4 returns the last message before a time, not the first after it.
@@ -284,10 +304,11 @@ def _read_newest(
     until_ms: int | None,
     bytes_max: int,
 ) -> Conversation[tuple[list[StoredMessage], int, int]]:
-    """Read the messages [begin, end) of a queue backwards, until `bytes_max` bytes are read.
+    """Read a range of a queue backwards, page by page, until about `bytes_max` bytes are read.
 
-    Returns (messages stored until `until_ms`, newest first; number of later messages; first offset
-    that was read).
+    `offset_range` is (first offset, offset after the last). Returns (messages that were stored at
+    `until_ms` or earlier, the newest first; number of messages that were stored later; lowest
+    offset that was read).
     """
     begin, end = offset_range
     newest: list[StoredMessage] = []
@@ -296,6 +317,7 @@ def _read_newest(
     while end > begin and bytes_read < bytes_max:
         page: list[StoredMessage] = []
 
+        # The default argument binds the page of this round.
         def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
             page += messages
             return True
@@ -347,7 +369,12 @@ class DeadLetterReplay:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The argument of `ReplayJudge.verdict`."""
+        """The replay as a dictionary, which is what `ReplayJudge.verdict` takes.
+
+        `target` is the topic to which the message is sent, and `read_as` the topic whose
+        subscription decides whether the group receives it. `size` is the number of bytes of the
+        body. `body_error` is "" if the body could be decoded.
+        """
         message = self.message
         return {
             "target": message.topic,
@@ -383,9 +410,12 @@ def editable_properties(dead_letter: StoredMessage) -> dict[str, str]:
 def prepare_replay(
     dead_letter: StoredMessage, edit: DeadLetterEdit, group: str
 ) -> DeadLetterReplay:
-    """Return the replay of a dead letter of `group` with the changes of `edit`.
+    """Return the message that replays a dead letter of `group`, with the changes of `edit`.
 
-    A body that cannot be decoded stays as it is stored. `ReplayJudge` rejects such messages.
+    `edit.to` is the target: `ORIGIN` means the topic of the original message, `RETRY` the retry
+    topic of the group, any other text a topic. The message id of the replay depends only on the
+    dead letter, so two replays have the same id. A body that cannot be decoded is sent as it is
+    stored; `ReplayJudge` rejects such a message.
     """
     origin = origin_of(dead_letter)
     if edit.to == ORIGIN:
@@ -415,7 +445,11 @@ def prepare_replay(
 
 
 def _edit_message(dead_letter: StoredMessage, edit: DeadLetterEdit, target: str) -> Message:
-    """Return the message that replaces a dead letter: its content with the changes of `edit`."""
+    """Return a new message for the topic `target`: the dead letter with the changes of `edit`.
+
+    Every occurrence of `edit.find` in the body is replaced. A property with an empty value in
+    `edit.properties` is removed.
+    """
     body = dead_letter.body_or_raw
     if edit.find:
         body = body.replace(edit.find, edit.replacement)
@@ -439,7 +473,11 @@ def _edit_message(dead_letter: StoredMessage, edit: DeadLetterEdit, target: str)
 
 
 def send_replay(sender: Sender, replay: DeadLetterReplay) -> Conversation[SendResult]:
-    """Send the message of a replay under its own id. Raises the errors of a send."""
+    """Send the message of a replay with the replay's message id, and return the result of the send.
+
+    For a retry topic, the topic and id of the original message are added as properties. Raises the
+    errors of a send.
+    """
     outgoing = sender.make_outgoing(replay.message, replay.message_id)
     if replay.system_properties:
         outgoing = add_properties(outgoing, replay.system_properties, "a retry")
@@ -447,10 +485,11 @@ def send_replay(sender: Sender, replay: DeadLetterReplay) -> Conversation[SendRe
 
 
 def body_changes(body: bytes, edit: DeadLetterEdit) -> Iterator[tuple[str, str]]:
-    """Yield what an edit changes in a body, with some bytes around each change.
+    """Yield the parts of a body that an edit changes, each with a few bytes of context.
 
-    Yields ("same", text), ("gone", text) and ("new", text) for the first `CHANGES_SHOWN` changes,
-    and nothing if the body stays the same.
+    Yields pairs: ("same", text) for context, ("gone", text) for replaced bytes and ("new", text)
+    for their replacement. "…" stands for context that is left out. Only the first `CHANGES_SHOWN`
+    changes are yielded. Nothing is yielded if the body does not change.
     """
     last_end = 0  # the end of the last change
     position = body.find(edit.find) if edit.find else -1
@@ -474,9 +513,9 @@ def body_changes(body: bytes, edit: DeadLetterEdit) -> Iterator[tuple[str, str]]
 def property_changes(
     dead_letter: StoredMessage, edit: DeadLetterEdit
 ) -> list[tuple[str, str, str]]:
-    """Return (name, old value, new value) of each property that an edit changes.
+    """Return (name, old value, new value) of each property that an edit changes, sorted by name.
 
-    The value of a missing property is "".
+    "" means that the property is missing, before or after the edit.
     """
     present_properties = editable_properties(dead_letter)
     changes = []
@@ -494,9 +533,11 @@ def property_changes(
 def known_subscriptions(
     group_state: GroupSubscriptions, topics: Iterable[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Return topic -> all subscriptions of a group, None if they are unknown.
+    """Return topic -> every different subscription of the group to the topic.
 
-    The tags of each subscription follow from its expression: brokers do not report them.
+    The result is None if the subscriptions are unknown, because no member is online and no broker
+    remembers them. Brokers report expressions without parsed tags, so each expression is parsed
+    here.
     """
     if not group_state.is_online and not group_state.remembered:
         return None
@@ -516,10 +557,11 @@ def dead_letter_judge(
     topics: Iterable[str],
     subscriptions: Mapping[str, tuple[Subscription, ...]] | None = None,
 ) -> Conversation["ReplayJudge"]:
-    """Return the judge of messages of a group that will be sent to `targets`.
+    """Return a judge of messages that will be sent to `targets` for a group.
 
-    The judge knows which of `targets` do not exist. `subscriptions` by topic are those to judge by;
-    None means the present subscriptions of the group to `topics`.
+    The judge says whether the group would receive them. It knows which of the topics `targets` do
+    not exist. `subscriptions` maps topics to the filters to judge by; None means the group's
+    present subscriptions to `topics`.
     """
     missing = set()
     for target in sorted(targets):
@@ -543,11 +585,12 @@ class ReplayJudge:
     missing_topics: frozenset[str] = frozenset()
 
     def verdict(self, row: Mapping[str, Any]) -> Verdict:
-        """Return the verdict on a message, which `DeadLetterReplay.row` describes.
+        """Judge whether the group would receive a replayed message, which `row` describes.
 
-        The verdict is INVALID for a message that no broker would accept, FILTERED for one that the
-        filter of any member does not match, UNCHECKED if the subscriptions are unknown, and MATCHES
-        otherwise. Never raises a SluiceError.
+        `row` has the keys of `DeadLetterReplay.row`. Returns (verdict, reason). The verdict is
+        INVALID if no broker would accept the message, UNCHECKED if the subscriptions of the group
+        are unknown, FILTERED if the filter of at least one member does not match the message, and
+        otherwise MATCHES, whose reason is "". Never raises a SluiceError.
         """
         try:
             self._check(row)
@@ -559,7 +602,7 @@ class ReplayJudge:
         if not subscriptions:
             return FILTERED, f"the group does not subscribe to {row['read_as']!r}"
 
-        message = _make_filtered_message(row)
+        message = _make_message_for_filter(row)
         for subscription in subscriptions:
             _, finding = verdict_on(message, subscription)
             if finding is not None:
@@ -567,9 +610,13 @@ class ReplayJudge:
         return MATCHES, ""
 
     def _check(self, row: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError if no broker would accept the message."""
+        """Raise ConfigurationError if no broker would accept the message that `row` describes.
+
+        This is the case if the target is unknown or does not exist, or if the body, tag, keys or
+        properties are invalid or too large.
+        """
         target = row["target"]
-        body_bytes = row["size"] or 0
+        body_bytes = row["size"] or 0  # a row of a table may have no value
         if not target:
             raise ConfigurationError("its origin topic is unknown.", fix="Set its topic.")
         if row.get("body_error"):
@@ -604,8 +651,11 @@ def _check_properties_size(properties: Mapping[str, str]) -> None:
         )
 
 
-def _make_filtered_message(row: Mapping[str, Any]) -> StoredMessage:
-    """Return a message with the properties that filters read; its other fields are empty."""
+def _make_message_for_filter(row: Mapping[str, Any]) -> StoredMessage:
+    """Return a message with the topic and properties of `row`, to evaluate a filter on it.
+
+    Filters read only properties, so the body is empty and the other fields are 0.
+    """
     properties = dict(row["properties"])
     for name, column in ((TAGS, "tags"), (KEYS, "keys"), (UNIQ_KEY, "new_id")):
         if row[column]:

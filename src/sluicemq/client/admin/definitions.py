@@ -54,9 +54,9 @@ def system_topics(directory: Directory, address: str) -> Conversation[tuple[str,
 def put_groups(
     directory: Directory, address: str, configs: Iterable[GroupConfig]
 ) -> Conversation[None]:
-    """Create or change groups of a broker.
+    """Create or change consumer groups at the broker with an address.
 
-    A single group is sent with the request that RocketMQ 4 knows, too.
+    `configs` are their settings. A single group is sent in a request that RocketMQ 4 knows, too.
     """
     groups = list(configs)
     if len(groups) == 1:

@@ -73,11 +73,14 @@ def explain_message(
     trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[tuple[MessageFacts, list[MessageExplained]]]:
-    """Return where a message is stored, and what happened to it in a group, and why.
+    """Return where a message is stored, and what happened to it in each consumer group, and why.
 
-    If `group` is None, every group that reads the message's topic is explained. `topic` and
-    `anywhere` are those of `message_by_id`. Raises MessageNotFoundError if the message does not
-    exist.
+    Returns (facts about the message, one explanation per group). `group` limits this to one group;
+    None means every group that reads the message's topic. `topic` is where to search for the
+    message; None means all topics if `anywhere` is True. `trace_topic` is the topic with the traces
+    of clients.
+
+    Raises MessageNotFoundError if the message does not exist.
     """
     now_ms = directory.clock.now_ms()
     message = yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere)
@@ -105,9 +108,9 @@ def explain_message(
 def _collect_message_facts(
     directory: Directory, message: StoredMessage
 ) -> Conversation[MessageFacts]:
-    """Return where a message is stored, and the bounds of its queue.
+    """Return the message, its readable brokers, and the offset range of its queue.
 
-    If the broker of the queue cannot be read, the bounds are those of the message alone.
+    If consumers cannot read the broker of the queue, the range contains only the message itself.
     """
     readable_brokers = yield from _find_readable_brokers(directory, message.topic)
     offset_min = message.queue_offset
@@ -121,7 +124,7 @@ def _collect_message_facts(
 def _fetch_traces(
     directory: Directory, message: StoredMessage, trace_topic: str
 ) -> Conversation[dict[str, GroupTrace]]:
-    """Return what clients have traced of a message in each group; {} without traces."""
+    """Return group -> what clients have traced of the message there, {} if nothing was traced."""
     with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
         timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
         return {group_trace.group: group_trace for group_trace in timeline.groups}
@@ -129,15 +132,20 @@ def _fetch_traces(
 
 
 def explain_group(directory: Directory, name: str) -> Conversation[GroupExplained]:
-    """Return why a group is idle or behind. The result has no findings if it is neither."""
+    """Return the findings that explain why a group is idle or behind.
+
+    There are no findings if the group is neither. An unknown group gives the finding that no broker
+    knows it.
+    """
     now_ms = directory.clock.now_ms()
-    config = (yield from groups(directory)).get(name)
+    configs = yield from groups(directory)
+    config = configs.get(name)
     if config is None:
         return judge_group(GroupFacts(name))
 
     brokers = yield from masters(directory)
     members, subscriptions = yield from _ask_members(name, brokers)
-    progress = yield from progress_at(brokers, name, absent=None)
+    progress = yield from progress_at(brokers, name, ignored_codes=None)
     facts = GroupFacts(name, config, subscriptions=subscriptions, progress=progress, now_ms=now_ms)
     readable = {}
     for topic in facts.topics:
@@ -158,7 +166,10 @@ def explain_group(directory: Directory, name: str) -> Conversation[GroupExplaine
 
 
 def _find_readable_brokers(directory: Directory, topic: str) -> Conversation[frozenset[str] | None]:
-    """Return the brokers from which clients read a topic, None if it has no route."""
+    """Return the names of the brokers from which clients read a topic, None if it has no route.
+
+    Such a broker has a master, and queues of the topic that may be read.
+    """
     try:
         route = yield from directory.get_route(topic)
     except RouteNotFoundError:
@@ -181,7 +192,11 @@ def _collect_delivery_facts(
     brokers: Brokers,
     now_ms: int,
 ) -> Conversation[DeliveryFacts]:
-    """Return what is known of a message in a group that exists, without its traces."""
+    """Collect what brokers and members know about a message in one group, except its traces.
+
+    `config` is the configuration of the group, so it exists. `brokers` maps broker names to
+    addresses.
+    """
     name = config.name
     message = message_facts.message
     queue = message_facts.queue
@@ -194,7 +209,8 @@ def _collect_delivery_facts(
     committed, fetched = yield from _fetch_offsets(brokers, name, queue)
     contracts = yield from _fetch_contracts(directory, name)
     if _is_popping(contracts):
-        # A broker commits what is popped only when its checkpoints are on disk.
+        # Members that pop have no queues of their own. The broker commits an offset only when its
+        # checkpoints are on disk, so the fetched offset tells the progress.
         members = _forget_queues(members)
         committed = fetched
         fetched = None
@@ -217,9 +233,10 @@ def _collect_delivery_facts(
 def _fetch_offsets(
     brokers: Brokers, name: str, queue: MessageQueue
 ) -> Conversation[tuple[int | None, int | None]]:
-    """Return (committed offset, offset up to which members have fetched) of a group in a queue.
+    """Return (committed offset, offset up to which members have fetched) for a group in a queue.
 
-    An offset is None if the broker does not know it, or is not one of `brokers`.
+    `brokers` maps names to addresses. An offset is None if the broker does not know it, or if the
+    queue's broker is not in `brokers`.
     """
     address = brokers.get(queue.broker)
     if address is None:
@@ -230,7 +247,7 @@ def _fetch_offsets(
         committed = int((answer.fields or {})["offset"])
     fetched = None
     broker = {queue.broker: address}
-    for progress in (yield from progress_at(broker, name, queue.topic, absent=None)):
+    for progress in (yield from progress_at(broker, name, queue.topic, ignored_codes=None)):
         if progress.queue == queue:
             fetched = progress.fetched
     return committed, fetched
@@ -239,9 +256,10 @@ def _fetch_offsets(
 def _find_remembered_subscription(
     directory: Directory, group: str, message: StoredMessage
 ) -> Conversation[Subscription | None]:
-    """Return the subscription that the message's broker remembers, None without one.
+    """Return the subscription of a group without members, None if the broker does not remember it.
 
-    A SluiceMQ broker remembers the SQL92 expressions of a group without members for a day.
+    A SluiceMQ broker remembers the SQL92 expressions of a group for a day after its last member
+    left. Only the broker that stores the message is considered.
     """
     for broker_counts in (yield from matching(directory, group, message.topic)):
         if broker_counts.broker != message.broker:
@@ -253,9 +271,10 @@ def _find_remembered_subscription(
 
 
 def _collect_lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[LaneFacts]:
-    """Return the group's lanes at the broker of a queue, from the oldest on.
+    """Return the lanes of a group at the broker of `queue`, the oldest lane first.
 
-    RocketMQ brokers have no lanes.
+    A lane is a subgroup of members with the same filter, with offsets of its own. RocketMQ brokers
+    have no lanes, so the result is empty there.
     """
     lanes = []
     for group_contract in contracts:
@@ -265,9 +284,11 @@ def _collect_lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> l
 
 
 def _make_lane_facts(lane: Mapping[str, Any], queue: MessageQueue) -> LaneFacts:
-    """Return a lane's subscription to the topic of `queue`, its members, and its offset there.
+    """Return the facts about one lane of a group in the topic of `queue`.
 
-    `lane` is an item of `GroupContract.lanes`.
+    A lane is a subgroup of members with the same filter; `lane` describes it as the broker does.
+    The subscription is None if the lane does not subscribe to the topic, and the offset None if it
+    has none in the queue.
     """
     subscription = None
     kind_and_expression = lane["subscriptions"].get(queue.topic)
@@ -294,7 +315,11 @@ def _forget_queues(members: Iterable[MemberFacts]) -> list[MemberFacts]:
 def _find_delivery(
     brokers: Brokers, name: str, queue: MessageQueue, offset: int
 ) -> Conversation[bodies.InFlightMessage | None]:
-    """Return the delivery of the message at an offset if it is popped and not acknowledged."""
+    """Return the delivery of a message that is popped and not acknowledged yet, None without one.
+
+    The message is the one at `offset` in `queue`. The result is also None if the broker of the
+    queue is not in `brokers`, which maps names to addresses.
+    """
     if queue.broker not in brokers:
         return None
     broker = {queue.broker: brokers[queue.broker]}
@@ -303,7 +328,7 @@ def _find_delivery(
 
 
 def _fetch_contracts(directory: Directory, name: str) -> Conversation[list[GroupContract]]:
-    """Return the contracts of a group by broker, none if a broker refuses the request."""
+    """Return the contract of a group at each broker; [] if a broker refuses the request."""
     try:
         return (yield from contract(directory, name))
     except RequestError:
@@ -313,10 +338,11 @@ def _fetch_contracts(directory: Directory, name: str) -> Conversation[list[Group
 def _ask_members(
     name: str, brokers: Brokers, broker: str | None = None
 ) -> Conversation[tuple[list[MemberFacts], dict[str, Subscription]]]:
-    """Return the members that are online, and the group's subscriptions by topic.
+    """Return the members that are online, and topic -> subscription of the group.
 
-    The subscriptions are those that `broker` reports; None means all brokers. At most
-    `MEMBERS_ASKED_MAX` members are asked about themselves.
+    `brokers` maps names to addresses. Each member is asked for a report about itself, up to
+    `MEMBERS_ASKED_MAX` of them. The subscriptions are those that the broker called `broker`
+    reports; None means all brokers.
     """
     clients, subscriptions_by_broker = yield from connections_at(brokers, name)
     subscriptions: dict[str, Subscription] = {}
@@ -338,7 +364,11 @@ def _ask_members(
 def _collect_retries(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
 ) -> Conversation[list[RetryFacts]]:
-    """Return the copies of a message that wait for a retry, or are in a retry topic already."""
+    """Return the copies of a message that were made to retry it in the group `name`.
+
+    A copy waits for its time, or it is in a retry topic of the group already. A `RetryFacts` of a
+    waiting copy has the time at which the copy is due, if a broker knows it.
+    """
     topic = RETRY_PREFIX + name
     message_id = message.message_id
     origin = pop_origin(message.topic, name)
@@ -374,15 +404,16 @@ def _collect_retries(
 def _fetch_due_times(
     brokers: Brokers, retry_topic: str, message_id: str
 ) -> Conversation[dict[str, int]]:
-    """Return broker name -> time in ms at which the last delayed copy of a message is due there.
+    """Return broker name -> time in ms when the last delayed copy of a message is due there.
 
-    Only SluiceMQ brokers report it.
+    A copy is made to retry the message. Brokers without one are left out, and so are RocketMQ
+    brokers, which do not report it.
     """
     command = requests.list_delayed(
         topic=retry_topic, key=message_id, cursor=None, count_max=COUNT_MAX
     )
     due_ms_by_broker = {}
-    for broker, _, answer in (yield from ask_each(brokers, command, absent=None)):
+    for broker, _, answer in (yield from ask_each(brokers, command, ignored_codes=None)):
         copies = bodies.decode_waiting(answer.body)
         if copies:
             due_ms_by_broker[broker] = max(copy.due_ms for copy in copies)
@@ -392,9 +423,10 @@ def _fetch_due_times(
 def _describe_arrived_retry(
     directory: Directory, name: str, copy: StoredMessage, brokers: Brokers, *, is_popped: bool
 ) -> Conversation[RetryFacts]:
-    """Return what is known of a copy of a message that is in a retry topic of the group `name`.
+    """Return whether the group `name` has passed a copy of a message that is in a retry topic.
 
-    `is_popped` says whether members pop from that topic.
+    The copy is passed if the group's committed offset is beyond it. `is_popped` is True if members
+    pop from this retry topic; then the result also has the delivery that is not acknowledged yet.
     """
     queue = MessageQueue(copy.topic, copy.broker, copy.queue_id)
     committed = None

@@ -77,14 +77,13 @@ def try_filter(
     count_max: int | None = None,
     progress: Progress | None = None,
 ) -> Conversation[list[BrokerTrial]]:
-    """Try an expression on messages stored from `begin_ms` to `end_ms`.
+    """Try a filter expression on stored messages, and return one trial for each broker of a topic.
 
-    Return one trial per broker.
-
-    None as a time means no limit. With `group`, the reports also contain the difference from the
-    group's present filter. At most `count_max` messages are tried, the newest of each queue; by
-    default `ROWS_MAX`, and `PULLED_MAX` on a RocketMQ broker. While messages of a RocketMQ broker
-    are read, `progress(read, total)` is called.
+    Messages that were stored from `begin_ms` to `end_ms` (both inclusive) are tried; None means no
+    limit. At most `count_max` messages of a broker are tried, the newest of each queue. The default
+    is `ROWS_MAX`, and `PULLED_MAX` for a RocketMQ broker, whose messages must be downloaded.
+    Meanwhile `progress(read, total)` is called after each page. With `group`, each report also
+    compares the expression with the present filter of the group.
 
     Raises FilterSyntaxError for an invalid expression, ConfigurationError if the filter of `group`
     is unknown, RouteNotFoundError if the topic does not exist.
@@ -92,7 +91,8 @@ def try_filter(
     subscription = parse_subscription(topic, expression, kind)
     check_subscription(subscription)
     trials = []
-    for broker, address in (yield from masters_of_topic(directory, topic)).items():
+    masters_by_name = yield from masters_of_topic(directory, topic)
+    for broker, address in masters_by_name.items():
         command = requests.try_filter(subscription, group, begin_ms, end_ms, count_max or ROWS_MAX)
         answer = yield Call(address, command)
         if answer.code == SUBSCRIPTION_PARSE_FAILED:
@@ -110,13 +110,15 @@ def try_filter(
             against = yield from _fetch_subscription(address, group, topic)
         limit = count_max or PULLED_MAX
         time_range = begin_ms or 0, end_ms
-        trial = _try_here(directory, broker, subscription, against, time_range, limit, progress)
-        trials.append((yield from trial))
+        trial = yield from _try_on_client(
+            directory, broker, subscription, against, time_range, limit, progress
+        )
+        trials.append(trial)
     return trials
 
 
 def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
-    """Return the trial that a SluiceMQ broker reports in the body of its response."""
+    """Decode the response of a SluiceMQ broker that has tried a filter, and return the trial."""
     trial_result = orjson.loads(response_body)
     messages = {}
     for message in trial_result["messages"]:
@@ -127,9 +129,9 @@ def _read_trial(broker: str, response_body: bytes | memoryview) -> BrokerTrial:
 
 
 def _fetch_subscription(address: str, group: str, topic: str) -> Conversation[Subscription]:
-    """Return the subscription of a group to a topic, as the broker at `address` knows it.
+    """Return the subscription of a group to a topic, as the broker at `address` reports it.
 
-    Raises ConfigurationError if the broker knows none.
+    Raises ConfigurationError if the broker has none, because no member of the group is online.
     """
     subscription = None
     answer = yield Call(address, requests.consumer_connections(group=group))
@@ -145,7 +147,12 @@ def _fetch_subscription(address: str, group: str, topic: str) -> Conversation[Su
 
 
 def _add_shares(report: dict[str, Any]) -> dict[str, Any]:
-    """Add the shares that follow from the counts to a report, and return it."""
+    """Add shares to a report, in place, and return it.
+
+    `match_rate` is the share of messages that match. Each atom, which is one comparison of the
+    expression, gets `selectivity`: the share of its evaluations that were true. Both are 0.0
+    without messages.
+    """
     report["match_rate"] = report["matched"] / report["rows"] if report["rows"] else 0.0
     for atom in report["atoms"]:
         count = sum(atom[name] for name in ("true", "false", "null", "error"))
@@ -153,7 +160,7 @@ def _add_shares(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _try_here(
+def _try_on_client(
     directory: Directory,
     broker: str,
     subscription: Subscription,
@@ -162,10 +169,14 @@ def _try_here(
     count_max: int,
     progress: Progress | None,
 ) -> Conversation[BrokerTrial]:
-    """Read the messages of a broker that does not try filters, and try the expression on them.
+    """Download the messages of a RocketMQ broker, and try the expression on them in this process.
 
-    `against` is the present subscription of the group to compare with, None without a group.
-    `time_range` is (first, last) in milliseconds; None as the last time means no limit.
+    `against` is the present subscription of the group, to compare with; None means no comparison.
+    `time_range` is (first, last) in milliseconds, both inclusive; None as the last time means no
+    limit. If more than `count_max` messages are stored, each queue gives the newest in proportion
+    to its share.
+
+    Raises ConfigurationError if NumPy is not installed.
     """
     try:
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - imports NumPy
@@ -194,7 +205,11 @@ class _TrialOfPages:
     """
 
     def __init__(self, trial: "Trial", expected_count: int, progress: Progress | None) -> None:
-        """Begin with no messages. `progress` is called with `expected_count` after each page."""
+        """Begin without messages; `trial` evaluates the expression and counts the results.
+
+        `progress(number of messages read, expected_count)` is called after each page; None means no
+        calls.
+        """
         self.trial = trial
         self.shown_messages: dict[tuple[int, int], Mapping[str, str]] = {}
         self._expected_count = expected_count
@@ -202,7 +217,10 @@ class _TrialOfPages:
         self._read_count = 0
 
     def add_page(self, page: list[StoredMessage]) -> bool:
-        """Try the expression on messages of one queue. Return True, for `read_range`."""
+        """Try the expression on one page, which has messages of one queue with consecutive offsets.
+
+        Returns True, so that `read_range` goes on reading.
+        """
         first_message = page[0]
         self.trial.add_rows(
             [message.properties for message in page],
@@ -224,7 +242,7 @@ class _TrialOfPages:
 
 
 def _find_sample_places(report: "Report") -> set[tuple[int, int]]:
-    """Return (queue id, offset) of each message that a report shows."""
+    """Return (queue id, offset) of each message that a report shows as an example."""
     samples = [*report.samples, *(cause.sample for cause in report.causes)]
     if report.difference is not None:
         samples += [*report.difference.samples_here, *report.difference.samples_there]
@@ -234,7 +252,11 @@ def _find_sample_places(report: "Report") -> set[tuple[int, int]]:
 def _find_stored_ranges(
     directory: Directory, topic: str, broker: str, time_range: tuple[int, int | None]
 ) -> Conversation[list[tuple[MessageQueue, int, int]]]:
-    """Return (queue, first offset, end offset) of a broker's queues in a range of time."""
+    """Return (queue, first offset, end offset) of each queue of a topic at one broker.
+
+    A range has the messages stored from `time_range[0]` to `time_range[1]`, in milliseconds, both
+    inclusive. The end offset is exclusive. 0 as the first time and None as the last mean no limit.
+    """
     begin_ms, end_ms = time_range
     ranges = []
     for queue in (yield from queues(directory, topic)):

@@ -59,7 +59,10 @@ class OffsetChange:
 
     @property
     def skipped(self) -> int:
-        """The number of messages that the group will not receive."""
+        """The number of stored messages that the group will never receive because of this change.
+
+        It is 0 if the group goes back.
+        """
         first_unread = self.offset_min
         if self.old is not None:
             first_unread = max(self.old, self.offset_min)
@@ -67,9 +70,10 @@ class OffsetChange:
 
 
 def _to_time_ms(time: int | str) -> int:
-    """Return a time in milliseconds since 1970 as it is, and the time that a position stands for.
+    """Return the time for a reset, in milliseconds since 1970.
 
-    Raises ConfigurationError if a text is not a position.
+    A number is returned unchanged, "first" becomes EARLIEST_MS and "last" LATEST_MS. Raises
+    ConfigurationError for another text.
     """
     if isinstance(time, int):
         return time
@@ -85,7 +89,12 @@ def _to_time_ms(time: int | str) -> int:
 def plan_reset(
     directory: Directory, group: str, topic: str, time_ms: int | str
 ) -> Conversation[list[OffsetChange]]:
-    """Return what `reset_offsets` would change, without changing it."""
+    """Return the changes that `reset_offsets` would make, one for each queue, without making them.
+
+    `time_ms` is in milliseconds since 1970, "first" or "last". Raises RouteNotFoundError if the
+    topic does not exist, GroupNotFoundError if the group does not exist, ConfigurationError for
+    another text.
+    """
     check_group(group)
     time_ms = _to_time_ms(time_ms)
     yield from expect_group(directory, group)
@@ -107,17 +116,20 @@ def plan_reset(
 def reset_offsets(
     directory: Directory, group: str, topic: str, time_ms: int | str
 ) -> Conversation[list[OffsetChange]]:
-    """Reset a group to a time of a topic, also while it consumes. Return the changes by queue.
+    """Set the offsets of a group to a time of a topic, and return the change of each queue.
 
     `time_ms` is in milliseconds since 1970, "first" (or 0) for the oldest message, or "last" (or
-    -1) for the position behind the last one. Raises RouteNotFoundError if the topic does not exist,
-    GroupNotFoundError if the group does not exist, RequestError if a broker refuses,
-    ConfigurationError for another text.
+    -1) for the end. Consumers of the group may run meanwhile: their broker moves them. If no
+    consumer is online, the offsets are committed here.
+
+    Raises RouteNotFoundError if the topic does not exist, GroupNotFoundError if the group does not
+    exist, RequestError if a broker refuses, ConfigurationError for another text.
     """
     time_ms = _to_time_ms(time_ms)
     planned = yield from plan_reset(directory, group, topic, time_ms)
     changes = {change.queue: change for change in planned}
-    for address in (yield from masters_of_topic(directory, topic)).values():
+    masters_by_name = yield from masters_of_topic(directory, topic)
+    for address in masters_by_name.values():
         command = requests.reset_offsets(group, topic, time_ms)
         answer = yield Call(address, command)
         if answer.code == GROUP_NOT_EXIST:  # the group has never consumed at this broker
@@ -136,11 +148,15 @@ def reset_offsets(
 def _commit_where_needed(
     directory: Directory, group: str, changes: Mapping[MessageQueue, OffsetChange]
 ) -> Conversation[None]:
-    """Commit the new offsets where the broker does not have them and no member is online."""
+    """Commit the new offset of each queue that does not have it yet, if no member is online.
+
+    Members that are online commit their new offsets themselves.
+    """
     for queue, change in changes.items():
         if (yield from committed_offset(directory, group, queue)) == change.new:
             continue
-        address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
+        masters_by_name = yield from masters_of_topic(directory, queue.topic)
+        address = masters_by_name.get(queue.broker, "")
         answer = yield Call(address, requests.consumer_list(group=group))
         if answer.code != SUCCESS:
             yield from directory.call(queue, requests.commit_offset(group, queue, change.new))
@@ -149,7 +165,11 @@ def _commit_where_needed(
 def plan_clone(
     directory: Directory, source: str, target: str, topic: str | None = None
 ) -> Conversation[list[OffsetChange]]:
-    """Return what `clone_offsets` would change, without changing it."""
+    """Return the changes that `clone_offsets` would make, one for each queue, without making them.
+
+    Raises GroupNotFoundError if the source does not exist, ConfigurationError if it has no offsets
+    or is the target.
+    """
     check_group(target)
     if source == target:
         raise ConfigurationError(
@@ -168,9 +188,9 @@ def plan_clone(
             end_offset = queue_progress.offset_max
             changes.append(OffsetChange(queue, old_offset, new_offset, first_offset, end_offset))
     if not changes:
-        of_topic = f" of topic {topic!r}" if topic else ""
+        in_topic = f" of topic {topic!r}" if topic else ""
         raise ConfigurationError(
-            f"the group {source!r} has no offsets{of_topic}.",
+            f"the group {source!r} has no offsets{in_topic}.",
             fix='See its offsets with "sluice group show".',
         )
     return changes
@@ -179,12 +199,13 @@ def plan_clone(
 def clone_offsets(
     directory: Directory, source: str, target: str, topic: str | None = None
 ) -> Conversation[list[OffsetChange]]:
-    """Set the committed offsets of the group `target` to those of `source`.
+    """Copy the committed offsets of the group `source` to the group `target`.
 
-    Return the changes by queue.
+    `topic` limits this to one topic; None means all topics. The target is created if it does not
+    exist. Returns the change of each queue.
 
-    `topic` limits this to one topic; None means all topics. Raises GroupNotFoundError if the source
-    does not exist, ConfigurationError if it has no offsets, RequestError if a broker refuses.
+    Raises GroupNotFoundError if the source does not exist, ConfigurationError if it has no offsets
+    or is the target, RequestError if a broker refuses.
     """
     planned = yield from plan_clone(directory, source, target, topic)
     broker_names = {change.queue.broker for change in planned}

@@ -52,9 +52,10 @@ class GroupReport:
 
 
 def group(directory: Directory, name: str) -> Conversation[GroupReport]:
-    """Return the members of a group with their queues, why some are idle, and the lag per queue.
+    """Return a report on a group: its members with their queues, idle members, and lags.
 
-    Raises ConfigurationError if no broker knows the group.
+    An idle member has no queue, and the report says why. Raises ConfigurationError if no broker
+    knows the group.
     """
     progress_of_queues = yield from progress(directory, name)
     client_ids = yield from members(directory, name)
@@ -75,10 +76,11 @@ def group_report(
     reached: Sequence[QueueProgress],
     queues_by_topic: Mapping[str, Sequence[MessageQueue]],
 ) -> GroupReport:
-    """Return the report on a group, with the queues that each member gets by average allocation.
+    """Make the report on a group from what brokers report.
 
-    `client_ids` are the members that are online, and `queues_by_topic` the queues of each topic
-    that the group reads.
+    The queues of each member are computed by average allocation, the default strategy. `client_ids`
+    are the members that are online, `reached` is the progress in each queue, and `queues_by_topic`
+    has the queues of each topic that the group reads.
     """
     notes = _write_notes(name, client_ids, queues_by_topic)
     reason_for_idleness = _explain_idleness(len(client_ids), queues_by_topic)
@@ -95,7 +97,10 @@ def group_report(
 def _write_notes(
     name: str, client_ids: Sequence[str], queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> list[str]:
-    """Return what looks wrong: no members, topics without queues, and client ids used twice."""
+    """Return sentences about what looks wrong in a group; [] if nothing does.
+
+    These are: no members, topics without readable queues, and client ids that two members use.
+    """
     facts = GroupFacts(name, members=[MemberFacts(client_id) for client_id in client_ids])
     notes = [f"{finding.what} {finding.fix}" for finding in judge([NO_MEMBER], facts)]
     for topic, queues_of_topic in queues_by_topic.items():
@@ -113,7 +118,10 @@ def _write_notes(
 def _explain_idleness(
     member_count: int, queues_by_topic: Mapping[str, Sequence[MessageQueue]]
 ) -> str:
-    """Return why a member of a group gets no queue by average allocation."""
+    """Return why a member of a group gets no queue, as the end of a sentence.
+
+    `member_count` is the number of members, and `queues_by_topic` has the queues that they share.
+    """
     if not queues_by_topic:
         return "the group has no offsets yet, so the brokers do not know its topics"
     queue_count = max(len(queues) for queues in queues_by_topic.values())

@@ -47,7 +47,7 @@ NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST
 
 
 def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
-    """Return group name -> settings of every consumer group that any master knows."""
+    """Return group name -> settings, for each consumer group that a master knows, sorted."""
     configs: dict[str, GroupConfig] = {}
     for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
         configs |= tables.decode_group_table(answer.body).groups
@@ -57,9 +57,10 @@ def groups(directory: Directory) -> Conversation[dict[str, GroupConfig]]:
 def create_group(
     directory: Directory, config: GroupConfig, *, cluster: str | None = None
 ) -> Conversation[list[str]]:
-    """Create or change a consumer group on every master, or on those of one cluster.
+    """Create a consumer group or change its settings, and return the names of the brokers, sorted.
 
-    Return the broker names.
+    `cluster` limits this to the masters of one cluster; None means every master. Raises
+    ConfigurationError for an invalid name or an unknown cluster.
     """
     check_group(config.name)
     brokers = yield from masters(directory, cluster)
@@ -110,12 +111,16 @@ class GroupContract:
 
 
 def contract(directory: Directory, group: str) -> Conversation[list[GroupContract]]:
-    """Return the contract of a group with its lanes and refused members, by broker.
+    """Return the contract of a group at each broker, with the lanes and the refused members.
 
-    RocketMQ brokers do not have contracts and are left out.
+    The contract says what happens if members have different filters: "compatible", "strict" or
+    "lanes". RocketMQ brokers do not have contracts and are left out, as are brokers that do not
+    know the group.
     """
-    absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
-    answers = yield from ask_masters(directory, requests.group_lanes(group=group), absent=absent)
+    ignored_codes = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    answers = yield from ask_masters(
+        directory, requests.group_lanes(group=group), ignored_codes=ignored_codes
+    )
     contracts = []
     for broker, _, answer in answers:
         report = orjson.loads(bytes(answer.body))
@@ -137,9 +142,10 @@ def contract(directory: Directory, group: str) -> Conversation[list[GroupContrac
 
 
 def change_contract(directory: Directory, group: str, contract: str) -> Conversation[list[str]]:
-    """Set the contract of a group: compatible, strict or lanes.
+    """Set the contract of a group at every master that knows it, and return these brokers' names.
 
-    Return the brokers that know the group.
+    The contract says what brokers do if members have different filters. It is "compatible",
+    "strict" or "lanes".
 
     Raises ConfigurationError for another contract and for an unknown group, RequestError if a
     broker refuses.
@@ -173,7 +179,7 @@ def members(directory: Directory, group: str) -> Conversation[list[str]]:
     """
     command = requests.consumer_list(group=group)
     client_ids: set[str] = set()
-    for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):
+    for _, _, answer in (yield from ask_masters(directory, command, ignored_codes={SYSTEM_ERROR})):
         client_ids.update(bodies.decode_consumer_list(answer.body))
     return sorted(client_ids)
 
@@ -233,15 +239,17 @@ def progress_at(
     group: str,
     topic: str | None = None,
     *,
-    absent: Collection[int] | None = NOTHING_THERE,
+    ignored_codes: Collection[int] | None = NOTHING_THERE,
 ) -> Conversation[list[QueueProgress]]:
-    """Return the progress of a group at some brokers, given as name -> address.
+    """Return the progress of a group in each queue of some brokers, sorted by queue.
 
-    `absent` is that of `ask_each`.
+    `brokers` maps names to addresses. `topic` limits the result to one topic; None means all.
+    Brokers that answer with a code in `ignored_codes` know nothing of the group and are left out;
+    None means any code.
     """
     command = requests.consume_stats(group=group, topic=topic)
     progress_by_queue: dict[MessageQueue, QueueProgress] = {}
-    for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
+    for _, _, answer in (yield from ask_each(brokers, command, ignored_codes=ignored_codes)):
         for queue, queue_stats in bodies.decode_consume_stats(answer.body).queues.items():
             progress_by_queue[queue] = QueueProgress(
                 queue,
@@ -271,14 +279,14 @@ class TopicMatching:
 def matching(
     directory: Directory, group: str, topic: str | None = None
 ) -> Conversation[list[TopicMatching]]:
-    """Return what the filters of a group have matched, dropped and failed on, by broker.
+    """Return what the filters of a group have matched, dropped and failed on, for each broker.
 
-    The result also says how many messages of the lag match, exactly. RocketMQ brokers do not know
-    it and are left out.
+    The result also has the exact number of messages in the lag that match the filters. `topic`
+    limits it to one topic; None means all. RocketMQ brokers do not count this and are left out.
     """
     command = requests.filtered_lag(group=group, topic=topic)
-    absent = {GROUP_NOT_EXIST, TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
-    answers = yield from ask_masters(directory, command, absent=absent)
+    ignored_codes = {GROUP_NOT_EXIST, TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    answers = yield from ask_masters(directory, command, ignored_codes=ignored_codes)
     return [
         TopicMatching(broker, tuple(bodies.decode_group_matching(answer.body)))
         for broker, _, answer in answers
@@ -354,10 +362,11 @@ class QueueLag:
 
 
 def lag(directory: Directory, group: str | None = None) -> Conversation[list[QueueLag]]:
-    """Return the lag of a group, or of every group if `group` is None, in each queue.
+    """Return the lag of a group in each queue, or of every group if `group` is None.
 
-    The result includes how many messages will be deleted next, and how many match the group's
-    filter. Raises ConfigurationError if no broker knows the group.
+    The result includes how many unread messages will be deleted next, and how many match the filter
+    of the group. It is empty for a group that exists and has no offsets. Raises ConfigurationError
+    if no broker knows the group.
     """
     names: Iterable[str] = [group] if group is not None else (yield from groups(directory))
     brokers = yield from masters(directory)
@@ -383,8 +392,8 @@ def _find_lag_of_group(
 ) -> Conversation[list[QueueLag]]:
     """Return the lag of a group in each queue for which it has an offset.
 
-    `brokers` are given as name -> address. `first_offsets_by_topic` has the first offsets of topics
-    that were requested before, and new ones are added.
+    `brokers` maps names to addresses. `first_offsets_by_topic` caches the first offset of each
+    queue by topic. The function adds the topics that it requests.
     """
     progress_of_queues = yield from progress_at(brokers, group)
     counts_by_queue: _CountsByQueue = {}
@@ -405,21 +414,27 @@ def _find_lag_of_group(
 
 
 def _fetch_counts(directory: Directory, group: str) -> Conversation[_CountsByQueue]:
-    """Return what the brokers count of a group in each queue: (counts of the topic, of the queue).
+    """Return queue -> (counts of its topic, counts of the queue) that brokers keep for a group.
 
     Queues of RocketMQ brokers are left out.
     """
     counts_by_queue = {}
     for broker_counts in (yield from matching(directory, group)):
-        for of_topic in broker_counts.topics:
-            for of_queue in of_topic.queues:
-                queue = MessageQueue(of_topic.topic, broker_counts.broker, of_queue.queue_id)
-                counts_by_queue[queue] = of_topic, of_queue
+        for topic_counts in broker_counts.topics:
+            for queue_counts in topic_counts.queues:
+                queue = MessageQueue(
+                    topic_counts.topic, broker_counts.broker, queue_counts.queue_id
+                )
+                counts_by_queue[queue] = topic_counts, queue_counts
     return counts_by_queue
 
 
 def _make_uncounted_lag(group: str, progress: QueueProgress, first_offset: int) -> QueueLag:
-    """Return the lag in a queue without the number of matching messages."""
+    """Return the lag of a group in a queue whose broker does not count matching messages.
+
+    `progress` has the offsets of the group, and `first_offset` is the lowest offset of the queue.
+    The number of matching messages stays None.
+    """
     return QueueLag(
         group,
         progress.queue,
@@ -436,37 +451,39 @@ def _make_uncounted_lag(group: str, progress: QueueProgress, first_offset: int) 
 def _make_counted_lag(
     group: str,
     progress: QueueProgress,
-    of_topic: bodies.GroupMatching,
-    of_queue: bodies.QueueMatching,
+    topic_counts: bodies.GroupMatching,
+    queue_counts: bodies.QueueMatching,
 ) -> QueueLag:
-    """Return the lag in a queue that a SluiceMQ broker has counted.
+    """Return the lag in a queue from the counts of its SluiceMQ broker.
 
-    The offsets and the counts of the result are of the same moment.
+    `topic_counts` are those of the whole topic, which include the lanes, and `queue_counts` those
+    of the queue. The broker took all offsets and counts of the result at the same moment. A missing
+    committed offset, which is negative, becomes 0.
     """
     queue_id = progress.queue.queue_id
     lanes: list[LaneLag] = []
-    for lane in of_topic.lanes:
+    for lane in topic_counts.lanes:
         lanes += [
             _make_lane_lag(lane, queue) for queue in lane.queues if queue.queue_id == queue_id
         ]
     return QueueLag(
         group,
         progress.queue,
-        max(of_queue.committed, 0),
-        of_queue.offset_min,
-        of_queue.offset_max,
+        max(queue_counts.committed, 0),
+        queue_counts.offset_min,
+        queue_counts.offset_max,
         messages_at_risk=progress.messages_at_risk,
         loss_time_ms=progress.loss_time_ms,
-        matching=of_queue.matching,
-        eta_ms=of_queue.eta_ms,
+        matching=queue_counts.matching,
+        eta_ms=queue_counts.eta_ms,
         lanes=tuple(lanes),
-        in_flight=of_queue.in_flight,
-        extra=of_queue.extra,
+        in_flight=queue_counts.in_flight,
+        extra=queue_counts.extra,
     )
 
 
 def _make_lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) -> LaneLag:
-    """Return the lag of a lane in one of its queues."""
+    """Return the lag of a lane (members with the same filter) in one of its queues."""
     return LaneLag(
         lane.lane,
         lane.expression,
@@ -479,10 +496,13 @@ def _make_lane_lag(lane: bodies.LaneMatching, lane_queue: bodies.QueueMatching) 
 def _fetch_first_offsets(
     brokers: Mapping[str, str], topic: str
 ) -> Conversation[dict[MessageQueue, int]]:
-    """Return queue -> first stored offset of a topic at some brokers, given as name -> address."""
+    """Return queue -> lowest stored offset, for the queues of a topic at some brokers.
+
+    `brokers` maps names to addresses. Brokers that do not have the topic are left out.
+    """
     command = requests.topic_stats(topic=topic)
     first_offsets: dict[MessageQueue, int] = {}
-    for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
+    for _, _, answer in (yield from ask_each(brokers, command, ignored_codes=NOTHING_THERE)):
         for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
             first_offsets[queue] = stats.offset_min
     return first_offsets
@@ -495,14 +515,14 @@ def popped(
     queue_id: int | None = None,
     offset: int | None = None,
 ) -> Conversation[list[bodies.InFlightMessage]]:
-    """Return the messages that a group has popped and not acknowledged at some brokers.
+    """Return the messages that a group has popped from some brokers and not acknowledged yet.
 
-    `brokers` are given as name -> address. `topic`, `queue_id` and `offset` select messages; None
-    means all. RocketMQ brokers do not report it.
+    `brokers` maps names to addresses. `topic`, `queue_id` and `offset` select messages; None means
+    all. RocketMQ brokers do not report such messages.
     """
     command = requests.in_flight(group=group, topic=topic, queue_id=queue_id, offset=offset)
     messages = []
-    for _, _, answer in (yield from ask_each(brokers, command, absent=None)):
+    for _, _, answer in (yield from ask_each(brokers, command, ignored_codes=None)):
         messages += bodies.decode_in_flight(answer.body)
     return messages
 
@@ -524,14 +544,17 @@ class ConsumerClient:
 
 
 def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerClient]]:
-    """Return the members of a group that are online, sorted by client id.
+    """Return the members of a group that are connected to a master, sorted by client id.
 
-    Raises GroupNotFoundError if no member is online and no broker knows the group.
+    The list is empty if the group exists and no member is online. Raises GroupNotFoundError if no
+    broker knows the group.
     """
     command = requests.consumer_connections(group=group)
-    absent = {ResponseCode.CONSUMER_NOT_ONLINE}
+    ignored_codes = {ResponseCode.CONSUMER_NOT_ONLINE}
     clients_by_id: dict[str, ConsumerClient] = {}
-    for _, address, answer in (yield from ask_masters(directory, command, absent=absent)):
+    for _, address, answer in (
+        yield from ask_masters(directory, command, ignored_codes=ignored_codes)
+    ):
         connections_at_broker = bodies.decode_consumer_connections(answer.body)
         for connection in connections_at_broker.connections:
             client = ConsumerClient(
@@ -552,9 +575,9 @@ def consumers(directory: Directory, group: str) -> Conversation[list[ConsumerCli
 def _find_consumer(
     directory: Directory, group: str, client_id: str | None
 ) -> Conversation[ConsumerClient]:
-    """Return a member of a group that is online, any one if `client_id` is None.
+    """Return the member of a group with a client id, or any member if `client_id` is None.
 
-    Raises ConfigurationError if it is not online.
+    Raises ConfigurationError if no such member is online.
     """
     online = yield from consumers(directory, group)
     for client in online:
@@ -574,9 +597,10 @@ def _find_consumer(
 def running_info(
     directory: Directory, group: str, client_id: str, *, stack: bool = False
 ) -> Conversation[bodies.RunningInfo]:
-    """Return what a consumer reports about itself, with its threads' stacks if `stack` is set.
+    """Ask a consumer for a report about itself: its settings, subscriptions, queues and counters.
 
-    Raises ConfigurationError if the consumer is not online, RequestError if it does not answer.
+    With `stack`, the report also has the stacks of its threads. Raises ConfigurationError if the
+    consumer is not online, RequestError if it does not answer.
     """
     client = yield from _find_consumer(directory, group, client_id)
     command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
@@ -592,11 +616,14 @@ def consume_directly(
     *,
     topic: str | None = None,
 ) -> Conversation[tuple[StoredMessage, bodies.DirectResult]]:
-    """Let a consumer process a stored message now. Committed offsets do not change.
+    """Let a consumer process a stored message now, without a change of committed offsets.
 
-    `client_id` selects the consumer; None means any member of the group. `topic` is that of
-    `message_by_id`. Returns (message, result of the handler). Raises MessageNotFoundError,
-    ConfigurationError if the consumer is not online at the message's broker, and RequestError.
+    `client_id` selects the consumer; None means any member of the group that is online. `topic` is
+    where to search for the message; None means all topics. Returns (message, result of the
+    consumer's handler).
+
+    Raises MessageNotFoundError, ConfigurationError if the consumer is not connected to the
+    message's broker, and RequestError if the broker refuses.
     """
     message = yield from message_by_id(directory, message_id, topic=topic)
     client = yield from _find_consumer(directory, group, client_id)

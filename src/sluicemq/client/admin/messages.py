@@ -64,9 +64,10 @@ def messages_by_key(
     end_ms: int = TIME_MAX_MS,
     count_max: int = COUNT_MAX,
 ) -> Conversation[list[StoredMessage]]:
-    """Return messages of a topic with a key, the newest first.
+    """Return the messages of a topic that have a key or a producer's message id, the newest first.
 
-    They were stored from `begin_ms` to `end_ms`. At most `count_max` are returned.
+    Only messages stored from `begin_ms` to `end_ms`, both inclusive, are returned, and at most
+    `count_max` of them.
 
     Raises ConfigurationError for an invalid key, range or count, RouteNotFoundError if the topic
     does not exist, RequestError if a broker has no key index, or is still building it.
@@ -84,7 +85,11 @@ def messages_by_key(
 
 
 def _check_key_query(key: str, begin_ms: int, end_ms: int, count_max: int) -> None:
-    """Raise ConfigurationError for an invalid key, range of time or count."""
+    """Raise ConfigurationError if a search by key is invalid.
+
+    A key is not empty and has no space. `begin_ms` must not be after `end_ms`, and `count_max` must
+    be at least 1.
+    """
     if not key or " " in key:
         raise ConfigurationError(
             f"{key!r} is not a valid key.", fix="Use one word: keys are separated by spaces."
@@ -103,11 +108,15 @@ def _check_key_query(key: str, begin_ms: int, end_ms: int, count_max: int) -> No
 def _query_messages(
     brokers: Mapping[str, str],
     command: Command,
-    absent: Collection[int] | None = (QUERY_NOT_FOUND,),
+    ignored_codes: Collection[int] | None = (QUERY_NOT_FOUND,),
 ) -> Conversation[list[StoredMessage]]:
-    """Return the messages with which brokers answer a request. See `ask_each`."""
+    """Send a request to each broker, and return the messages of all responses.
+
+    `brokers` maps names to addresses. Brokers that answer with a code in `ignored_codes` have no
+    messages; None means any code. Raises RequestError for other codes.
+    """
     messages = []
-    for broker, _, answer in (yield from ask_each(brokers, command, absent=absent)):
+    for broker, _, answer in (yield from ask_each(brokers, command, ignored_codes=ignored_codes)):
         messages += decode_records(answer.body, broker=broker)
     return messages
 
@@ -116,14 +125,16 @@ def messages_by_id(
     brokers: Mapping[str, str],
     topic: str,
     message_id: str,
-    absent: Collection[int] | None = (QUERY_NOT_FOUND,),
+    ignored_codes: Collection[int] | None = (QUERY_NOT_FOUND,),
 ) -> Conversation[list[StoredMessage]]:
-    """Return messages of a topic with a producer's message id, of brokers given as name -> address.
+    """Return the messages of a topic that have a message id of a producer.
 
-    `absent` is that of `ask_each`.
+    `brokers` maps the names of the brokers to ask to their addresses. Brokers that answer with a
+    code in `ignored_codes` have no messages; None means any code. A message that was sent twice has
+    the same id twice.
     """
     command = requests.messages_by_key(topic, message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True)
-    indexed_messages = yield from _query_messages(brokers, command, absent)
+    indexed_messages = yield from _query_messages(brokers, command, ignored_codes)
     return [
         message
         for message in indexed_messages
@@ -134,22 +145,24 @@ def messages_by_id(
 def messages_with_id(
     directory: Directory, topic: str, message_id: str
 ) -> Conversation[list[StoredMessage]]:
-    """Return all messages of a topic with a producer's message id. Raises RouteNotFoundError."""
-    return (
-        yield from messages_by_id(
-            (yield from masters_of_topic(directory, topic)), topic, message_id
-        )
-    )
+    """Return all messages of a topic that have a message id of a producer.
+
+    Raises RouteNotFoundError if the topic does not exist.
+    """
+    brokers = yield from masters_of_topic(directory, topic)
+    return (yield from messages_by_id(brokers, topic, message_id))
 
 
 def message_by_id(
     directory: Directory, message_id: str, *, topic: str | None = None, anywhere: bool = True
 ) -> Conversation[StoredMessage]:
-    """Return the message with an id that its producer or its broker made.
+    """Return the message with an id, which its producer or its broker made.
 
-    Without `topic`, an id of a producer is searched in all topics of all brokers, unless `anywhere`
-    is False: a server that asks on behalf of others should not send that many requests. Raises
-    MessageNotFoundError.
+    An id of a broker contains the message's position. An id of a producer is searched in `topic`,
+    or in all topics if `topic` is None and `anywhere` is True. A server that asks for its users
+    passes False, because such a search sends many requests.
+
+    Raises MessageNotFoundError if the message is not found.
     """
     stripped_id = message_id.strip()
     brokers = yield from masters(directory)
@@ -163,8 +176,9 @@ def message_by_id(
         )
     names = [topic] if topic is not None else (yield from topics(directory))
     for name in sorted(names, key=is_send_forbidden_topic):  # system topics last
-        for message in (yield from messages_by_id(brokers, name, stripped_id)):
-            return message
+        messages = yield from messages_by_id(brokers, name, stripped_id)
+        if messages:
+            return messages[0]
     in_topic = f" in {topic}" if topic is not None else ""
     raise MessageNotFoundError(
         f"no message with the ID {stripped_id!r} was found{in_topic}.",
@@ -175,9 +189,10 @@ def message_by_id(
 def _find_by_broker_id(
     brokers: Mapping[str, str], message_id: str
 ) -> Conversation[StoredMessage | None]:
-    """Return the message with an id that its broker made, None if it is not found.
+    """Return the message with an id that a broker made, None if it is not found.
 
-    Such an id contains the broker's address and the message's position in the commit log.
+    Such an id contains the broker's address and the message's position in the commit log. An id of
+    a producer gives None. `brokers` maps names to addresses.
     """
     try:
         host, physical_offset = parse_offset_message_id(message_id)
@@ -204,9 +219,10 @@ def read_range(
     high: int,
     take: Callable[[list[StoredMessage]], bool],
 ) -> Conversation[None]:
-    """Read the messages [low, high) of a queue, and call `take(page)` while it returns True.
+    """Read the messages of a queue from `low` to `high` (exclusive), and pass them to `take`.
 
-    Messages that are no longer stored are left out.
+    `take(messages)` is called for each page, never with an empty list. Reading ends early when it
+    returns False. Messages that are no longer stored are left out.
     """
     everything = parse_subscription(queue.topic, None)
     while low < high:
@@ -215,7 +231,8 @@ def read_range(
             TOOLS_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
         )
         address = yield from directory.get_read_address(queue)
-        answer = parse_pull_response((yield Call(address, command)), queue.broker)
+        response = yield Call(address, command)
+        answer = parse_pull_response(response, queue.broker)
         if answer.status is PullStatus.FOUND:
             page = decode_records(answer.data, broker=queue.broker)
             messages = [message for message in page if message.queue_offset < high]
@@ -244,11 +261,14 @@ def messages_between(
     count_max: int = COUNT_MAX,
     read_max: int = READ_MAX,
 ) -> Conversation[Scan]:
-    """Return messages of a topic stored from `begin_ms` to `end_ms` that match an SQL92 expression.
+    """Return the messages of a topic that were stored in a range of time and match an expression.
 
-    "" as `where` matches all messages. The newest messages of each queue are read, and the
-    expression is evaluated here, so it works with any broker. At most `read_max` messages are read,
-    and `count_max` returned. Raises FilterSyntaxError, RouteNotFoundError.
+    The range is from `begin_ms` to `end_ms`, both inclusive. `where` is an SQL92 expression; ""
+    matches all messages. The expression is evaluated in this process, so it works with any broker.
+    At most `read_max` messages are read, the newest of each queue in equal shares. At most
+    `count_max` are returned, the newest first. `Scan.read` is the number of messages read.
+
+    Raises FilterSyntaxError, RouteNotFoundError.
     """
     selector = compile_sql92(where) if where else None
 
@@ -281,10 +301,10 @@ def _scan_newest(
     is_match: Callable[[StoredMessage], bool],
     count_max: int,
 ) -> Conversation[Scan]:
-    """Read the messages [start, end) of a queue backwards, page by page.
+    """Read a range of a queue backwards, page by page, until `count_max` messages match.
 
-    Return the newest messages for which `is_match` is True. Stop reading when there are `count_max`
-    of them.
+    `offset_range` is (first offset, offset after the last). Returns the newest messages for which
+    `is_match` is True, the newest first, and the number of messages that were read.
     """
     start, end = offset_range
     matching: list[StoredMessage] = []
@@ -292,6 +312,7 @@ def _scan_newest(
     while end > start and len(matching) < count_max:
         page: list[StoredMessage] = []
 
+        # The default argument binds the page of this round.
         def take(messages: list[StoredMessage], page: list[StoredMessage] = page) -> bool:
             page += messages
             return True
@@ -315,10 +336,11 @@ def delayed(
     count_max: int = LISTED_MAX,
     address: str | None = None,
 ) -> Conversation[dict[str, list[bodies.WaitingMessage]]]:
-    """Return messages that wait for their delivery, by broker address, sorted by time.
+    """Return broker address -> messages that wait for their delivery time, the earliest first.
 
-    `topic` and `key`, which may be a message id, select messages; `address` selects one broker.
-    None means all. Only SluiceMQ brokers answer. Raises RequestError.
+    `topic`, `key` (a key or a message id) and `address` (of one broker) select messages; None means
+    all. At most `count_max` messages of each broker are returned. Only SluiceMQ brokers answer.
+    Raises RequestError.
     """
 
     def make_page_request(cursor: str | None, count: int) -> Command:
@@ -341,11 +363,12 @@ def _list_pages(
     count_max: int,
     only_address: str | None,
 ) -> Conversation[dict[str, list[T]]]:
-    """Return what brokers list in pages, by broker address.
+    """Request a list from brokers page by page, and return broker address -> its items.
 
-    `make_page_request(cursor, count)` makes the request for `count` items from a cursor on, where
-    None is the beginning. The field `cursor_field` of a response contains the cursor of the next
-    page. `only_address` is the address of the only broker to ask; None means every master.
+    `make_page_request(cursor, count)` makes the request for the next `count` items after a cursor;
+    None is the beginning of the list. A response has the cursor of the next page in its field
+    `cursor_field`, and no such field on the last page. At most `count_max` items of a broker are
+    returned. `only_address` is the address of the only broker to ask; None means every master.
     """
     brokers = {"": only_address} if only_address else (yield from masters(directory))
     items_by_broker: dict[str, list[T]] = {}
@@ -379,10 +402,11 @@ def transactions(
     count_max: int = LISTED_MAX,
     address: str | None = None,
 ) -> Conversation[dict[str, list[bodies.OpenTransaction]]]:
-    """Return open transactions by broker address, those with the oldest prepared messages first.
+    """Return broker address -> transactions that are still open there, the oldest first.
 
-    `group`, the producer group, and `topic` select transactions; `address` selects one broker. None
-    means all. Only SluiceMQ brokers answer. Raises RequestError.
+    An open transaction is neither committed nor rolled back. `group` (the producer group), `topic`
+    and `address` (of one broker) select transactions; None means all. At most `count_max` of each
+    broker are returned. Only SluiceMQ brokers answer. Raises RequestError.
     """
 
     def make_page_request(after: str | None, count: int) -> Command:
@@ -403,14 +427,19 @@ def resolve_transaction(
     *,
     address: str | None = None,
 ) -> Conversation[str | None]:
-    """Commit or roll back an open transaction, at one broker or at the first master that knows it.
+    """Commit or roll back an open transaction, and return the address of the broker that did it.
 
-    Return the broker's address, None if no broker has it open. A send that was retried at another
-    broker has a transaction with this id at both. Only SluiceMQ brokers answer. Raises
-    RequestError.
+    Only the first broker that knows the transaction is told. It can be open at two brokers if its
+    send was retried; then call this function again. `address` limits this to one broker; None means
+    every master. Returns None if no broker has the transaction open. Only SluiceMQ brokers answer.
+    Raises RequestError.
     """
-    brokers = [address] if address else list((yield from masters(directory)).values())
-    for broker in brokers:
+    if address:
+        addresses = [address]
+    else:
+        masters_by_name = yield from masters(directory)
+        addresses = list(masters_by_name.values())
+    for broker in addresses:
         command = requests.resolve_transaction(transaction_id=transaction_id, outcome=int(state))
         answer = yield Call(broker, command)
         if answer.code != QUERY_NOT_FOUND:

@@ -29,11 +29,12 @@ Status = dict[str, Any]
 
 
 def replicas(directory: Directory) -> Conversation[list[Status]]:
-    """Return one record for each replica; the master of each broker comes first.
+    """Return one record, a dictionary, for each replica of each broker; the master comes first.
 
-    The fields are broker, cluster, id, role ("master", "slave", "none" while it has no master, or
-    "gone"), address, epoch, inSync, lagBytes, lagMs, logEnd, state, and `said`, the whole answer of
-    a SluiceMQ broker. A field is None if its value is unknown.
+    The fields are broker, cluster, id, role ("master", "slave", "none" while the broker has no
+    master, or "gone" if the replica does not respond), address, epoch, inSync, lagBytes, lagMs,
+    logEnd and state. `said` is the whole answer of a SluiceMQ replica. A field is None if its value
+    is unknown.
     """
     cluster_state = yield from cluster_info(directory)
     records = []
@@ -43,14 +44,18 @@ def replicas(directory: Directory) -> Conversation[list[Status]]:
             record = _make_record(name, broker_data.cluster, broker_id, address)
             yield from _ask_replica(record, address)
             records_of_broker.append(record)
-        records_of_broker = _complete_from_master(records_of_broker)
+        records_of_broker = _add_report_of_master(records_of_broker)
         records_of_broker.sort(key=lambda record: (record["role"] != MASTER, record["id"]))
         records += records_of_broker
     return records
 
 
 def _ask_replica(record: Status, address: str) -> Conversation[None]:
-    """Ask a replica for its state, and add the answer to its record."""
+    """Ask the replica at `address` for its state, and add the answer to `record`.
+
+    A replica that does not respond gets the role "gone". A RocketMQ replica does not know the
+    request, and its record does not change.
+    """
     try:
         answer = yield Call(address, requests.replica_status(), ASK_S)
     except ClientError as error:
@@ -63,7 +68,10 @@ def _ask_replica(record: Status, address: str) -> Conversation[None]:
 
 
 def _make_record(broker: str, cluster: str, broker_id: int, address: str | None) -> Status:
-    """Return the record of a replica with what the routes say about it."""
+    """Return the first record of a replica, from what the name servers report about it.
+
+    Fields that only the replica itself knows, such as its epoch and lag, are None.
+    """
     unknown = dict.fromkeys(("epoch", "inSync", "lagBytes", "lagMs", "logEnd", "said"))
     role = MASTER if broker_id == MASTER_ID else SLAVE
     return {
@@ -77,26 +85,30 @@ def _make_record(broker: str, cluster: str, broker_id: int, address: str | None)
     }
 
 
-def _complete_from_master(records: list[Status]) -> list[Status]:
-    """Return the records of one broker with what its master reports of the other replicas.
+def _add_report_of_master(records: list[Status]) -> list[Status]:
+    """Add to the records of a broker what its master reports about its slaves, and return them.
 
-    The master reports the in-sync set and the lag of its slaves. The newest master counts if
-    several replicas think that they are master, and any replica if none does. Replicas of the
-    in-sync set that are not registered are added as gone.
+    The master reports which replicas are in sync and how far each slave lags. If several replicas
+    believe to be master, the one with the highest epoch counts. If none does, any replica counts. A
+    replica that is in sync but not registered gets a new record with the role "gone".
     """
     answered = [record for record in records if record["said"]]
     if not answered:
         return records
+    # A master is preferred, and of several masters the one that was elected last.
     master = max(answered, key=lambda record: (record["role"] == MASTER, record["epoch"] or 0))
     in_sync = master["said"].get("inSync")
-    slaves = {slave["id"]: slave for slave in master["said"].get("slaves", ()) if slave.get("id")}
+    slaves_by_id = {
+        slave["id"]: slave for slave in master["said"].get("slaves", ()) if slave.get("id")
+    }
     for record in records:
         if in_sync is not None:
             record["inSync"] = record["id"] in in_sync
-        slave = slaves.get(record["id"])
+        slave = slaves_by_id.get(record["id"])
         if record is not master and slave is not None:
             record |= {"lagBytes": slave["lagBytes"], "lagMs": slave["lagMs"]}
 
+    # Replicas that the master counts as in sync, although no name server knows them.
     registered_ids = {record["id"] for record in records}
     for broker_id in in_sync or ():
         if broker_id not in registered_ids:
@@ -106,10 +118,10 @@ def _complete_from_master(records: list[Status]) -> list[Status]:
 
 
 def _select_broker(records: list[Status], broker: str | None) -> tuple[str, list[Status]]:
-    """Return (broker name, its records) for the broker that a command is about.
+    """Return (broker name, its records) for the broker that an operator has named.
 
-    `broker` may be None if there is only one. Raises ConfigurationError if it does not exist, or if
-    there are several brokers and none is named.
+    `broker` may be None if there is only one broker. Raises ConfigurationError if the broker does
+    not exist, or if `broker` is None and there are several.
     """
     records_by_broker: dict[str, list[Status]] = {}
     for record in records:
@@ -128,11 +140,14 @@ def _select_broker(records: list[Status], broker: str | None) -> tuple[str, list
 def switch_master(
     directory: Directory, *, broker: str | None = None, to: int | None = None
 ) -> Conversation[Mapping[str, Any]]:
-    """Ask the master of a broker to hand over to another replica. Return its record from before.
+    """Ask the master of a broker to hand over to another replica.
 
-    `to` is the id of the new master; None means the replica with the longest log. The master
-    answers when it has begun to hand over. `broker` may be None if there is only one. Raises
-    ConfigurationError if there is no such master, RequestError if it cannot hand over.
+    Returns the record of the old master from before the switch. `to` is the id of the new master;
+    None means the replica with the longest log. The switch has begun when this returns, but it is
+    not finished. `broker` may be None if there is only one.
+
+    Raises ConfigurationError if the broker has no master that can hand over, RequestError if the
+    master refuses.
     """
     all_records = yield from replicas(directory)
     name, records = _select_broker(all_records, broker)
@@ -151,10 +166,10 @@ def switch_master(
 def elect_master(
     directory: Directory, broker_id: int, *, broker: str | None = None
 ) -> Conversation[Mapping[str, Any]]:
-    """Make a replica master, although acknowledged messages may be missing in it.
+    """Force a replica to become master, even if acknowledged messages are missing in its log.
 
-    Return its record from before. `broker` may be None if there is only one. Raises
-    ConfigurationError if the replica does not respond, RequestError if it refuses.
+    Returns the record of the replica from before the change. `broker` may be None if there is only
+    one. Raises ConfigurationError if the replica does not respond, RequestError if it refuses.
     """
     all_records = yield from replicas(directory)
     name, records = _select_broker(all_records, broker)

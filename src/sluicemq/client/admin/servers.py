@@ -49,7 +49,7 @@ def change_name_server_settings(
 
 
 def put_kv_config(directory: Directory, namespace: str, key: str, value: str) -> Conversation[None]:
-    """Set a value of the name servers' key-value configuration, at every name server."""
+    """Store `value` under `key` in a namespace of the configuration of every name server."""
     for server in directory.name_servers:
         yield from directory.call(
             server, requests.put_kv(namespace=namespace, key=key, value=value)
@@ -76,9 +76,8 @@ def set_write_permission(
 ) -> Conversation[int]:
     """Allow or forbid producers to send to a broker, at one name server.
 
-    Return the number of topics.
-
-    A forbidden broker (wipeWritePerm) stays forbidden until it is restarted or allowed again.
+    Returns the number of topics that changed. A forbidden broker stays forbidden until it restarts
+    or is allowed again. RocketMQ calls this wipeWritePerm.
     """
     if allowed:
         answer = yield from directory.call(server, requests.add_write_permission(broker=broker))
@@ -119,16 +118,17 @@ def roll_back_pops(directory: Directory, address: str) -> Conversation[None]:
 def statistic_at(
     directory: Directory, address: str, name: str, key: str
 ) -> Conversation[tuple[float, int]]:
-    """Return a statistic of a broker as (count per second, count of one day).
+    """Return a statistic of a broker as (rate per second, count in the last day).
 
-    The first is the rate of the last minute. Both are 0 if the broker does not know the statistic
-    (315; spec/admin.md §4).
+    The rate is that of the last minute. `name` is RocketMQ's name of the statistic, and `key` is
+    what is counted, such as a topic. Both numbers are 0 if the broker does not have the statistic.
+    During its first day a broker reports the count of the last hour or minute instead.
     """
     answer = yield Call(address, requests.statistics(name=name, key=key))
     if answer.code != SUCCESS:
         return 0.0, 0
     statistics = fastjson.loads(answer.body)
-    # The sum of a longer span is 0 until that span has been sampled.
+    # The sum of a day is 0 until the broker has sampled a day. The sum of an hour likewise.
     count = (
         statistics["statsDay"]["sum"]
         or statistics["statsHour"]["sum"]
@@ -141,10 +141,15 @@ def statistic_at(
 def statistic(
     directory: Directory, name: str, key: str, topic: str
 ) -> Conversation[tuple[float, int]]:
-    """Return the sum of `statistic_at` over all masters of a topic."""
+    """Return (rate per second, count in a day) of a statistic, summed over a topic's masters.
+
+    `name` is RocketMQ's name of the statistic, and `key` is what is counted, such as the topic. A
+    broker that does not have it counts as 0.
+    """
     rate = 0.0
     count = 0
-    for address in (yield from masters_of_topic(directory, topic)).values():
+    masters_by_name = yield from masters_of_topic(directory, topic)
+    for address in masters_by_name.values():
         broker_rate, broker_count = yield from statistic_at(directory, address, name, key)
         rate += broker_rate
         count += broker_count

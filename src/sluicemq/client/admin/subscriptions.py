@@ -62,9 +62,9 @@ class GroupSubscriptions:
         return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
 
     def by_member(self, topic: str) -> dict[str, Subscription | None]:
-        """Return client id -> subscription of a topic, of the members that answered.
+        """Return client id -> subscription to `topic`, for each member that answered.
 
-        The subscription is None if the member does not subscribe the topic.
+        The subscription is None if the member does not subscribe to the topic.
         """
         return {
             client_id: subscriptions.get(topic)
@@ -73,7 +73,11 @@ class GroupSubscriptions:
         }
 
     def all_of(self, topic: str) -> list[Subscription]:
-        """Return every known subscription of a topic, each expression once, in a fixed order."""
+        """Return each different subscription to a topic that brokers or members report.
+
+        Two subscriptions with the same kind and expression count as one. The result is sorted by
+        kind and expression.
+        """
         known_subscriptions = [
             self.brokers.get(topic),
             self.remembered.get(topic),
@@ -89,10 +93,11 @@ class GroupSubscriptions:
 def subscriptions(
     directory: Directory, group: str, *, brokers: Brokers | None = None
 ) -> Conversation[GroupSubscriptions]:
-    """Return what a group subscribes, as masters and members report it.
+    """Return the subscriptions of a group, as masters and members report them.
 
-    `brokers` are the masters to ask; None means all. A member that does not answer is reported as
-    unknown and raises no error.
+    `brokers` maps the names of the masters to ask to addresses; None means all masters. The
+    subscriptions of a member that does not answer are None. If no member is online, the result also
+    has the subscriptions that SluiceMQ brokers remember.
     """
     if brokers is None:
         brokers = yield from masters(directory)
@@ -112,10 +117,11 @@ def subscriptions(
 def _ask_members(
     group: str, clients: Mapping[str, str]
 ) -> Conversation[dict[str, Mapping[str, Subscription] | None]]:
-    """Return client id -> topic -> subscription of each member, None if it was not asked or silent.
+    """Ask members for their subscriptions, and return client id -> topic -> subscription.
 
-    `clients` maps the client id of each member to the address of a broker that knows it. At most
-    `MEMBERS_ASKED_MAX` members are asked, and none after `SILENT_MEMBERS_MAX` did not answer.
+    A client id maps to None if the member did not answer or was not asked. At most
+    `MEMBERS_ASKED_MAX` members are asked, and asking ends when `SILENT_MEMBERS_MAX` of them did not
+    answer. `clients` maps each client id to the address of a broker that forwards the question.
     """
     members: dict[str, Mapping[str, Subscription] | None] = {}
     silent_count = 0
@@ -135,7 +141,7 @@ def _ask_members(
 def _fetch_remembered_subscriptions(
     directory: Directory, group: str
 ) -> Conversation[dict[str, Subscription]]:
-    """Return, by topic, the subscriptions that SluiceMQ brokers remember of a group."""
+    """Return topic -> subscription that SluiceMQ brokers remember of a group without members."""
     remembered = {}
     for broker_counts in (yield from matching(directory, group)):
         for counts in broker_counts.topics:
@@ -148,15 +154,16 @@ def _fetch_remembered_subscriptions(
 def connections_at(
     brokers: Brokers, group: str
 ) -> Conversation[tuple[dict[str, str], dict[str, Mapping[str, Subscription]]]]:
-    """Return the members of a group that are connected to brokers, and the brokers' subscriptions.
+    """Return which members of a group are connected to some brokers, and what the brokers report.
 
-    Returns (client id -> address of a broker that knows the client, broker name -> topic ->
-    subscription). Brokers that do not know the group are left out.
+    Returns two dictionaries: client id -> address of a broker to which the client is connected, and
+    broker name -> topic -> subscription. `brokers` maps names to addresses. Brokers that do not
+    know the group are left out.
     """
     clients: dict[str, str] = {}
     subscriptions: dict[str, Mapping[str, Subscription]] = {}
     command = requests.consumer_connections(group=group)
-    for name, address, answer in (yield from ask_each(brokers, command, absent=None)):
+    for name, address, answer in (yield from ask_each(brokers, command, ignored_codes=None)):
         connected = bodies.decode_consumer_connections(answer.body)
         clients |= {connection.client_id: address for connection in connected.connections}
         subscriptions[name] = connected.subscriptions
@@ -164,9 +171,10 @@ def connections_at(
 
 
 def ask_member(group: str, client_id: str, address: str) -> Conversation[bodies.RunningInfo | None]:
-    """Return what a member reports about itself, None if it does not answer.
+    """Ask a member for a report about itself; return None if it does not answer.
 
-    `address` is that of a broker that knows the member and forwards the request.
+    `address` is the address of a broker to which the member is connected. The broker forwards the
+    request.
     """
     command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
     with contextlib.suppress(*NO_ANSWER):

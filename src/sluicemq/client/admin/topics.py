@@ -49,9 +49,10 @@ def cluster_info(directory: Directory) -> Conversation[bodies.ClusterInfo]:
 
 
 def masters_of(cluster_state: bodies.ClusterInfo, cluster: str | None = None) -> dict[str, str]:
-    """Return broker name -> address of its master, of one cluster or of all if `cluster` is None.
+    """Return broker name -> address of its master, from the state of the clusters.
 
-    Brokers without a master are left out. Raises ConfigurationError if the cluster does not exist.
+    `cluster` limits this to one cluster; None means all. Brokers without a master are left out.
+    Raises ConfigurationError if the cluster does not exist.
     """
     if cluster is not None and cluster not in cluster_state.clusters:
         raise ConfigurationError(
@@ -77,9 +78,9 @@ def masters(directory: Directory, cluster: str | None = None) -> Conversation[di
 
 
 def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str, str]]:
-    """Return broker name -> address of its master, for each broker that has the topic.
+    """Return broker name -> address of its master, for each broker in the route of a topic.
 
-    Raises RouteNotFoundError if the topic has no route.
+    Brokers without a master are left out. Raises RouteNotFoundError if the topic has no route.
     """
     route = yield from directory.get_route(topic)
     addresses = (
@@ -89,20 +90,23 @@ def masters_of_topic(directory: Directory, topic: str) -> Conversation[dict[str,
 
 
 def ask_each(
-    brokers: Mapping[str, str], command: Command, *, absent: Collection[int] | None = ()
+    brokers: Mapping[str, str], command: Command, *, ignored_codes: Collection[int] | None = ()
 ) -> Conversation[list[tuple[str, str, Command]]]:
-    """Send the same request to several brokers, given as name -> address.
+    """Send one request to several brokers, and return the successful responses.
 
-    Returns (broker name, address, response) of each broker that answers with SUCCESS. A broker that
-    answers with a code in `absent` has nothing to report and is left out; None means all codes.
-    Raises RequestError for other codes, and for a refusal unless `absent` is None.
+    Returns a list of (broker name, address, response). `brokers` maps names to addresses. A broker
+    that answers with a code in `ignored_codes` has nothing to report and is left out; None means
+    every code. Raises RequestError for any other code. Access that is denied is an error too,
+    unless `ignored_codes` is None.
     """
     responses = []
     for name, address in brokers.items():
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
             responses.append((name, address, answer))
-        elif absent is not None and (answer.code not in absent or is_access_denied(answer)):
+        elif ignored_codes is not None and (
+            answer.code not in ignored_codes or is_access_denied(answer)
+        ):
             raise request_error(answer, address)
     return responses
 
@@ -112,14 +116,18 @@ def ask_masters(
     command: Command,
     *,
     topic: str | None = None,
-    absent: Collection[int] = (),
+    ignored_codes: Collection[int] = (),
 ) -> Conversation[list[tuple[str, str, Command]]]:
-    """Send the same request to all masters, or to those that have `topic`. See `ask_each`."""
+    """Send one request to every master, or to the masters of `topic`, and return the successes.
+
+    Returns (broker name, address, response) of each. A master that answers with a code in
+    `ignored_codes` is left out. Raises RequestError for any other code.
+    """
     if topic is None:
         brokers = yield from masters(directory)
     else:
         brokers = yield from masters_of_topic(directory, topic)
-    return (yield from ask_each(brokers, command, absent=absent))
+    return (yield from ask_each(brokers, command, ignored_codes=ignored_codes))
 
 
 def runtime(directory: Directory, address: str) -> Conversation[dict[str, str]]:
@@ -129,11 +137,11 @@ def runtime(directory: Directory, address: str) -> Conversation[dict[str, str]]:
 
 
 def access_status(directory: Directory) -> Conversation[dict[str, dict[str, Any]]]:
-    """Return the state of the access rules of every broker and protected name server, by address.
+    """Return server address -> state of its access rules, for brokers and name servers.
 
-    Each state contains `server` ("broker" or "nameserver"), `enabled`, `sinceMs` (since when the
-    rules are in force), `accounts`, the last `error`, and `refused`, the number of refused requests
-    by access key. A process may be a broker and a name server at two addresses.
+    Every broker is included, and each name server whose rules are enabled. A state contains
+    `server` ("broker" or "nameserver"), `enabled`, `sinceMs` (when the rules came into force),
+    `accounts`, the last `error`, and `refused`, the number of refused requests by access key.
     """
     states: dict[str, dict[str, Any]] = {}
     for server in directory.name_servers:
@@ -175,7 +183,7 @@ def create_topic(
     attributes: Mapping[str, str | None] | None = None,
     force: bool = False,
 ) -> Conversation[list[str]]:
-    """Create or change a topic on every master (of one cluster). Return the broker names.
+    """Create or change a topic on every master (of one cluster), and return the broker names.
 
     `queues` is the number of queues that consumers read on each broker, and `write_queues` the
     number that producers send to; None means the same. `perm` is 2 (write), 4 (read) or 6 (both).
@@ -183,12 +191,12 @@ def create_topic(
     `attributes` are other attributes to set, or to remove if the value is None. Attributes that are
     not named keep their values.
 
-    With `order` True, producers keep the number of the topic's queues while a broker is down, so
-    that a sharding key stays in its queue (the name servers need orderMessageEnable=true). False
-    ends this, and None changes nothing.
+    If `order` is True, producers go on using all queues of the topic while a broker is down, so
+    that the messages of a sharding key stay in one queue. This needs orderMessageEnable=true on
+    the name servers. False ends this, and None changes nothing.
 
-    Consumers do not read queues whose number is `queues` or higher. Unless `force` is set, a change
-    that hides messages in such queues is refused.
+    A topic can get fewer queues. Consumers then do not read the messages in the other queues. Such
+    a change is refused while these queues have messages, unless `force` is True.
 
     Raises ConfigurationError for an invalid name, count, permission, type or cluster, and for a
     change that would hide messages; RequestError if a broker refuses the request.
@@ -216,9 +224,10 @@ def create_topic(
 def _set_order_config(
     directory: Directory, topic: str, queue_counts: Mapping[str, int]
 ) -> Conversation[None]:
-    """Set the order configuration of a topic at all name servers.
+    """Store the fixed number of queues of an ordered topic at all name servers.
 
-    `queue_counts` is the number of queues by broker. If it is empty, the configuration is deleted.
+    `queue_counts` maps broker names to numbers of queues: {"a": 4, "b": 4} is stored as "a:4;b:4".
+    An empty mapping deletes the configuration.
     """
     command = requests.delete_kv(namespace=ORDER_TOPICS, key=topic)
     if queue_counts:
@@ -235,7 +244,11 @@ def _check_topic_settings(
     message_type: str | None,
     attributes: Mapping[str, str | None],
 ) -> None:
-    """Raise ConfigurationError for a setting that brokers would not accept."""
+    """Raise ConfigurationError if brokers would not accept these settings of a topic.
+
+    There must be 1 or more queues, `perm` must be 0 to 7, and `message_type` a known type or None.
+    Attributes must not contain characters that separate them in the request.
+    """
     if queues < 1:
         raise ConfigurationError(
             f"a topic must have at least 1 queue, got {queues}.", fix="Use 1 or more queues."
@@ -262,15 +275,15 @@ def _check_topic_settings(
 
 
 def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) -> Conversation[None]:
-    """Raise ConfigurationError if a topic has messages in a queue that consumers would not read.
+    """Raise ConfigurationError if queues that consumers would no longer read have messages.
 
-    `queues` is the new number of queues, so these are the queues whose number is `queues` or
-    higher. `brokers` are the brokers to ask, as name -> address.
+    `queues` is the new number of queues of the topic `name`, so queue ids from `queues` on are
+    hidden. `brokers` maps the names of the brokers to ask to addresses.
     """
     command = requests.topic_stats(topic=name)
     hidden_count = 0
     hidden_queues: list[str] = []
-    for _, _, answer in (yield from ask_each(brokers, command, absent={TOPIC_NOT_EXIST})):
+    for _, _, answer in (yield from ask_each(brokers, command, ignored_codes={TOPIC_NOT_EXIST})):
         for queue, stats in sorted(bodies.decode_topic_stats(answer.body).queues.items()):
             stored = stats.offset_max - stats.offset_min
             if queue.queue_id >= queues and stored > 0:
@@ -291,7 +304,11 @@ def _check_nothing_hidden(brokers: Mapping[str, str], name: str, queues: int) ->
 def delete_topic(
     directory: Directory, name: str, *, cluster: str | None = None
 ) -> Conversation[None]:
-    """Delete a topic on every master, or on those of one cluster, then on the name servers."""
+    """Delete a topic on every master, and then on the name servers.
+
+    `cluster` limits this to one cluster; None means all clusters, and then the topic's order
+    configuration is deleted, too.
+    """
     cluster_state = yield from cluster_info(directory)
     yield from ask_each(
         masters_of(cluster_state, cluster), requests.delete_topic_on_broker(topic=name)
@@ -306,20 +323,22 @@ def delete_topic(
 
 
 def topic_configs(directory: Directory, topic: str) -> Conversation[dict[str, TopicConfig]]:
-    """Return broker name -> configuration of a topic, with its attributes.
+    """Return broker name -> configuration of a topic with its attributes.
 
-    Brokers of RocketMQ 4 do not report it and are left out. Raises RouteNotFoundError.
+    Brokers of RocketMQ 4 do not report it and are left out. Raises RouteNotFoundError if the topic
+    does not exist.
     """
     command = requests.topic_config(topic=topic, logical=True)
-    absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
-    answers = yield from ask_masters(directory, command, topic=topic, absent=absent)
+    ignored_codes = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
+    answers = yield from ask_masters(directory, command, topic=topic, ignored_codes=ignored_codes)
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
 def topic_stats(directory: Directory, topic: str) -> Conversation[bodies.TopicStats]:
-    """Return the offsets of each queue of a topic, and how many messages arrive per second.
+    """Return the lowest and highest offset of each queue of a topic, and the topic's message rate.
 
-    Raises RouteNotFoundError.
+    The rate is the number of messages per second that arrive, over all masters. Raises
+    RouteNotFoundError if the topic does not exist.
     """
     command = requests.topic_stats(topic=topic)
     stats_by_queue: dict[MessageQueue, bodies.QueueStats] = {}
@@ -342,9 +361,9 @@ def topic_offsets(
 
 
 def groups_of_topic(directory: Directory, topic: str) -> Conversation[list[str]]:
-    """Return the groups that read a topic or have offsets in it, sorted.
+    """Return the names of the groups that read a topic or have offsets in it, sorted.
 
-    Raises RouteNotFoundError.
+    Raises RouteNotFoundError if the topic does not exist.
     """
     command = requests.groups_of_topic(topic=topic)
     groups: set[str] = set()
@@ -386,7 +405,10 @@ def offset_by_time(directory: Directory, queue: MessageQueue, time_ms: int) -> C
 def committed_offset(
     directory: Directory, group: str, queue: MessageQueue
 ) -> Conversation[int | None]:
-    """Return the committed offset of a group in a queue, None if it has none."""
+    """Return the committed offset of a group in a queue, None if it has none.
+
+    Raises RouteNotFoundError if the topic does not exist, RequestError if the broker refuses.
+    """
     address = yield from directory.get_read_address(queue)
     answer = yield Call(address, requests.offset_of_group(group, queue))
     if answer.code == QUERY_NOT_FOUND:

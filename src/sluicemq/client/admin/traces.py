@@ -120,10 +120,11 @@ class Timeline:
 def timeline(
     message_id: str, records: Iterable[TraceRecord], stored: StoredMessage | None, unread: int = 0
 ) -> Timeline:
-    """Return the timeline of a message: its records and its storing, in the order of their times.
+    """Merge the traces of a message and its storing into one timeline, sorted by time.
 
-    A delivery with a beginning and an end becomes one step. `stored` is the message itself, None if
-    it is no longer stored.
+    `records` are what clients have traced. The beginning and the end of a delivery become one step.
+    `stored` is the message; None means that it is no longer stored, and the timeline then has no
+    step "store". `unread` is the number of trace records that could not be decoded.
     """
     records = list(records)
     steps = _make_steps(records)
@@ -133,14 +134,14 @@ def timeline(
         detail = f"in {stored.topic}"
         steps.append(Step(stored.store_time_ms, "store", place=stored_place, detail=detail))
 
-    def order(step: Step) -> tuple[int, int]:
+    def sort_key(step: Step) -> tuple[int, int]:
         time_ms = step.time_ms
         if step.kind == "store":
             # A message is stored after it was sent, even if the clocks of two machines disagree.
             time_ms = max(time_ms, sent_ms)
         return time_ms, _ORDER[step.kind]
 
-    steps.sort(key=order)
+    steps.sort(key=sort_key)
     topic, tags, keys = _find_labels(records, stored)
     return Timeline(message_id, topic, tags, keys, steps, _make_group_traces(steps), unread)
 
@@ -148,9 +149,10 @@ def timeline(
 def _find_labels(
     records: Sequence[TraceRecord], stored: StoredMessage | None
 ) -> tuple[str | None, str | None, str | None]:
-    """Return (topic, tag, keys) of a message, each from the first record that has it.
+    """Return (topic, tag, keys) of a message; each may be None if it is unknown.
 
-    Topic and tag come from the stored message if no record has them.
+    Each comes from the first trace record that has it. If none has the topic or tag, it comes from
+    the stored message.
     """
     topic = stored.topic if stored else None
     tags = stored.tag if stored else None
@@ -167,16 +169,19 @@ def _find_labels(
 def _make_steps(records: Collection[TraceRecord]) -> list[Step]:
     """Return the steps of trace records, in the order of the records.
 
-    The record of a delivery's end is part of the step of its beginning. Only if the beginning was
-    not traced, the last such record is a step of its own.
+    A client traces a delivery twice, at its beginning and at its end, with the same request id.
+    Both become one step. If the beginning is missing, the end becomes a step of its own. If there
+    are several ends_by_id, only the last counts.
     """
-    ends = {record.request_id: record for record in records if isinstance(record, ConsumeTrace)}
-    begun = {record.request_id for record in records if isinstance(record, DeliveryTrace)}
+    ends_by_id = {
+        record.request_id: record for record in records if isinstance(record, ConsumeTrace)
+    }
+    begun_ids = {record.request_id for record in records if isinstance(record, DeliveryTrace)}
     steps = []
     for record in records:
         if not isinstance(record, ConsumeTrace):
-            steps.append(_make_step(record, ends))
-        elif record.request_id not in begun and ends[record.request_id] is record:
+            steps.append(_make_step(record, ends_by_id))
+        elif record.request_id not in begun_ids and ends_by_id[record.request_id] is record:
             began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
             outcome = record.outcome.name.lower()
             steps.append(Step(began_ms, "deliver", record.group, outcome, record.cost_ms))
@@ -184,7 +189,7 @@ def _make_steps(records: Collection[TraceRecord]) -> list[Step]:
 
 
 def _make_group_traces(steps: Iterable[Step]) -> list[GroupTrace]:
-    """Return what the steps say about each group that received the message."""
+    """Summarize the deliveries to each group: their number, results, and whether one succeeded."""
     traces: dict[str, GroupTrace] = {}
     for step in steps:
         if step.kind == "deliver":
@@ -200,9 +205,10 @@ def _make_step(
     record: SendTrace | DeliveryTrace | TransactionTrace | RecallTrace,
     ends: dict[str | None, ConsumeTrace],
 ) -> Step:
-    """Return the step of a record.
+    """Return the step of one trace record.
 
-    `ends` contains, by request id, the records that end deliveries.
+    `ends` maps request ids to the records of ends of deliveries. The result and the duration of a
+    delivery come from its end; without an end they stay unknown.
     """
     if isinstance(record, SendTrace):
         return Step(
@@ -216,7 +222,7 @@ def _make_step(
         )
     if isinstance(record, DeliveryTrace):
         step = Step(record.time_ms, "deliver", record.group, round=record.retry_times)
-        end = ends.get(record.request_id)
+        end = ends.get(record.request_id)  # None if the delivery has not ended, or was not traced
         if end is None:
             return step
         return replace(step, result=end.outcome.name.lower(), cost_ms=end.cost_ms)
@@ -243,11 +249,14 @@ def trace(
     trace_topic: str = TRACE_TOPIC,
     anywhere: bool = True,
 ) -> Conversation[Timeline]:
-    """Return what happened to a message, as far as clients have traced it.
+    """Return what happened to a message, from the traces of clients and from the brokers.
 
-    The id may be that of the producer or of the broker. `anywhere` is that of `message_by_id`, for
-    a message whose topic no trace contains. Raises MessageNotFoundError if no trace exists,
-    RouteNotFoundError if the trace topic does not exist.
+    `message_id` is the id that the producer or the broker made. If no trace contains the message's
+    topic, all topics are searched for the message; with `anywhere` False they are not, which saves
+    many requests.
+
+    Raises MessageNotFoundError if no trace exists, RouteNotFoundError if the trace topic does not
+    exist.
     """
     known_id = message_id.strip()
     traces = yield from _find_traces(directory, known_id, trace_topic)
@@ -275,14 +284,18 @@ def trace(
     traced = timeline(known_id, records, stored, unread)
     if stored is not None:
         traced_groups = {group_trace.group for group_trace in traced.groups}
-        traced.groups.extend((yield from _find_untraced_groups(directory, stored, traced_groups)))
+        untraced = yield from _find_untraced_groups(directory, stored, traced_groups)
+        traced.groups.extend(untraced)
     return traced
 
 
 def _no_trace_error(
     message_id: str, trace_topic: str, stored: StoredMessage | None
 ) -> MessageNotFoundError:
-    """Return the error for a message without traces. `stored` is the message, None if unknown."""
+    """Return the error for the message `message_id`, which has no trace in `trace_topic`.
+
+    `stored` is the message; None means that it was not found either.
+    """
     hint = f", though the message is in {stored.topic!r}" if stored is not None else ""
     return MessageNotFoundError(
         f"the topic {trace_topic!r} has no trace of {message_id}{hint}.",
@@ -292,7 +305,7 @@ def _no_trace_error(
 
 
 def _find_topic(records: Iterable[TraceRecord]) -> str | None:
-    """Return the topic of the first record of a send or transaction, None without one."""
+    """Return the topic of the first record of a send or transaction; None without such a record."""
     for record in records:
         if isinstance(record, SendTrace | TransactionTrace):
             return record.topic
@@ -302,11 +315,16 @@ def _find_topic(records: Iterable[TraceRecord]) -> str | None:
 def _find_untraced_groups(
     directory: Directory, stored: StoredMessage, traced: set[str]
 ) -> Conversation[list[GroupTrace]]:
-    """Return the groups of the message's topic that have not traced its delivery."""
+    """Return the groups that read the message's topic and are not in `traced`.
+
+    Each `GroupTrace` says whether the group's committed offset is beyond the message. The result is
+    incomplete or empty if a broker refuses the request.
+    """
     queue = MessageQueue(stored.topic, stored.broker, stored.queue_id)
     untraced_groups: list[GroupTrace] = []
     try:
-        for group in sorted(set((yield from groups_of_topic(directory, stored.topic))) - traced):
+        groups = yield from groups_of_topic(directory, stored.topic)
+        for group in sorted(set(groups) - traced):
             offset = yield from committed_offset(directory, group, queue)
             is_past = offset is not None and offset > stored.queue_offset
             untraced_groups.append(GroupTrace(group, is_past=is_past))
@@ -318,24 +336,26 @@ def _find_untraced_groups(
 def _find_traces(
     directory: Directory, message_id: str, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
-    """Return all trace messages with the id as a key, oldest first.
+    """Return all messages of the trace topic that have `message_id` as a key, the oldest first.
 
-    A broker returns at most the newest `COUNT_MAX` messages, so further ones are requested with an
-    earlier end until no new ones are found. Raises RouteNotFoundError if the trace topic does not
-    exist.
+    A broker returns at most its newest `COUNT_MAX` messages. Further pages are requested with an
+    earlier end of the range, until a page has nothing new. Raises RouteNotFoundError if the trace
+    topic does not exist.
     """
-    traces: dict[tuple[str, int, int], StoredMessage] = {}  # by broker, queue id and offset
+    traces_by_place: dict[
+        tuple[str, int, int], StoredMessage
+    ] = {}  # by broker, queue id and offset
     end_ms = TIME_MAX_MS
     try:
         for _ in range(_PAGES_MAX):
             page = yield from messages_by_key(
                 directory, trace_topic, message_id, end_ms=end_ms, count_max=1_000_000
             )
-            previous_count = len(traces)
+            previous_count = len(traces_by_place)
             for message in page:
-                traces[message.broker, message.queue_id, message.queue_offset] = message
+                traces_by_place[message.broker, message.queue_id, message.queue_offset] = message
             next_end_ms = _find_next_end(page)
-            if len(traces) == previous_count or next_end_ms is None:
+            if len(traces_by_place) == previous_count or next_end_ms is None:
                 break
             end_ms = next_end_ms
     except (RouteNotFoundError, TopicNotFoundError):
@@ -344,16 +364,18 @@ def _find_traces(
             fix="Set traceTopicEnable=true on a broker and restart it (or create the topic). Then "
             "enable traces in the clients: Sluice(…, trace=True).",
         ) from None
-    return sorted(traces.values(), key=lambda message: message.store_time_ms)
+    return sorted(traces_by_place.values(), key=lambda message: message.store_time_ms)
 
 
 def _find_next_end(page: Sequence[StoredMessage]) -> int | None:
-    """Return the time up to which the next page must be requested, None if there is none.
+    """Return the end of the time range of the next page, in ms; None if there is no next page.
 
-    `page` contains messages of several brokers, the newest first. A broker that returned
-    `COUNT_MAX` messages may have more that are not newer than the oldest of them.
+    `page` has messages of several brokers. A broker that returned fewer than `COUNT_MAX` messages
+    has no more. A broker that returned `COUNT_MAX` may have more that are as old as its oldest one,
+    or older. The latest of these oldest times is returned.
     """
     counts = Counter(message.broker for message in page)
+    # The page begins with the newest message, so the last one of a broker sets its oldest time.
     oldest_ms = {
         message.broker: message.store_time_ms
         for message in page
@@ -365,9 +387,11 @@ def _find_next_end(page: Sequence[StoredMessage]) -> int | None:
 def _find_batch_traces(
     directory: Directory, stored: StoredMessage, trace_topic: str
 ) -> Conversation[list[StoredMessage]]:
-    """Return the trace messages that mention a message and were stored shortly after it.
+    """Read the trace topic for traces of the batch in which a message was sent.
 
-    The trace topic is read: these messages do not have the id as a key.
+    The trace of a batch does not have the ids of its messages as keys, so the topic is scanned from
+    shortly before the message was stored to shortly after. Returns the trace messages whose body
+    contains one of the message's ids.
     """
     begin_ms = stored.store_time_ms - _SKEW_MS
     end_ms = stored.store_time_ms + _LATE_MS
@@ -394,7 +418,10 @@ def _find_batch_traces(
 def _find_stored(
     directory: Directory, message_id: str, topic: str | None, anywhere: bool
 ) -> Conversation[StoredMessage | None]:
-    """Return the message itself, None if it is no longer stored."""
+    """Search the message itself, and return it, None if it is not stored any more.
+
+    `topic` is where to search; None means all topics if `anywhere` is True.
+    """
     try:
         return (yield from message_by_id(directory, message_id, topic=topic, anywhere=anywhere))
     except MessageNotFoundError:
@@ -404,10 +431,11 @@ def _find_stored(
 def _select_records(
     traces: Iterable[StoredMessage], message_id: str, offset_message_id: str | None
 ) -> tuple[list[TraceRecord], int]:
-    """Return (trace records of one message, number of records that could not be decoded).
+    """Decode trace messages, and return the records that are about one message.
 
-    A trace message contains records of several messages. `offset_message_id` is the message's
-    position, None if it is unknown.
+    A trace message has records of several messages. Returns (records without duplicates, number of
+    records that could not be decoded). `offset_message_id` is the id that the broker made; None
+    means that it is unknown.
     """
     records: list[TraceRecord] = []
     unread_count = 0

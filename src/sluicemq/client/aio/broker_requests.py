@@ -89,7 +89,7 @@ class BrokerRequests:
         heartbeat_thread: HeartbeatThread,
         started_ms: int,
     ) -> None:
-        """Prepare the handlers of requests.
+        """Map the request codes to handlers.
 
         `client` gives access to the consumers and producers of each group. `tasks` runs handlers on
         the event loop. `requester` has the requests that wait for a reply. `heartbeat_thread` sends
@@ -114,12 +114,15 @@ class BrokerRequests:
         }
 
     def handle(self, command: Command, address: str, respond: Respond) -> bool:
-        """Answer a request of the broker at `address` by calling `respond(response)`, now or later.
+        """Answer a request of a broker by calling `respond(response)`, now or later.
 
-        This is called on the heartbeat thread. Requests that only read state are answered on it at
-        once, the others later on the client's event loop. A request without a response does not
-        call `respond`. If a handler fails, the response has the text of its error. Return False if
-        this client does not support the request, or has no running event loop that could answer it.
+        This is called on the heartbeat thread. Requests that only read state are answered at once
+        on this thread. Others are answered by a task on the client's event loop. Some requests have
+        no response, and `respond` is not called. If a handler fails, the response has the text of
+        its error.
+
+        Returns False if this client does not support the request, or has no event loop to answer
+        it.
         """
         thread_handler = self._thread_handlers.get(command.code)
         if thread_handler is not None:
@@ -143,9 +146,10 @@ class BrokerRequests:
         return True
 
     async def check_transaction(self, command: Command, address: str) -> None:
-        """Answer CHECK_TRANSACTION_STATE (39) with a producer of the group that knows the state.
+        """Answer a broker's question for the state of a transaction (CHECK_TRANSACTION_STATE, 39).
 
-        If none knows it, nothing is sent, and the broker asks another client.
+        The producers of the group are tried until one knows the state. If none does, nothing is
+        sent, and the broker asks another client.
         """
         check = parse_check_request(command)
         for producer in self._client.producers_of(check.location.group):
@@ -167,9 +171,10 @@ class BrokerRequests:
     # ----------------------------------------------------------------------------- offsets
 
     async def reset_offsets(self, command: Command, address: str) -> None:
-        """Move the readers of a group, for RESET_CONSUMER_CLIENT_OFFSET (220).
+        """Let the consumers of a group read on at the offsets that a broker sends (request 220).
 
-        That request has no response.
+        The request RESET_CONSUMER_CLIENT_OFFSET has no response. Does nothing if this client has no
+        consumer of the group.
         """
         header = decode_header(ResetOffsetRequest, command.fields)
         member = self._client.member_of(header.group)
@@ -177,10 +182,10 @@ class BrokerRequests:
             await member.readers.reset_offsets(bodies.decode_queue_offsets(command.body))
 
     def get_consumer_status(self, command: Command) -> Command:
-        """Answer GET_CONSUMER_STATUS_FROM_CLIENT (221).
+        """Return the response to GET_CONSUMER_STATUS_FROM_CLIENT (221).
 
-        The response contains, for each queue of the topic, the offset up to which everything is
-        acknowledged.
+        It has, for each queue of a topic that this client reads, the offset below which all
+        messages are acknowledged.
         """
         header = decode_header(GetConsumerStatusRequest, command.fields)
         member = self._client.member_of(header.group)
@@ -195,10 +200,11 @@ class BrokerRequests:
     # ------------------------------------------------------------------------- running info
 
     def get_running_info(self, command: Command) -> Command:
-        """Answer GET_CONSUMER_RUNNING_INFO (307) with what the consumers of a group are doing.
+        """Return the response to GET_CONSUMER_RUNNING_INFO (307): what a group's consumers do.
 
-        Besides the fields of RocketMQ, its properties list the messages that are handed out (the
-        oldest first), the number of workers, and undecodable messages.
+        It has RocketMQ's fields, and SluiceMQ's own notes: unacknowledged messages (the oldest
+        first), numbers of workers, and undecodable messages. It is an error if this client has no
+        consumer of the group.
         """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
         member = self._client.member_of(header.group)
@@ -219,10 +225,12 @@ class BrokerRequests:
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(running_info))
 
     def _collect_notes(self, member: Member, now_s: float) -> dict[str, str]:
-        """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic seconds).
+        """Return SluiceMQ's own entries of the running information, as name -> text.
 
-        They are the number of messages that are handed out and the oldest ones of them, the numbers
-        of workers that run and that should run, and the undecodable messages by topic.
+        "messagesOut" is the number of messages that handlers have; "out00", "out01" … describe the
+        oldest of them. "workersLive" and "workersWanted" are how many workers run and should run.
+        There is one entry for each topic with undecodable messages. `now_s` is in monotonic
+        seconds.
         """
         readers = member.readers.all_readers()
         handed_out = [message for reader in readers for message in tuple(reader.handed_out)]
@@ -241,7 +249,7 @@ class BrokerRequests:
         return notes
 
     def _find_running_consumers(self, group: str) -> list[PushConsumer]:
-        """Return the consumers of a group that have a handler and are running."""
+        """Return the running consumers of a group that have a handler; [] without any."""
         return [
             consumer
             for consumer in self._client.consumers_of(group)
@@ -249,7 +257,7 @@ class BrokerRequests:
         ]
 
     def _collect_properties(self, member: Member) -> dict[str, str]:
-        """Return the options and state of a group's consumers, under the Java client's names."""
+        """Return the options and state of a group's consumers, by the names of Java's client."""
         options = member.options
         name_servers = "".join(f"{address};" for address in self._client.cluster.name_servers)
         consume_type = bodies.CONSUME_PASSIVELY if member.has_retries else bodies.CONSUME_ACTIVELY
@@ -279,10 +287,10 @@ class BrokerRequests:
     def _list_queue_states(
         self, member: Member
     ) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
-        """Yield (queue, its state) for each queue that the member reads, sorted by queue.
+        """Yield (queue, state) for each queue that the member reads, sorted by queue.
 
-        A queue that the member stops reading meanwhile is left out. This runs on the heartbeat
-        thread.
+        This runs on the heartbeat thread, so the member may stop reading a queue meanwhile. Such a
+        queue is left out.
         """
         clock = self._client.cluster.clock
         now_s = clock.monotonic_s()
@@ -303,10 +311,11 @@ class BrokerRequests:
     # ---------------------------------------------------------------------------- one message
 
     async def consume_directly(self, command: Command, address: str) -> Command:
-        """Call the handler of a group with one message, for CONSUME_MESSAGE_DIRECTLY (309).
+        """Call a group's handler with the message in the request CONSUME_MESSAGE_DIRECTLY (309).
 
-        The response says how the handler processed the message. Nothing is acknowledged or
-        committed. If this client has no handler for the group, the response is SYSTEM_ERROR (1).
+        An operator sends it to test a handler. The response says how the handler processed the
+        message. Nothing is acknowledged or committed. The response is SYSTEM_ERROR (1) if this
+        client has no handler for the group.
         """
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
         consumers = self._find_running_consumers(header.group)
@@ -328,7 +337,11 @@ class BrokerRequests:
     async def _call_handler(
         self, consumer: PushConsumer, record: StoredMessage
     ) -> tuple[bodies.ConsumeResult, str | None]:
-        """Call the handler of a consumer with one message; return (outcome, remark about it)."""
+        """Call a consumer's handler with one message, and return (outcome, remark or None).
+
+        The outcome is SUCCESS, LATER if the handler rejects the message, or EXCEPTION. The remark
+        is the text of the error.
+        """
         origin = DirectReader(self._client.cluster, consumer.group, record)
         message = ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
         try:
@@ -351,7 +364,11 @@ class BrokerRequests:
 def _make_queue_state(
     reader: QueueReader, is_locked: bool, to_unix_ms: Callable[[float], int]
 ) -> bodies.QueueState:
-    """Return the state of a queue that is read. `to_unix_ms` converts monotonic seconds."""
+    """Return the state of a queue for the running information.
+
+    `is_locked` says whether the consumer has the queue lock of an ordered group. `to_unix_ms`
+    converts monotonic seconds to milliseconds since 1970.
+    """
     in_flight = reader.in_flight
     first_unacknowledged = in_flight.committable
     has_messages = in_flight.count > 0
@@ -369,7 +386,10 @@ def _make_queue_state(
 
 
 def _describe_handed_out(message: ReceivedMessage, now_s: float) -> str:
-    """Return where a message is stored and for how long the application has had it."""
+    """Return a text with the id and place of a message, and for how long the application has it.
+
+    `now_s` is in monotonic seconds.
+    """
     record = message.record
     return (
         f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
@@ -384,7 +404,10 @@ class DirectReader(QueueReader):
     """
 
     def __init__(self, cluster: Cluster, group: str, record: StoredMessage) -> None:
-        """Create the origin of `record`, which is its only message in flight."""
+        """Create a reader that reads no queue; its only message is `record`.
+
+        The message is handed to the handler of `group`, which may acknowledge or reject it.
+        """
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
         context = ReaderContext(cluster, group, ConsumeOptions())
         super().__init__(
@@ -402,7 +425,11 @@ class DirectReader(QueueReader):
 
 
 async def _answer(handler: LoopHandler, command: Command, address: str, respond: Respond) -> None:
-    """Call the handler of a request, and respond with its result or its error."""
+    """Call the handler of a broker's request, and pass its result to `respond`.
+
+    An error is logged, and becomes an error response. A handler that returns None sends no
+    response.
+    """
     try:
         response = await handler(command, address)
     except Exception as error:  # noqa: BLE001 - logged and reported to the broker
@@ -413,7 +440,7 @@ async def _answer(handler: LoopHandler, command: Command, address: str, respond:
 
 
 def _make_error_response(error: Exception) -> Command:
-    """Return a response with the text of `error`."""
+    """Return the response SYSTEM_ERROR with the text of `error`, cut to `REMARK_CHARACTERS_MAX`."""
     remark = f"{type(error).__name__}: {error}"
     if isinstance(error, ProtocolError):
         remark = str(error)

@@ -62,11 +62,14 @@ class Cluster(AsyncioShell):
         client_id: str = "",
         rng: Random | None = None,
     ) -> None:
-        """Prepare the connections; nothing is connected yet.
+        """Prepare the connections to servers; nothing is connected yet.
 
-        `timeout_s` is the default time limit in seconds of a request. `connect` opens a connection;
-        None means TCP. `rng` chooses the queue with which each producer begins. Raises
-        ConfigurationError if `name_servers` or `credentials` are invalid.
+        `name_servers` are addresses as text or as a list. `timeout_s` is the default time limit in
+        seconds of a request. `connect` opens a connection; None means TCP. `client_id` is added to
+        requests of group members; "" adds nothing. `rng` chooses the queue with which each producer
+        begins.
+
+        Raises ConfigurationError if `name_servers` or `credentials` are invalid.
         """
         self.affinity: ClientAffinity = ClientAffinity()
         """The process and the event loop to which the client belongs."""
@@ -114,11 +117,11 @@ class Cluster(AsyncioShell):
         return self._locks[key]
 
     def send_request(self, call: Call) -> Awaitable[Command]:
-        """Send one request and return an awaitable of its response, whatever its code. HOT.
+        """Send one request, and return an awaitable of its response, whatever its code. HOT.
 
-        If the connection is open, this creates no coroutine. Raises ConfigurationError in
-        another event loop or process. Raises ConnectionLostError and RequestTimeoutError, when
-        called or when awaited.
+        If the connection is open, no coroutine is created. Raises ConfigurationError in another
+        event loop or process than the client's. Raises ConnectionLostError and RequestTimeoutError,
+        either here or when the result is awaited.
         """
         if get_running_loop_or_none() is not self.affinity.loop:
             self.affinity.check_loop()
@@ -134,7 +137,7 @@ class Cluster(AsyncioShell):
     async def _exchange(self, call: Call) -> Command:
         """Connect if needed, send the request and return the response.
 
-        For a one-way request, return the request itself.
+        A one-way request has no response, and the request itself is returned.
         """
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:

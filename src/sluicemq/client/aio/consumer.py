@@ -115,6 +115,7 @@ class MessageStream:
                     self.group, self.subscription, buffer, self._options
                 )
                 self._readers = member.readers
+                # Streams of the same topic share the buffer of the first one.
                 self._buffer = member.buffers.get(self.subscription.topic) or buffer
 
     async def receive(self) -> ReceivedMessage:
@@ -137,13 +138,11 @@ class MessageStream:
     async def receive_many(
         self, count_max: int = 100, timeout_s: float | None = None
     ) -> list[ReceivedMessage]:
-        """Wait for messages and return a list of up to `count_max` of them (100).
+        """Wait for messages, and return a list of 1 to `count_max` of them, or [] after a time-out.
 
-        Wait up to `timeout_s` seconds for the first message; None (the default) waits without
-        limit. Then add the messages that were fetched already, without waiting for more. Return an
-        empty list if no message came in time.
-
-        Raises ConfigurationError if an argument is invalid, and what `receive` raises.
+        The first message is awaited for up to `timeout_s` seconds; None means without limit.
+        Further messages are added only if they have been fetched already. Raises ConfigurationError
+        if an argument is invalid, and what `receive` raises.
         """
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
@@ -176,12 +175,12 @@ class MessageStream:
         return 0 if self._readers is None else self._readers.undecodable_count
 
     async def change(self, *, tags: str | None = None, where: str | None = None) -> None:
-        """Change the filter of the topic: by tags, by a SQL92 expression (`where`), or none.
+        """Change the filter of the topic: to tags, to an SQL92 expression (`where`), or to none.
 
-        When this returns, the brokers know the new filter, and it applies in all queues. It applies
-        to every stream of this client that reads the topic for this group. Messages that were
-        fetched, do not match the new filter and cannot be fetched again count as acknowledged. The
-        other members of the group must change as well, because a group has one filter for a topic.
+        When this returns, the brokers know the new filter, and it applies in all queues and to all
+        streams of this client that read the topic for the group. A message that was fetched before
+        and does not match it counts as acknowledged, if it cannot be fetched again. The other
+        members of the group must change as well, because a group has one filter for a topic.
 
         Raises what `start` raises; then nothing has changed. If the caller is cancelled, the change
         is completed before CancelledError is raised.
@@ -189,12 +188,12 @@ class MessageStream:
         if self._buffer is None:
             await self.start()
 
-        async def change() -> None:
+        async def change_at_brokers() -> None:
             self.subscription = await self._memberships.change_subscription(
                 self.group, self.subscription.topic, tags=tags, where=where
             )
 
-        await run_to_end(change())
+        await run_to_end(change_at_brokers())
 
     async def close(self) -> None:
         """Leave the group. Messages that were received and not acknowledged are delivered again.
@@ -207,10 +206,10 @@ class MessageStream:
         await run_to_end(self._close())
 
     async def _close(self) -> None:
-        """Return the stream's messages to the buffer, and leave the group.
+        """Leave the group, and return the unacknowledged messages of this stream to the buffer.
 
-        Calls of `receive` that wait now raise ClosedError. Does nothing if the stream was not
-        started.
+        Calls of `receive` that wait raise ClosedError. Other streams of the client may get the
+        returned messages. Does nothing if the stream was not started.
         """
         async with self._starting:
             buffer = self._buffer
@@ -347,7 +346,7 @@ class PushConsumer:
         return self
 
     async def start(self) -> None:
-        """Join the group for all topics and begin to call the handler.
+        """Join the group for all topics and begin to call the handler in `concurrency` tasks.
 
         If joining for one topic fails, leave the group again. Raises ConfigurationError if the
         consumer was started before or has no topic, and what `MessageStream.start` raises.
@@ -386,23 +385,23 @@ class PushConsumer:
     ) -> None:
         """Change the filter of a topic, or add a topic, while the consumer runs.
 
-        The filter is given as in `subscribe`. When this returns, the brokers know it, and it
-        applies in all queues. Messages that were fetched, do not match the new filter and cannot be
-        fetched again count as acknowledged. The other members of the group must change as well,
-        because a group has one filter for a topic.
+        `tags` ("A||B") or `where` (SQL92) is the filter; without both, all messages match. When
+        this returns, the brokers know it, and it applies in all queues. A message that was fetched
+        before and does not match it counts as acknowledged, if it cannot be fetched again. The
+        other members of the group must change as well, because a group has one filter for a topic.
 
         Raises what `start` raises; then nothing has changed. If the caller is cancelled, the change
         of a filter is completed before CancelledError is raised.
         """
         if topic in self._subscriptions and self._started:
 
-            async def change() -> None:
+            async def change_at_brokers() -> None:
                 changed_subscription = await self._memberships.change_subscription(
                     self.group, topic, tags=tags, where=where
                 )
                 self._subscriptions[topic] = changed_subscription
 
-            await run_to_end(change())
+            await run_to_end(change_at_brokers())
             return
         subscription = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
         if self._started:
@@ -410,7 +409,7 @@ class PushConsumer:
         self._subscriptions[topic] = subscription
 
     async def unsubscribe(self, topic: str) -> None:
-        """Stop consuming a topic. Its queues go to the other members of the group.
+        """Stop consuming a topic, so that other members of the group read its queues.
 
         Does nothing for a topic that is not subscribed to.
         """
@@ -420,12 +419,11 @@ class PushConsumer:
             await self._memberships.leave(self.group, topic)
 
     async def run(self) -> None:
-        """Start the consumer and wait until it is closed or fails.
+        """Start the consumer, wait until it is closed or fails, and leave the group.
 
-        The consumer has left its group when this returns or raises. Raises what `start` raises, and
-        the error that ended the consumer, such as GroupNotFoundError or UndecodableBodyError. If
-        the caller is cancelled, call `close`, which waits for running handlers; a second
-        cancellation ends that wait.
+        Raises what `start` raises, and the error that ended the consumer, such as
+        GroupNotFoundError or UndecodableBodyError. If the caller is cancelled, `close` is called,
+        which waits for running handlers; a second cancellation ends that wait.
         """
         await self.start()
         try:
@@ -436,11 +434,11 @@ class PushConsumer:
             raise self.failure
 
     async def _work(self) -> None:
-        """Call the handler for one message or batch after the other; this is one worker task.
+        """Take messages from the buffer and call the handler, until the consumer is closed.
 
-        Messages that are not current any more are returned without calling the handler. The task
-        ends when the consumer is closed or when the buffer raises an error, which becomes the
-        consumer's `failure`.
+        This is one of the consumer's worker tasks. Messages that the consumer must not process any
+        more, for example because another member reads their queue now, are dropped without a call.
+        An error of the buffer ends the consumer and becomes its `failure`.
         """
         while True:
             try:
@@ -470,13 +468,12 @@ class PushConsumer:
         self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
-        """Call the handler with `messages`; acknowledge or reject them afterwards. HOT.
+        """Call the handler with `messages`, and acknowledge or reject them afterwards. HOT.
 
-        They are acknowledged if the handler returns, and rejected if it raises. If closing the
-        consumer cancels the handler, they are neither acknowledged nor rejected, so they are
-        delivered again. This does what `run_application_code` does, without the cost of another
-        coroutine.
+        They are acknowledged if the handler returns, and rejected if it raises. If `close` cancels
+        the handler, neither happens, so that they are delivered again.
         """
+        # This does what `run_application_code` does, without the cost of another coroutine.
         task = asyncio.current_task()
         # The count tells a cancellation from outside from a CancelledError of the handler's own.
         cancellations_before = 0 if task is None else task.cancelling()
@@ -507,9 +504,9 @@ class PushConsumer:
     async def _reject_failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
         """Reject messages whose handler raised `error`, and record that in their traces.
 
-        A RetryLaterError chooses the delay, and may say that the first messages were processed:
-        these are acknowledged. Any other error is logged. If no broker can store a message, it is
-        put back into this consumer's buffer for a later attempt.
+        A RetryLaterError sets the delay of the retries. Its attribute `done` may say that the first
+        messages were processed; these are acknowledged. Any other error is logged. If no broker can
+        store a message for a retry, the message goes back to this consumer's buffer.
         """
         delay_level = None
         suspend_s = None
@@ -537,9 +534,10 @@ class PushConsumer:
                 self._retry_locally(message, failure)
 
     def _retry_locally(self, message: ReceivedMessage, failure: SluiceError) -> None:
-        """Put a message back into the buffer that could not be sent back to a broker.
+        """Put a message back into the buffer, because no broker could store it for a retry.
 
-        `failure` is why. It is logged.
+        The handler is called again after a delay that grows with the attempts. `failure`, the
+        reason, is logged.
         """
         delay_s = local_retry_delay_s(message.attempt)
         self._memberships.directory.log_failure(
@@ -556,10 +554,10 @@ class PushConsumer:
         self._buffer.put_back_later(message, delay_s)
 
     def _log_failure(self, messages: list[ReceivedMessage], error: BaseException) -> None:
-        """Log the exception of a handler, with its traceback at the 1st, 2nd, 4th, 8th … attempt.
+        """Log that a handler raised `error`, with the traceback at attempt 1, 2, 4, 8 and so on.
 
-        A message of an ordered group that always fails does so every second, so a traceback for
-        each attempt would fill the log.
+        An ordered group tries a failing message again every second, so tracebacks of all attempts
+        would fill the log.
         """
         message = messages[0]
         has_traceback = not message.attempt & (message.attempt - 1)  # a power of two
@@ -625,28 +623,31 @@ class PushConsumer:
     async def close(self, timeout_s: float = 30.0) -> None:
         """Stop taking messages, wait for running handlers, commit the offsets and leave the group.
 
-        Wait up to `timeout_s` seconds (30) for the handlers; then coroutines are cancelled, and the
-        messages of all unfinished handlers are delivered again. May be called by a handler, which
-        `close` does not wait for. A second call waits for the first one.
+        Handlers have `timeout_s` seconds (30) to end. Then coroutines are cancelled, and messages
+        of unfinished handlers are delivered again. If a handler calls `close`, this does not wait
+        for that handler. A second call waits for the first one.
 
-        If the caller is cancelled, stop waiting for handlers, cancel them, and raise CancelledError
-        when the group is left. Raises ConfigurationError in another event loop or process.
+        If the caller is cancelled, handlers are cancelled at once, and CancelledError is raised
+        when the consumer has left the group. Raises ConfigurationError in another event loop or
+        process.
         """
         if not self._started:
             return
         self._memberships.check_loop()
-        is_own = asyncio.current_task() in self._tasks  # else a handler would wait for itself
-        self._busy_closing += is_own
+        # A handler must not wait for itself.
+        is_called_by_handler = asyncio.current_task() in self._tasks
+        self._busy_closing += is_called_by_handler
         self._update_idle()
         try:
             await self.closing.run(lambda: self._close(timeout_s))
         finally:
-            self._busy_closing -= is_own
+            self._busy_closing -= is_called_by_handler
 
     async def _close(self, timeout_s: float) -> None:
-        """Close the consumer; `close` calls it once.
+        """Do the work of `close`, which calls this once.
 
-        Waits up to `timeout_s` seconds for handlers, unless `closing` is hurried.
+        Handlers have `timeout_s` seconds to end, or less if a cancellation of `close` hurries
+        `closing`.
         """
         self._buffer.discard(lambda _: True)
         self._buffer.fail(ClosedError("this consumer is closed."))

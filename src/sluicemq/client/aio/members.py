@@ -82,11 +82,11 @@ class Member:
         *,
         has_retries: bool = True,
     ) -> None:
-        """Create a member; it joins the group with its first subscription.
+        """Create a member of a group; it joins the group with its first subscription.
 
-        `cluster` sends its requests, and `heartbeat_thread` keeps it registered. `options` are
-        those of all consumers of the group in this client. `has_retries` is False for a consumer
-        that is polled: it has no retry topic, and its pulls contain the filter.
+        `cluster` sends its requests, and `heartbeat_thread` keeps it registered at the brokers.
+        `options` apply to all consumers of the group in this client. `has_retries` is False for a
+        consumer that is polled: it has no retry topic, and each of its pulls contains the filter.
         """
         self.group = group
         self.options = options
@@ -122,7 +122,11 @@ class Member:
         """The heartbeats that `_request_heartbeats` has requested last."""
 
     def _make_readers(self) -> Readers:
-        """Return the readers of the group's queues. They read nothing yet."""
+        """Return the object that will read the group's queues; it has no queue yet.
+
+        It is an OrderedReaders, which locks queues at their brokers, if the group consumes in
+        order.
+        """
         options = self.options
         retry_sender = RetrySender(self._cluster, self.group, options.retry.retries_max)
         context = ReaderContext(
@@ -179,9 +183,11 @@ class Member:
             await self._add_subscription(subscription, buffer)
 
     async def _add_subscription(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
-        """Subscribe to a topic; see `add_subscription`.
+        """Subscribe to a topic whose messages go to `buffer`, and rebalance.
 
-        The first subscription also starts the periodic rebalances and commits.
+        The brokers are asked first whether they accept the subscription. When this returns, the
+        member has its share of the queues, unless brokers were unreachable. The first subscription
+        also starts the periodic rebalances and commits.
         """
         topic = subscription.topic
         route = await self._cluster.route(topic)
@@ -196,8 +202,8 @@ class Member:
         if self.options.broadcast and queues:
             # This raises an error if another consumer uses the offsets file.
             await self.readers.find_start_offset(queues[0])
-        self._heartbeat_thread.update_addresses(_broker_addresses(route))
-        await self._send_heartbeats(must_reach=_broker_addresses(route))
+        self._heartbeat_thread.update_addresses(_list_broker_addresses(route))
+        await self._send_heartbeats(must_reach=_list_broker_addresses(route))
         await self._check_group_exists(topic, route)
         if not await self.rebalance():
             self.schedule_rebalance()  # a rebalance that was incomplete is repeated soon
@@ -219,10 +225,10 @@ class Member:
             await self._change_subscription(subscription)
 
     async def _change_subscription(self, subscription: Subscription) -> None:
-        """Change the filter of a topic; see `change_subscription`.
+        """Change the filter of a topic at the brokers and in the readers.
 
-        No reader of the topic pulls while the brokers learn the new filter. If that fails, the old
-        filter is restored here and at the brokers.
+        The topic is not read while the brokers learn the new filter. If that fails, the old filter
+        is restored here and at the brokers, and the error is raised.
         """
         topic = subscription.topic
         route = await self._cluster.route(topic)
@@ -231,7 +237,7 @@ class Member:
         self.subscriptions[topic] = subscription
         with self.readers.pulls_blocked(topic):
             try:
-                await self._send_heartbeats(must_reach=_broker_addresses(route))
+                await self._send_heartbeats(must_reach=_list_broker_addresses(route))
             except BaseException:
                 self.subscriptions[topic] = old_subscription
                 # A rebalance may have added queues with the new subscription meanwhile.
@@ -245,9 +251,9 @@ class Member:
                 self._rebalance_due.set()
 
     async def remove_subscription(self, topic: str) -> None:
-        """Unsubscribe from a topic. Its queues go to other members.
+        """Unsubscribe from a topic, so that other members of the group read its queues.
 
-        Do nothing for a topic that is not subscribed to.
+        Does nothing if the member is not subscribed to the topic.
         """
         await self._drop_subscription(topic)
         if self.topics:
@@ -255,7 +261,7 @@ class Member:
                 await self._send_heartbeats()
 
     async def _drop_subscription(self, topic: str) -> None:
-        """Stop reading a topic and remove it from all tables."""
+        """Stop reading the queues of a topic, and forget its subscription, buffer and queues."""
         async with self._rebalance_lock:  # A running rebalance still needs the tables.
             for queue in self.readers.queues_of_topic(topic):
                 await self.readers.remove(queue)
@@ -264,7 +270,7 @@ class Member:
             self._known_queues.pop(topic, None)
 
     async def close(self) -> None:
-        """Commit the offsets, leave the group at every broker and stop. Safe to call twice.
+        """Commit the offsets, leave the group at every broker and stop. A second call is harmless.
 
         All steps are done even if one of them fails.
         """
@@ -277,7 +283,10 @@ class Member:
             await run_to_end(self._leave_group())
 
     async def _leave_group(self) -> None:
-        """Unregister the group at every broker. Errors are only logged, at level DEBUG."""
+        """Unregister the group at every broker, and wait for that.
+
+        Errors are only logged, at level DEBUG.
+        """
         try:
             await asyncio.wrap_future(self._heartbeat_thread.remove_group(consumer=self.group))
         except SluiceError as error:
@@ -286,7 +295,7 @@ class Member:
     # -------------------------------------------------------------------- membership
 
     def _describe(self) -> ConsumerData:
-        """Return the group with its subscriptions as heartbeats contain it."""
+        """Return the group with its subscriptions, in the form that heartbeats contain."""
         return ConsumerData(
             self.group,
             CONSUME_PASSIVELY if self.has_retries else CONSUME_ACTIVELY,
@@ -297,10 +306,10 @@ class Member:
 
     @contextlib.contextmanager
     def _explain_access_errors(self, topic: str) -> Iterator[None]:
-        """Return a context manager that explains a refusal by access control.
+        """Return a context manager that adds advice to a PermissionDeniedError of access control.
 
-        The error then names the account and the permissions that the consumer needs. Other errors,
-        also other PermissionDeniedErrors, are raised on unchanged.
+        The new error names the account of the client and the permissions that the consumer of
+        `topic` needs. All other errors pass unchanged.
         """
         try:
             yield
@@ -323,10 +332,11 @@ class Member:
             ) from error
 
     async def _send_heartbeats(self, must_reach: Sequence[str] = ()) -> None:
-        """Send heartbeats with the current subscriptions, and wait for the outcome.
+        """Send heartbeats with the current subscriptions to all brokers, and wait for the results.
 
-        Failures are ignored, except at the brokers `must_reach`: raises PermissionDeniedError if
-        one of these refuses the group, and ConnectionLostError if all of them fail.
+        `must_reach` are addresses of brokers. Raises PermissionDeniedError if one of them refuses
+        the group, and ConnectionLostError if all of them fail. Failures at other brokers are
+        ignored.
         """
         self._heartbeat_thread.set_consumer_group(self._describe())
         outcome_by_address = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
@@ -352,16 +362,16 @@ class Member:
             self._requested_heartbeats = self._heartbeat_thread.send_heartbeats()
 
     async def _check_subscription(self, subscription: Subscription, route: TopicRoute) -> None:
-        """Ask each master of the route whether it accepts the subscription.
+        """Raise an error if a master of the route does not accept the subscription.
 
-        Raises the refusal of the first one that does not: PermissionDeniedError, FilterSyntaxError,
-        ConfigurationError or RequestError. Masters that do not respond are skipped. Without this
-        check, a refusal of a heartbeat would only be visible in the log.
+        The error is a PermissionDeniedError, FilterSyntaxError, ConfigurationError or RequestError.
+        Masters that do not respond are skipped. A broker also checks the subscription in a
+        heartbeat, but its refusal would be visible only in the log.
         """
         command = requests.check_subscription(
             self._heartbeat_thread.client_id, self.group, subscription
         )
-        for address in _broker_addresses(route, masters_only=True):
+        for address in _list_broker_addresses(route, masters_only=True):
             response = await self._call_if_reachable(address, command)
             if response is None:
                 continue
@@ -369,17 +379,17 @@ class Member:
                 raise request_error(response, address)
             if subscription.kind == SQL92:
                 if response.code != SUCCESS:
-                    raise _filter_refusal(subscription, response, address)
+                    raise _make_filter_refusal(subscription, response, address)
             elif response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
                 raise request_error(response, address)
 
     async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
         """Raise GroupNotFoundError if a master does not know the group.
 
-        A broker silently ignores an unknown group in a heartbeat (spec/remoting.md §15). So each
-        master that does not list this client as a member gets one pull. Raises
-        PermissionDeniedError if access control refuses the pull. Masters that do not respond are
-        skipped.
+        A broker silently ignores a heartbeat of an unknown group (spec/remoting.md §15), and then
+        does not list this client as a member. Such a broker is sent one pull, which fails for an
+        unknown group. Raises PermissionDeniedError if access control refuses the pull. Masters that
+        do not respond are skipped.
         """
         for broker_data in route.brokers:
             address = broker_data.addresses.get(MASTER_ID)
@@ -388,6 +398,7 @@ class Member:
             members = await self._fetch_members_from(address)
             if members is None or self._heartbeat_thread.client_id in members:
                 continue
+            # Queue 0 may not exist at this broker: only the response code matters.
             probe = requests.pull(
                 self.group,
                 MessageQueue(topic, broker_data.broker, 0),
@@ -403,7 +414,11 @@ class Member:
                 raise request_error(response, address)
 
     async def _call_if_reachable(self, address: str, command: Command) -> Command | None:
-        """Return the response of a broker, or None if it cannot be reached or does not respond."""
+        """Send a request to a broker, and return the response, whatever its code.
+
+        Returns None if the broker cannot be reached or does not respond, which is logged at level
+        DEBUG.
+        """
         try:
             return await self._cluster.call(address, command)
         except (ConnectionLostError, RequestTimeoutError) as error:
@@ -411,9 +426,9 @@ class Member:
             return None
 
     async def _fetch_members_from(self, address: str) -> tuple[str, ...] | None:
-        """Return the client ids of the members that one broker knows.
+        """Return the client ids of the group's members, as the broker at `address` knows them.
 
-        Return None if the broker does not respond, and () if it responds with an error.
+        Returns None if the broker does not respond, and () if it does not know the group.
         """
         response = await self._call_if_reachable(address, requests.consumer_list(group=self.group))
         if response is None:
@@ -425,7 +440,11 @@ class Member:
     # --------------------------------------------------------------------- rebalance
 
     async def _rebalance_forever(self) -> None:
-        """Rebalance periodically, and when it is scheduled, until the task is cancelled."""
+        """Rebalance in a loop until the task is cancelled.
+
+        This happens every `balance_period_s` seconds, earlier after an incomplete rebalance, and at
+        once when `_rebalance_due` is set.
+        """
         is_complete = True
         while True:
             period_s = self.options.balance_period_s if is_complete else UNBALANCED_PERIOD_S
@@ -438,11 +457,11 @@ class Member:
             is_complete = await self.rebalance()
 
     async def rebalance(self) -> bool:
-        """Distribute the queues of all topics again: add queues to this member and remove others.
+        """Divide the queues of all topics among the members again, and start or stop reading them.
 
-        Return False if that is incomplete: a topic failed, a queue could not be started, or the
-        brokers do not list this client as a member yet. A missing retry topic does not count.
-        Errors are logged.
+        Returns False if another rebalance is needed soon: a request failed, a queue could not be
+        started, or the brokers do not list this client as a member yet. A missing retry topic does
+        not count. Errors are logged.
         """
         is_complete = True
         async with self._rebalance_lock:
@@ -462,10 +481,10 @@ class Member:
         return is_complete
 
     def _log_rebalance_failure(self, error: SluiceError, topic: str) -> None:
-        """Log a failed rebalance of a topic, once for each outage."""
+        """Log that the rebalance of `topic` failed with `error`, once for each outage."""
         self._cluster.directory.log_failure(
             error,
-            self._queue_of_first_broker(topic),
+            self._get_queue_of_first_broker(topic),
             self._rebalance_activity(topic),
             "the rebalance of topic %s in group %s failed: %s",
             topic,
@@ -475,7 +494,7 @@ class Member:
 
     def _log_rebalance_recovery(self, topic: str) -> None:
         """Log that the rebalance of a topic works again, if it had failed."""
-        queue = self._queue_of_first_broker(topic)
+        queue = self._get_queue_of_first_broker(topic)
         if queue is not None:
             self._cluster.directory.log_recovery(queue, self._rebalance_activity(topic))
 
@@ -483,10 +502,11 @@ class Member:
         """Return the name of the rebalance of a topic, by which its outages are logged."""
         return f"the rebalance of {topic} in {self.group}"
 
-    def _queue_of_first_broker(self, topic: str) -> MessageQueue | None:
-        """Return queue 0 of the first broker of a topic, or None without a route.
+    def _get_queue_of_first_broker(self, topic: str) -> MessageQueue | None:
+        """Return queue 0 of the first broker in the topic's route, None if no route is known.
 
-        It names the broker in the log: members are requested from this broker first.
+        It tells the log which broker failed: the members of the group are requested from this
+        broker first.
         """
         route = self._cluster.routes.routes.get(topic)
         if route is None or not route.brokers:
@@ -494,17 +514,15 @@ class Member:
         return MessageQueue(topic, route.brokers[0].broker, 0)
 
     async def _rebalance_topic(self, topic: str) -> bool:
-        """Read the queues of one topic that the allocation strategy gives to this member.
+        """Read those queues of one topic that belong to this member, and stop reading others.
 
-        1. Fetch the members of the group. If this client is not among them, `_handle_exclusion`
-           reacts and the result is False.
-        2. Compute the queues of this member. In a broadcasting group these are all queues.
-        3. Stop reading queues that went to other members, and start to read new ones.
-        4. If the queues of this member have changed, call the `assignment_listeners`.
+        The members of the group are fetched, and the allocation strategy divides the queues among
+        them. In a broadcasting group, each member reads all queues. If the queues of this member
+        have changed, the `assignment_listeners` are called.
 
-        Return False if a queue could not be started yet, for example because another member still
-        has its lock. Raises RouteNotFoundError if the topic does not exist, and SluiceError if a
-        request fails.
+        Returns False if the brokers do not list this client as a member, or if a queue could not be
+        started yet, for example because another member still has its lock. Raises
+        RouteNotFoundError if the topic does not exist, and SluiceError if a request fails.
         """
         subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
@@ -531,7 +549,11 @@ class Member:
         return is_complete
 
     def _allocate(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
-        """Return the queues of a topic that this member reads, all in a broadcasting group."""
+        """Return the queues of a topic that this member has to read.
+
+        These are all queues in a broadcasting group, else those that the allocation strategy gives
+        it.
+        """
         if self.options.broadcast:
             return queues
         client_id = self._heartbeat_thread.client_id
@@ -540,9 +562,9 @@ class Member:
     async def _start_missing_readers(
         self, assigned_queues: list[MessageQueue], subscription: Subscription
     ) -> bool:
-        """Start to read those queues of a topic that are not read yet.
+        """Start to read the queues in `assigned_queues` that are not read yet.
 
-        Return False if one of them could not be started.
+        Returns False if one of them could not be started.
         """
         known_queues = self._known_queues.get(subscription.topic)
         is_complete = True
@@ -554,12 +576,12 @@ class Member:
         return is_complete
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
-        """React to a list of members that does not contain this client.
+        """React to a list of the group's members that does not contain this client.
 
-        The broker may have restarted and not have received a heartbeat since. So send heartbeats.
-        If the next rebalance has the same result although they were sent, the broker refuses this
-        client, and other members read its queues: stop reading them. Otherwise this client would
-        continue at its old offsets when it is accepted again.
+        The broker may have restarted and forgotten the client, so heartbeats are sent. If the
+        client is still missing in the next rebalance, the broker refuses it, and other members read
+        its queues. It then stops reading them: otherwise it would go on at old offsets when the
+        broker accepts it again.
         """
         heartbeats = self._requested_heartbeats
         has_sent_heartbeats = heartbeats is not None and heartbeats.done()
@@ -576,9 +598,9 @@ class Member:
     ) -> bool:
         """Start to read a queue, and return whether that was possible.
 
-        If it was not, because its broker is unreachable or another member still has the queue lock,
-        the next rebalance tries again. `is_new` says that the queue has appeared since the first
-        rebalance.
+        If the broker is unreachable or another member still has the lock of the queue, the result
+        is False and the next rebalance tries again. `is_new` says that the queue has appeared since
+        the first rebalance; such a queue is read from its beginning.
         """
         buffer: MessageBuffer
         if queue.topic == self._retry_topic:
@@ -611,7 +633,7 @@ class Member:
         One broker is enough, because every consumer sends heartbeats to all of them. Raises
         ConnectionLostError if none responds.
         """
-        for address in _broker_addresses(route):
+        for address in _list_broker_addresses(route):
             members = await self._fetch_members_from(address)
             if members is not None:
                 return members
@@ -621,8 +643,14 @@ class Member:
         )
 
 
-def _filter_refusal(subscription: Subscription, response: Command, address: str) -> SluiceError:
-    """Return the error for the response of a broker that does not accept an SQL92 filter."""
+def _make_filter_refusal(
+    subscription: Subscription, response: Command, address: str
+) -> SluiceError:
+    """Return the error for a broker's response that refuses an SQL92 filter.
+
+    `address` is the broker. The error is a FilterSyntaxError if the filter is invalid, a
+    ConfigurationError if the broker does not support SQL92 filters.
+    """
     if response.code == SUBSCRIPTION_PARSE_FAILED:
         return FilterSyntaxError(
             f"{address} refused the filter {subscription.expression!r}: {response.remark}",
@@ -636,10 +664,10 @@ def _filter_refusal(subscription: Subscription, response: Command, address: str)
     return request_error(response, address)
 
 
-def _broker_addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
-    """Return the addresses of the brokers of a route, masters first, without repetitions.
+def _list_broker_addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
+    """Return the addresses of all brokers in a route, masters first, each once.
 
-    With `masters_only`, return only the masters' addresses.
+    With `masters_only`, return only the addresses of masters.
     """
     master_addresses: list[str] = []
     all_addresses: list[str] = []

@@ -52,13 +52,14 @@ def check_compatible(
     *,
     has_retries: bool,
 ) -> None:
-    """Raise ConfigurationError if a consumer cannot join the client's other consumers of a group.
+    """Raise ConfigurationError if a new consumer does not fit the other ones of its group.
 
-    `member` is the group's membership, `buffer` the buffer of the new consumer for `topic`. Only
-    streams can share a topic: two consumers with handlers, or that are polled, would take messages
-    from each other. All consumers of a group must agree on order, retries, broadcasting, and on
-    what becomes of undecodable messages.
+    All consumers of a group in one client share the membership `member`. Only streams can share a
+    topic: two handlers would take messages from each other. `buffer` is the new consumer's buffer
+    for `topic`. The options of all must be equal in order, retries, broadcasting and the treatment
+    of undecodable messages.
     """
+    # A topic has one buffer, so a second consumer of it must be able to share the buffer.
     present_buffer = member.buffers.get(topic)
     can_share = (
         present_buffer is None
@@ -72,6 +73,7 @@ def check_compatible(
             fix="Use another group, or another Sluice.",
         )
 
+    # The options of the first consumer hold for the whole group.
     present = member.options
     if present.broadcast != options.broadcast:
         raise _options_differ_error(
@@ -115,6 +117,11 @@ class Memberships:
     def __init__(
         self, cluster: Cluster, heartbeat_thread: HeartbeatThread, on_join: Callable[[], None]
     ) -> None:
+        """Begin without memberships.
+
+        `cluster` sends requests, and `heartbeat_thread` keeps memberships registered at brokers.
+        `on_join()` is called before a consumer joins a group.
+        """
         self._cluster = cluster
         self._heartbeat_thread = heartbeat_thread
         self._on_join = on_join
@@ -151,11 +158,14 @@ class Memberships:
         *,
         has_retries: bool = True,
     ) -> Member:
-        """Let a consumer join a group for a topic, and return the group's `Member`.
+        """Let a consumer join a group for a topic, and return the group's membership.
 
-        Raises what `Member.add_subscription` raises, SubscriptionConflictError if another client of
-        this process has a different filter that the brokers cannot serve as well, and
-        ConfigurationError as `check_compatible` does.
+        The first consumer of a group creates the membership, and later ones share it. `buffer`
+        receives the messages of the topic.
+
+        Raises what `Member.add_subscription` raises. Raises SubscriptionConflictError if another
+        client of this process has a different filter and the brokers cannot serve both. Raises
+        ConfigurationError if the consumer does not fit the other ones of the group.
         """
         self._on_join()
         await self._register(_registry.add_user, group, subscription)
@@ -176,7 +186,10 @@ class Memberships:
         return member
 
     def _create_member(self, group: str, options: ConsumeOptions, *, has_retries: bool) -> Member:
-        """Create and return the membership in a group. It has no subscription yet."""
+        """Create the membership in a group, without a subscription, and return it.
+
+        `has_retries` is False for consumers that are polled: they have no retry topic.
+        """
         member = Member(
             self._cluster, self._heartbeat_thread, group, options, has_retries=has_retries
         )
@@ -186,7 +199,10 @@ class Memberships:
     async def _begin_subscription(
         self, member: Member, subscription: Subscription, buffer: PrefetchBuffer
     ) -> None:
-        """Subscribe a member to a topic. If that fails or is cancelled, end the subscription."""
+        """Subscribe a member to a topic; `buffer` receives its messages.
+
+        If that fails or is cancelled, the subscription is ended and the error is raised.
+        """
         try:
             await member.add_subscription(subscription, buffer)
         except BaseException:
@@ -194,7 +210,7 @@ class Memberships:
             raise
 
     async def _end_subscription(self, member: Member, topic: str) -> None:
-        """Unsubscribe a member from a topic. After the last topic, close and remove the member."""
+        """Unsubscribe a member from a topic; after the last topic, close and remove it."""
         try:
             await member.remove_subscription(topic)
         finally:
@@ -205,10 +221,11 @@ class Memberships:
     async def _register(
         self, change: Callable[..., None], group: str, subscription: Subscription
     ) -> None:
-        """Register a subscription in the process's registry, by `change`, a method of it.
+        """Record a subscription in the registry of this process, which finds conflicts.
 
-        Raises SubscriptionConflictError if another client of this process has a different filter
-        that the brokers cannot serve as well.
+        `change` is a method of the registry: it adds or changes the subscription. Raises
+        SubscriptionConflictError if another client of this process has a different filter, unless
+        all brokers of the topic have lanes, which serve different filters in one group.
         """
         try:
             self._update_registry(change, group, subscription)
@@ -220,10 +237,11 @@ class Memberships:
     def _update_registry(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
     ) -> None:
-        """Call `change(cluster, *subscription, client)`, a method of the process's registry.
+        """Call `change`, a method of the process's registry of subscriptions, under its lock.
 
-        The lock of the registry is held during the call. `shared` says that the brokers serve
-        different filters. Raises SubscriptionConflictError.
+        `subscription` are the arguments of `change` between the cluster and the client. `shared`
+        says that the brokers serve different filters in one group. Raises
+        SubscriptionConflictError.
         """
         servers = self._cluster.name_servers
         client_id = self._heartbeat_thread.client_id
@@ -232,10 +250,10 @@ class Memberships:
             change(servers, *subscription, client_id, **options)
 
     async def _has_lanes(self, topic: str) -> bool:
-        """Return whether every broker of a topic supports lanes.
+        """Return whether every master of a topic can serve different filters in one group.
 
-        Return False if a broker does not respond. Raises RouteNotFoundError if the topic does not
-        exist.
+        Such a master has lanes, subgroups of members with the same filter. Returns False if a
+        master does not respond. Raises RouteNotFoundError if the topic does not exist.
         """
         command = requests.heartbeat(
             Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
@@ -268,10 +286,11 @@ class Memberships:
     async def _change_subscription(
         self, group: str, topic: str, *, tags: str | None, where: str | None
     ) -> Subscription:
-        """Change the filter of a topic; see `change_subscription`.
+        """Change the filter of a topic, and return the new subscription.
 
-        An unchanged filter sends no request. The registry is changed first, and restored if the
-        brokers refuse the filter.
+        Nothing is sent if the filter is the same. The registry of the process is changed first, and
+        restored if the brokers refuse the filter. Raises ConfigurationError if this client does not
+        read the topic for the group.
         """
         async with self._lock:
             member = self._members.get(group)
@@ -308,9 +327,9 @@ class Memberships:
         await run_to_end(self._leave(group, topic))
 
     async def _leave(self, group: str, topic: str) -> None:
-        """Remove one consumer of this client from a group's topic; see `leave`.
+        """Count one consumer less of a group's topic, and unsubscribe after the last one.
 
-        Does nothing if no consumer is registered.
+        Does nothing if there is no such consumer.
         """
         key = (group, topic)
         async with self._lock:

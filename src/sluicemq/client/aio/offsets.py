@@ -53,10 +53,7 @@ DEFAULT_INSTANCE: Final = "DEFAULT"
 
 
 def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
-    """Return the text of an offsets file; `decode_local_offsets` shows its format.
-
-    It has tabs and line breaks where Java's fastjson writes them.
-    """
+    """Return the text of an offsets file, with tabs and line breaks like Java's fastjson."""
     members = ",".join(
         f'{{\n\t\t\t"brokerName":{_quote(queue.broker)},'
         f'\n\t\t\t"queueId":{queue.queue_id},'
@@ -99,7 +96,7 @@ def decode_local_offsets(file_text: str) -> dict[MessageQueue, int]:
 
 
 def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
-    """Return the text of an anchors file, sorted by queue; see the module docstring."""
+    """Return the text of an anchors file: a JSON list with one object for each queue, sorted."""
     json_anchors = [
         {
             "brokerName": queue.broker,
@@ -115,10 +112,10 @@ def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
 
 
 def decode_anchors(file_text: str) -> dict[MessageQueue, Anchor]:
-    """Return the anchors in the text of an anchors file.
+    """Return queue -> anchor (a message by which the queue is recognised) from an anchors file.
 
     A missing "storeTime" or "position" becomes None. Raises ValueError, KeyError, TypeError or
-    ProtocolError for any other text, as `files.load_text` requires.
+    ProtocolError if the text is damaged; `files.load_text` expects these.
     """
     anchors = {}
     for fields in fastjson.loads(file_text):
@@ -136,10 +133,10 @@ class BrokerOffsets:
         self._group = group
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
-        """Return the committed offset of a queue, or None if there is none.
+        """Return the committed offset of the group in a queue, None if it has none.
 
-        With `zero_if_young`, the broker may return 0 for a queue that has lost no message yet,
-        although the group has no offset. Raises SluiceError if the request fails.
+        With `zero_if_young`, a broker whose queue has not lost a message yet may return 0 instead
+        of None. Raises SluiceError if the request fails.
         """
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
@@ -185,7 +182,7 @@ class OffsetFiles:
     uses_thread: bool = True
 
     def for_group(self, group: str) -> "LocalOffsets":
-        """Return the offsets of one group. No file is opened yet."""
+        """Return an object for the offsets of one group, which opens no file yet."""
         root = self.directory or str(Path.home() / DIRECTORY_NAME)
         return LocalOffsets(
             self.files, f"{root}/{self.client}/{group}", uses_thread=self.uses_thread
@@ -199,6 +196,11 @@ class LocalOffsets:
     """
 
     def __init__(self, files: Files, directory: str, *, uses_thread: bool = True) -> None:
+        """Prepare the offsets in the folder `directory`, which is not read yet.
+
+        With `uses_thread`, files are read and written on a thread, so that the event loop does not
+        wait.
+        """
         self._files = files
         self._directory = directory
         self._uses_thread = uses_thread
@@ -209,7 +211,7 @@ class LocalOffsets:
         self._release_lock: Callable[[], None] = lambda: None
 
     async def _open(self) -> dict[MessageQueue, int]:
-        """Return the offsets by queue. The first call locks the directory and reads the files.
+        """Return queue -> offset. The first call locks the directory and reads the files.
 
         Raises what `_load` raises.
         """
@@ -220,10 +222,10 @@ class LocalOffsets:
             return self._table
 
     def _load(self) -> None:
-        """Lock the directory and read its files.
+        """Lock the directory of the offsets, and read its two files into memory.
 
         Raises ConfigurationError if another consumer uses the directory, and StoreDamagedError if
-        the offsets file is damaged.
+        the offsets file is damaged. The directory is then unlocked again.
         """
         self._files.make_directory(self._directory)
         try:
@@ -243,9 +245,10 @@ class LocalOffsets:
             raise
 
     def _load_anchors(self) -> dict[MessageQueue, Anchor]:
-        """Return the anchors from their file, an empty dict if there is no file.
+        """Return queue -> message by which the queue is recognised, from the anchors file.
 
-        A damaged file is logged and ignored: the offsets are valid without anchors.
+        The result is {} if there is no file. A damaged file is logged and ignored, because the
+        offsets are valid without it.
         """
         try:
             path = f"{self._directory}/{ANCHORS_FILE_NAME}"
@@ -272,10 +275,10 @@ class LocalOffsets:
         return () if anchor is None else (anchor,)
 
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
-        """Keep the offset of a queue, and a message by which the queue is recognised.
+        """Set the offset of a queue in memory, to be written by `flush` or `close`.
 
-        Only `flush` and `close` write them to the files. `anchor` None removes the anchor of the
-        queue. Raises what `read` raises.
+        `anchor` is a message by which the queue is recognised later; None removes the present one.
+        Raises what `read` raises.
         """
         (await self._open())[queue] = offset
         self._anchors.pop(queue, None)
@@ -284,7 +287,7 @@ class LocalOffsets:
         self._is_dirty = True
 
     async def flush(self) -> None:
-        """Write both files if an offset has changed since the last call.
+        """Write the offsets file and the anchors file if an offset has changed since the last call.
 
         An OSError is logged, and the next call tries again.
         """
@@ -303,11 +306,14 @@ class LocalOffsets:
                     error,
                 )
 
-    def _write_files(self, offsets: str, anchors: str) -> None:
-        """Write both files. If that raises OSError, the next `flush` writes them again."""
+    def _write_files(self, offsets_text: str, anchors_text: str) -> None:
+        """Replace the offsets file and the anchors file by these texts.
+
+        After an OSError, which is raised, the next `flush` writes them again.
+        """
         try:
-            replace_text(self._files, f"{self._directory}/{OFFSETS_FILE_NAME}", offsets)
-            replace_text(self._files, f"{self._directory}/{ANCHORS_FILE_NAME}", anchors)
+            replace_text(self._files, f"{self._directory}/{OFFSETS_FILE_NAME}", offsets_text)
+            replace_text(self._files, f"{self._directory}/{ANCHORS_FILE_NAME}", anchors_text)
         except OSError:
             self._is_dirty = True
             raise
@@ -322,7 +328,7 @@ class LocalOffsets:
         return await run_to_end(asyncio.to_thread(work))
 
     async def close(self) -> None:
-        """Write the files and release their lock."""
+        """Write both files if necessary, and unlock their directory."""
         try:
             await self.flush()
         finally:

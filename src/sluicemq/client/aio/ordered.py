@@ -72,6 +72,12 @@ class QueueLocks:
         on_lost: Callable[[MessageQueue], None],
         on_confirmed: Callable[[MessageQueue], None],
     ) -> None:
+        """Begin without locks.
+
+        `on_lost(queue)` is called when another client may have the lock of a queue.
+        `on_confirmed(queue)` is called when the broker confirms a lock that was not confirmed in
+        time.
+        """
         self._cluster = cluster
         self._client_id = client_id
         self._group = group
@@ -93,7 +99,7 @@ class QueueLocks:
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
-        """Request the lock of a queue, and return whether this client has it now.
+        """Ask the broker for the lock of a queue, and return whether this client has it now.
 
         False means that another client has it. Raises SluiceError if the request fails. If the
         caller is cancelled, the queue is unlocked again.
@@ -129,11 +135,11 @@ class QueueLocks:
             await self._cluster.ask_master(queue, command)
 
     async def renew(self) -> bool:
-        """Renew all leases, and return whether every broker has responded.
+        """Renew the locks of all queues, and return whether every broker has responded.
 
-        A lease that a broker refuses is lost: `on_lost` is called for its queue, which is not
-        locked any more. A lease whose broker does not respond stays as it is; it is not trusted
-        after `TRUSTED_S`.
+        A lock is a lease, which the broker ends after some time. If a broker refuses to renew it,
+        it is lost: `on_lost` is called, and the queue is not locked any more. If a broker does not
+        respond, the lock is kept, but is not relied on after `TRUSTED_S` seconds.
         """
         queues_by_broker: dict[str, list[MessageQueue]] = {}
         for queue in self._requested_s_by_queue:
@@ -144,12 +150,12 @@ class QueueLocks:
         return all(have_responded)
 
     async def _renew(self, broker: str, locked_queues: Iterable[MessageQueue]) -> bool:
-        """Renew the leases of one broker, and return whether the broker has responded.
+        """Renew the locks of queues of one broker, and return whether the broker has responded.
 
-        `locked_queues` are the queues of the broker that this client has locked. A lease is lost if
-        the broker refuses it, or grants it more than `LEASE_S` after the last request: then another
-        client may have had the queue meanwhile. `on_lost` is called for each lost queue, and
-        `on_confirmed` for each queue that may be handed out again.
+        `locked_queues` are these queues. A lock is lost if the broker refuses it. It is also lost
+        if more than `LEASE_S` seconds have passed since the last request, because another client
+        may have had it. `on_lost` is called for each lost queue, and `on_confirmed` for each queue
+        that may be read again.
         """
         queues = sorted(locked_queues)
         requested_s = self._now_s()
@@ -181,7 +187,7 @@ class QueueLocks:
         return True
 
     def _report_lost(self, lost_queues: list[MessageQueue]) -> None:
-        """Log that the leases of these queues are lost, and call `on_lost` for each of them."""
+        """Log that the locks of these queues are lost, and call `on_lost` for each of them."""
         further_count = len(lost_queues) - 1
         further_text = f" and of {further_count} more queues" if further_count else ""
         _log.warning(
@@ -194,7 +200,11 @@ class QueueLocks:
             self._on_lost(queue)
 
     async def renew_forever(self) -> None:
-        """Renew all leases periodically until the task is cancelled."""
+        """Renew all locks in a loop until the task is cancelled.
+
+        The interval is `RENEW_PERIOD_S` seconds, or `RENEW_RETRY_S` while a broker does not
+        respond.
+        """
         is_renewed = True
         while True:
             await asyncio.sleep(RENEW_PERIOD_S if is_renewed else RENEW_RETRY_S)
@@ -209,6 +219,11 @@ class OrderedReader(QueueReader):
     """
 
     def __init__(self, *arguments: Any, locks: QueueLocks | None) -> None:
+        """Create a reader that hands out one message of its queue at a time.
+
+        `arguments` are those of `QueueReader`. `locks` has the lock of the queue; None means that
+        no lock is needed.
+        """
         super().__init__(*arguments)
         self.is_retiring: bool = False
         self._locks = locks
@@ -251,12 +266,14 @@ class OrderedReader(QueueReader):
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
-        """Make the message the next one of its queue again, after `suspend_s` seconds.
+        """Hand out the message again after `suspend_s` seconds, before any other one of its queue.
 
-        If it was retried the maximum number of times, or `delay_level` is -1, store it as a dead
-        letter instead, and acknowledge it. `suspend_s` and `delay_level` of None mean those of the
-        group's options. Return False if the message is not current. Never raises: a message that
-        cannot be stored as a dead letter is retried like others.
+        A message is stored as a dead letter instead, and acknowledged, if it was retried as often
+        as the group allows, or if `delay_level` is -1. None as `suspend_s` or `delay_level` means
+        the option of the group. A message that cannot be stored as a dead letter is retried.
+
+        Returns False if the queue is not this client's any more, so that the message is not handed
+        out again here. Never raises.
         """
         if not message.is_current:
             self.mark_returned(message)
@@ -286,10 +303,10 @@ class OrderedReader(QueueReader):
     async def _send_as_dead_letter(
         self, message: ReceivedMessage, retries_done: int, delay_level: int
     ) -> bool:
-        """Send a rejected message to the broker as a dead letter; return whether to acknowledge it.
+        """Store a rejected message as a dead letter; return whether it may be acknowledged now.
 
-        Return True also for a consumer without dead letters (a broadcasting group), which drops the
-        message and logs that. Return False if the request failed, which is logged.
+        A broadcasting group has no dead letters, so the message is dropped, which is logged, and
+        the result is True. If the request fails, that is logged and the result is False.
         """
         retry_sender = self._context.retry_sender
         if retry_sender is None:
@@ -311,7 +328,7 @@ class OrderedReader(QueueReader):
         return True
 
     async def wait_until_returned(self) -> None:
-        """Hand out no more messages, and wait until none is handed out."""
+        """Hand out no further message, and wait until no handler has a message of the queue."""
         self.is_retiring = True
         while self.handed_out:
             self._all_returned.clear()
@@ -324,9 +341,9 @@ class OrderedReaders(Readers):
     def __init__(
         self, context: ReaderContext, client_id: str, on_change: Callable[[], None]
     ) -> None:
-        """Create the readers of the client `client_id`.
+        """Create the readers of a client's queues; it has none yet.
 
-        `context` is what all readers of the group share. `on_change()` is called when this client
+        `context` is what all readers of the group share. `on_change()` is called when the client
         has lost a queue, or has finished a queue that goes to another member.
         """
         super().__init__(context)
@@ -353,10 +370,7 @@ class OrderedReaders(Readers):
             self._readers[queue].buffer.offer_next(self._readers[queue])
 
     def _stop_lost(self, queue: MessageQueue) -> None:
-        """Stop reading a queue whose lock is lost.
-
-        Nothing of it is handed out or committed any more.
-        """
+        """Stop reading a queue whose lock is lost; hand out and commit nothing more of it."""
         if queue in self._readers:
             reader = self._stop_reader(queue)
             reader.discard_pulled(reader.in_flight.committable)
@@ -371,12 +385,12 @@ class OrderedReaders(Readers):
         *,
         is_new: bool = False,
     ) -> bool:
-        """Lock a queue and start to read it, and return whether that was done.
+        """Lock a queue, start to read it, and return whether that was possible.
 
-        Return False if another client has the lock, or while this client finishes an earlier reader
-        of the queue. The start offset is found after locking, because the previous owner commits
-        before it unlocks the queue. Raises SluiceError if a request fails; then the queue is not
-        locked.
+        It is not possible while another client has the lock, or while this client still processes
+        messages of the queue that it read before. The start offset is requested after locking,
+        because the previous owner commits before it unlocks. Raises SluiceError if a request fails;
+        the queue is then not locked.
         """
         locks = self.locks
         if queue in self._retiring:
@@ -396,7 +410,10 @@ class OrderedReaders(Readers):
             raise
 
     def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
-        """Stop pulling from a queue, remove its reader from the tables, and return the reader."""
+        """Stop pulling from a queue, remove its reader from all tables, and return it.
+
+        The messages by which the queue is recognised are kept for a later reader of it.
+        """
         reader = self._readers.pop(queue)
         task = self._reader_tasks.pop(queue)
         task.cancel()
@@ -421,11 +438,11 @@ class OrderedReaders(Readers):
         return [*super().all_readers(), *(reader for reader, _ in self._retiring.values())]
 
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, owns_lock: bool) -> None:
-        """Finish a reader that was stopped, in a task of its own.
+        """Start a task that waits for the handler of a queue, and then unlocks the queue.
 
-        The reader hands out no more messages. When its running handler has ended, its messages
-        leave the buffer. With `owns_lock`, the offset is then committed, the queue unlocked, and
-        `on_change` called.
+        `reader` was stopped before, and hands out no more messages. When its handler has ended, its
+        messages are removed from the buffer. If this client still owns the lock, the task then
+        commits the offset, unlocks the queue and calls `on_change`.
         """
         reader.is_retiring = True
 
@@ -449,10 +466,11 @@ class OrderedReaders(Readers):
         task.add_done_callback(lambda _: self._retiring.pop(queue, None))
 
     async def close(self) -> None:
-        """Finish all queues, and wait up to `HANDLER_WAIT_S` seconds for their handlers.
+        """Stop reading all queues, and wait up to `HANDLER_WAIT_S` seconds for their handlers.
 
-        The offset of a queue whose handler still runs then is committed as it is. Its lock stays
-        until the lease expires, so that no other client processes messages beside that handler.
+        Then the offsets are committed, also of queues whose handler still runs. Such a queue stays
+        locked until the lease ends, so that no other client processes its messages at the same
+        time.
         """
         for queue in list(self._readers):
             self._retire(queue, self._stop_reader(queue), owns_lock=True)

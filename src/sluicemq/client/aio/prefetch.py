@@ -32,6 +32,7 @@ class PrefetchBuffer:
     __slots__ = ("_error", "_items", "_waiters", "is_shareable")
 
     def __init__(self, *, is_shareable: bool = False) -> None:
+        """Create an empty buffer. Several streams may take messages from it if `is_shareable`."""
         self.is_shareable: bool = is_shareable
         self._items: deque[ReceivedMessage] = deque()
         self._waiters: deque[tuple[asyncio.Future[None], object]] = deque()
@@ -46,9 +47,10 @@ class PrefetchBuffer:
         self._wake(len(messages))
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
-        """Put messages that were handed out back to the front.
+        """Put messages that the application had received back to the front of the buffer.
 
-        They come before the messages in the buffer, because they are older.
+        They come before the messages in the buffer, because they are older. Waiting `get` calls
+        receive them.
         """
         for message in messages:
             message.origin.mark_returned(message)
@@ -91,7 +93,7 @@ class PrefetchBuffer:
                 waiter.set_exception(error)
 
     def _wake(self, count: int) -> None:
-        """Wake up to `count` waiting `get` calls."""
+        """Wake up to `count` waiting `get` calls, the longest waiting first."""
         while count > 0 and self._waiters:
             waiter, _ = self._waiters.popleft()
             if not waiter.done():
@@ -99,10 +101,11 @@ class PrefetchBuffer:
                 count -= 1
 
     async def get(self, owner: object = None) -> ReceivedMessage:
-        """Wait for the next message and hand it out to `owner`.
+        """Wait for the next message, and hand it out to `owner`, which is any object.
 
-        Raises the error that was given to `fail` or to `fail_waiters_of`, and UndecodableBodyError
-        as `take` does.
+        Raises the error that was passed to `fail`, or to `fail_waiters_of` for this owner. Raises
+        UndecodableBodyError if the body of the next message cannot be decoded and its consumer
+        wants an error.
         """
         while (message := self.take(owner)) is None:
             if self._error is not None:
@@ -119,11 +122,11 @@ class PrefetchBuffer:
         return message
 
     def take_batch(self, first_message: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        """Return `first_message` and up to `count_max - 1` messages behind it. Do not wait.
+        """Return `first_message` and up to `count_max - 1` messages after it, without waiting.
 
-        `first_message` must have been taken just now. Only messages that directly follow it in the
-        buffer are added. A message with an undecodable body that may not be handed out ends the
-        batch; the next `take` handles it.
+        `first_message` must have been taken just now. Only messages of the same queue that directly
+        follow it in the buffer are added. A message whose body cannot be decoded ends the batch,
+        unless the consumer accepts such messages.
         """
         batch = [first_message]
         prefetched = self._items
@@ -136,10 +139,10 @@ class PrefetchBuffer:
         return batch
 
     def take(self, owner: object) -> ReceivedMessage | None:
-        """Hand out the next message to `owner`, or return None if there is none.
+        """Hand out the next message to `owner`, or return None if the buffer is empty.
 
-        Raises UndecodableBodyError if the next message is undecodable and its consumer wants that.
-        The message stays at the front, so every later call raises as well.
+        Raises UndecodableBodyError if the body of the next message cannot be decoded and its
+        consumer wants an error. The message stays, so every later call raises as well.
         """
         while self._items:
             message = self._items[0]
@@ -151,9 +154,11 @@ class PrefetchBuffer:
         return None
 
     def _check_body(self, message: ReceivedMessage) -> bool:
-        """Return whether the message may be handed out; see `QueueReader.check_body`.
+        """Return whether the application may receive the message; False means that it must not.
 
-        If that raises UndecodableBodyError, wake all waiting `get` calls, which raise it too.
+        If the body cannot be decoded, the consumer's `on_undecodable` decides: the application
+        receives the message, it is stored as a dead letter, or UndecodableBodyError is raised.
+        Before it is raised, all waiting `get` calls are woken, so that they raise it too.
         """
         try:
             return message.origin.check_body(message)
@@ -162,10 +167,9 @@ class PrefetchBuffer:
             raise
 
     def fill(self, messages: list[ReceivedMessage], count_max: int, owner: object) -> None:
-        """Append messages to `messages` until it has `count_max`, without waiting.
+        """Append messages to the list `messages` until it has `count_max`, without waiting.
 
-        Stop at a message whose body is undecodable and may not be handed out. The next `take`
-        raises its error.
+        It ends before a message that would raise UndecodableBodyError; the next `take` raises it.
         """
         while len(messages) < count_max:
             try:
@@ -183,27 +187,26 @@ class PausablePrefetchBuffer(PrefetchBuffer):
     __slots__ = ("_paused_messages", "paused_queues")
 
     def __init__(self) -> None:
+        """Create an empty buffer with no paused queue."""
         super().__init__()
         self.paused_queues: set[MessageQueue] = set()
         """The queues whose messages are not handed out."""
         self._paused_messages: deque[ReceivedMessage] = deque()
 
     def pause_queue(self, queue: MessageQueue) -> None:
-        """Keep the messages of a queue back, including those that are in the buffer."""
+        """Hand out no messages of a queue until `resume_queue`, not even those in the buffer."""
         self.paused_queues.add(queue)
+        # `put` keeps back the messages of paused queues.
         waiting = list(self._items)
         self._items.clear()
         self.put(waiting)
 
     def resume_queue(self, queue: MessageQueue) -> None:
-        """Hand out the messages of a queue again.
-
-        Those that were kept back go to the front, because they are older.
-        """
+        """Hand out the messages of a queue again, first those that were kept back."""
         self.paused_queues.discard(queue)
         paused_messages = list(self._paused_messages)
         self._paused_messages.clear()
-        self.put_back(paused_messages)
+        self.put_back(paused_messages)  # messages of other paused queues are kept back again
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
         """Put messages back to the front; those of paused queues are kept back."""
@@ -214,7 +217,7 @@ class PausablePrefetchBuffer(PrefetchBuffer):
         super().put(self._set_aside_paused(messages))
 
     def _set_aside_paused(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Keep back the messages of paused queues, and return the others."""
+        """Keep back those of `messages` whose queue is paused, and return the others."""
         if not self.paused_queues:
             return messages
         self._paused_messages.extend(
@@ -223,7 +226,7 @@ class PausablePrefetchBuffer(PrefetchBuffer):
         return [message for message in messages if message.queue not in self.paused_queues]
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        """Remove unwanted messages, also among those that are kept back."""
+        """Remove the messages for which `unwanted` returns True, also those of paused queues."""
         super().discard(unwanted)
         self._paused_messages = deque(
             message for message in self._paused_messages if not unwanted(message)
@@ -240,6 +243,7 @@ class QueueBuffer:
     __slots__ = ("is_listed", "is_suspended", "messages", "origin")
 
     def __init__(self, origin: Origin) -> None:
+        """Create the empty buffer of one queue, whose messages come from the reader `origin`."""
         self.origin = origin
         self.messages: deque[ReceivedMessage] = deque()
         self.is_suspended: bool = False
@@ -263,6 +267,7 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
     __slots__ = ("_queue_buffers", "_ready")
 
     def __init__(self, *, is_shareable: bool = False) -> None:
+        """Create an empty buffer. Several streams may take messages from it if `is_shareable`."""
         super().__init__(is_shareable=is_shareable)
         self._queue_buffers: dict[Origin, QueueBuffer] = {}
         self._ready: deque[QueueBuffer] = deque()
@@ -272,14 +277,17 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return sum(queue_buffer.is_ready for queue_buffer in self._ready)
 
     def put(self, messages: list[ReceivedMessage]) -> None:
-        """Append messages to the buffers of their queues, and list the queues that are ready."""
+        """Append messages to the buffers of their queues, and wake consumers that wait for them."""
         for message in messages:
             self._buffer_for(message).messages.append(message)
         for queue_buffer in dict.fromkeys(self._buffer_for(message) for message in messages):
             self._list_if_ready(queue_buffer)
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
-        """Put messages that were handed out back to the front of their queues."""
+        """Put messages that the application had received back to the front of their queues.
+
+        Waiting `get` calls receive them.
+        """
         for message in reversed(messages):
             queue_buffer = self._buffer_for(message)
             queue_buffer.messages.appendleft(message)
@@ -287,9 +295,10 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
             self._list_if_ready(queue_buffer)
 
     def put_back_later(self, message: ReceivedMessage, seconds: float) -> None:
-        """Put a message at its place in its queue again, and pause the queue for `seconds` seconds.
+        """Put a message back into the buffer of its queue, and pause the queue for `seconds`.
 
-        A batch that failed is put back message by message; their offsets keep them in order.
+        The message is inserted in the order of offsets. So a failed batch can be put back message
+        by message.
         """
         queue_buffer = self._buffer_for(message)
         older_count = sum(
@@ -313,7 +322,11 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return queue_buffer
 
     def _list_if_ready(self, queue_buffer: QueueBuffer) -> None:
-        """List the buffer of a queue if its next message may be handed out, and wake a consumer."""
+        """Let a consumer take the next message of a queue, unless a handler has another one of it.
+
+        The queue is appended to the list of queues that are ready, and a consumer is woken. Nothing
+        happens if the queue is paused, empty or listed already.
+        """
         is_free = not queue_buffer.origin.handed_out and not queue_buffer.is_suspended
         if queue_buffer.messages and is_free and not queue_buffer.is_listed:
             queue_buffer.is_listed = True
@@ -321,9 +334,11 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
             self._wake(1)
 
     def take(self, owner: object) -> ReceivedMessage | None:
-        """Hand out the next message of the first queue that is ready, or return None if none is.
+        """Hand out the next message of the first queue that is ready, or return None.
 
-        The queue is not ready again before that message is acknowledged or returned.
+        A queue is ready if it is not paused and none of its messages is handed out. Raises
+        UndecodableBodyError if the body of that message cannot be decoded and its consumer wants an
+        error.
         """
         while self._ready:
             queue_buffer = self._ready[0]
@@ -343,9 +358,10 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return None
 
     def take_batch(self, first_message: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        """Return `first_message` and up to `count_max - 1` messages of its queue. Do not wait.
+        """Return `first_message` and up to `count_max - 1` next messages of its queue, at once.
 
-        An undecodable message that may not be handed out ends the batch.
+        A message whose body cannot be decoded ends the batch, unless the consumer accepts such
+        messages.
         """
         queue_buffer = self._buffer_for(first_message)
         batch = [first_message]
@@ -370,16 +386,17 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
             queue_buffer.messages.clear()
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        """Remove unwanted messages from the buffers of all queues."""
+        """Remove the messages for which `unwanted` returns True from the buffers of all queues."""
         for queue_buffer in self._queue_buffers.values():
             queue_buffer.messages = deque(
                 message for message in queue_buffer.messages if not unwanted(message)
             )
 
     def fail_waiters_of(self, owner: object, error: BaseException) -> None:
-        """Raise `error` in the `get` calls of `owner`, and take its messages as returned.
+        """Raise `error` in the waiting `get` calls of `owner`, and release its queues.
 
-        Other consumers can then take the next messages of these queues.
+        The messages that `owner` has received count as returned, so that other consumers can take
+        the next messages of these queues.
         """
         super().fail_waiters_of(owner, error)
         for queue_buffer in tuple(self._queue_buffers.values()):
@@ -405,7 +422,10 @@ class RetryRouter:
         return next(iter(self._buffers.values()), None) if buffer is None else buffer
 
     def put(self, messages: list[ReceivedMessage]) -> None:
-        """Put each message into its buffer; without any buffer it is dropped."""
+        """Put each message of the retry topic into the buffer of the topic it first came from.
+
+        A message of a topic without a buffer is dropped.
+        """
         for message in messages:
             buffer = self._buffer_for(message)
             if buffer is not None:

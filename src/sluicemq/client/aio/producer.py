@@ -103,11 +103,11 @@ class HasSender(Protocol):
 def sender_method(
     function: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return an asyncio method for a method of `Sender` that returns a conversation.
+    """Turn a method of `Sender` into an asyncio method of a class that has a `sender`.
 
-    The new method has the parameters (except `self`) and the docstring of `function`. Calling it
-    returns a coroutine that runs the conversation. If the arguments do not fit, the TypeError gets
-    a hint of the method's parameters.
+    The method of `Sender` returns a conversation, a generator of requests; the new one returns a
+    coroutine that carries it out. It has the same parameters (except `self`) and docstring. If the
+    arguments do not fit, the TypeError gets a hint that names the parameters.
     """
 
     @functools.wraps(function)
@@ -159,10 +159,10 @@ class Producer:
     ) -> None:
         """Create a producer. Applications call `Sluice.producer` instead.
 
-        - `group` to `listener` are the options of `ProducerOptions`, which says their defaults.
-        - `on_first_send(group, topic)` is called before the first send to a topic.
-        - `trace` records the messages that are sent; None records nothing.
-        - `requester` sends requests that expect a reply. Without it, `request` raises
+        - `group` to `listener`: the options of `ProducerOptions`.
+        - `on_first_send(group, topic)`: called before the first send to a topic.
+        - `trace`: records the messages that are sent; None records nothing.
+        - `requester`: sends requests that expect a reply. With None, `request` raises
           ConfigurationError.
 
         Raises ConfigurationError if an option is invalid.
@@ -241,7 +241,11 @@ class Producer:
     async def _send_and_call_back(
         self, send: Conversation[SendResult], message_id: str, on_done: OnDone
     ) -> None:
-        """Run the conversation `send`, and call `on_done` whatever happens."""
+        """Run `send`, and then call `on_done(result, None)` or `on_done(None, error)`.
+
+        An unexpected exception is logged and becomes a SendUnknownError, so that `on_done` is
+        always called.
+        """
         try:
             send_result = await self.cluster.run(send)
         except SluiceError as error:
@@ -298,7 +302,7 @@ class Producer:
         check_after_s: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> "Transaction":
-        """Return a context manager that sends a message in a transaction. See `Transaction`.
+        """Return a context manager that sends a message in a transaction.
 
             async with producer.transaction("orders", b"17 apples") as tx:
                 await database.execute("INSERT ...", tx.transaction_id)
@@ -328,9 +332,11 @@ class Producer:
     ) -> TransactionResult:
         """Send a message in a transaction whose local part the producer's listener runs.
 
-        This is RocketMQ's interface. It stores the prepared message, calls `execute_local(message,
-        transaction_id, argument)` of the `TransactionListener`, and ends the transaction as the
-        listener returned. `check_after_s` is that of `transaction`. Return a `TransactionResult`.
+        This is RocketMQ's interface. The prepared message is stored, the `TransactionListener` runs
+        `execute_local(message, transaction_id, argument)`, and the transaction ends in the state
+        that this returns. `check_after_s` is how many seconds the broker waits at least before it
+        asks for the state; None means its own interval. Returns the state and the result of the
+        send.
 
         Raises ConfigurationError if the producer has no listener or `message` is not one `Message`,
         what `send` raises, and RequestError if the broker refuses to end the transaction.
@@ -346,11 +352,11 @@ class Producer:
         )
 
     async def answer_checks(self, *topics: str) -> None:
-        """Let brokers check transactions with this producer before it sends to `topics`.
+        """Register at brokers, so that they ask this producer about open transactions.
 
-        Brokers then ask the producer's listener about transactions that other processes of the
-        group have left undecided. Without `topics`, the producer registers at the brokers that
-        create topics automatically.
+        Brokers ask any producer of the group about transactions that another process has left open;
+        this one's listener answers. `topics` are the topics of such transactions. Without them, the
+        producer registers at the brokers that create topics automatically.
 
         Raises ConfigurationError without a listener, RouteNotFoundError if a topic does not exist,
         and NameServerUnreachableError.
@@ -383,9 +389,10 @@ class Producer:
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
-        """Close the producer, and return the report; `close` calls it once.
+        """Do the work of `close`, which calls this once, and return the report.
 
-        Waits for sends in progress up to `timeout_s`, unless `closing` is hurried.
+        Sends in progress have `timeout_s` seconds to end; None means the producer's time-out and 1
+        s more. A cancellation of `close` hurries `closing`, which ends the wait.
         """
         if self._callbacks:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
@@ -451,6 +458,10 @@ class Requester:
     """
 
     def __init__(self, cluster: Cluster, heartbeat_thread: HeartbeatThread) -> None:
+        """Begin without pending requests.
+
+        `heartbeat_thread` has the connections on which brokers send replies.
+        """
         self.pending_replies: dict[str, ReplyFuture] = {}
         self._cluster = cluster
         self._heartbeat_thread = heartbeat_thread
@@ -460,10 +471,10 @@ class Requester:
     async def request(
         self, sender: Sender, outgoing: OutgoingMessage, timeout_s: float
     ) -> StoredMessage:
-        """Send `outgoing` as a request with `sender`, and return the reply.
+        """Send a message as a request, and return the reply of the consumer that processes it.
 
-        Before the first request of a producer group to a topic, send heartbeats: the broker sends a
-        reply on the connection from which it has received the requester's heartbeat.
+        A broker sends the reply on the connection from which it received the requester's heartbeat.
+        So heartbeats are sent before the first request of a producer group to a topic.
 
         Raises RequestTimeoutError if no reply came within `timeout_s` seconds, and what a send
         raises.
@@ -492,9 +503,9 @@ class Requester:
             del self.pending_replies[correlation_id]
 
     async def _announce(self, group: str, topic: str) -> None:
-        """Send heartbeats with a producer group to the brokers of a topic.
+        """Send heartbeats of a producer group to the brokers of a topic, and wait for them.
 
-        Brokers must know the heartbeat connection before a reply is sent.
+        So the brokers know the connection for replies before the first request.
         """
         self._heartbeat_thread.add_producer_group(group)
         self._heartbeat_thread.update_addresses(self._cluster.routes.broker_addresses([topic]))
@@ -510,9 +521,10 @@ class TraceWriter:
     """
 
     def __init__(self, cluster: Cluster, tracing: Tracing, linger_s: float = LINGER_S) -> None:
-        """Create a writer for the records of `tracing`, and let it be woken by each new record.
+        """Create a writer that sends the records of `tracing` to its topic.
 
-        It waits up to `linger_s` seconds for further records before it sends.
+        After the first record, it waits up to `linger_s` seconds for further ones before it sends.
+        It sets `tracing.on_note`, which wakes it.
         """
         self.tracing = tracing
         self._cluster = cluster
@@ -529,10 +541,10 @@ class TraceWriter:
         tracing.on_note = self._wake
 
     def _wake(self) -> None:
-        """Start the task at the first record, and wake it if it has something to do.
+        """Start the writing task at the first record, and wake it when it has something to do.
 
-        It has if there is a first record to wait for others with, or enough records for a full
-        message. `tracing` calls this after each new record. Does nothing after `close`.
+        The task waits for the first record, and then for enough records to fill a message.
+        `tracing` calls this after each new record. Does nothing after `close`.
         """
         if not self._closed:
             if not self._tasks:
@@ -541,7 +553,10 @@ class TraceWriter:
                 self._work.set()
 
     async def _run(self) -> None:
-        """Send records until the task is cancelled; after a failure, pause for `TRACE_PAUSE_S`."""
+        """Send records in a loop until the task is cancelled.
+
+        After a failure, pause for `TRACE_PAUSE_S` seconds.
+        """
         while True:
             await self._work.wait()
             self._work.clear()
@@ -555,10 +570,10 @@ class TraceWriter:
                 self._work.set()
 
     async def flush(self) -> bool:
-        """Send all records that were made. Return False if that failed.
+        """Send all records, and return False if that failed.
 
-        Raises no Exception: an unexpected error is logged, and the records that remain are sent
-        with the next ones.
+        Raises no Exception: an unexpected error is logged. Records that were not sent yet stay for
+        the next call.
         """
         try:
             return await self._cluster.run(self._sender.write_traces(self.tracing))

@@ -227,7 +227,7 @@ class PullConsumer:
         )
 
     def _get_subscription(self, topic: str, tags: str | None, where: str | None) -> Subscription:
-        """Return the subscription with a filter, the same object for each pull.
+        """Return the checked subscription with a filter; a second call returns the same object.
 
         Raises ConfigurationError and FilterSyntaxError for an invalid filter.
         """
@@ -241,11 +241,12 @@ class PullConsumer:
     async def _find_new_offset(
         self, queue: MessageQueue, identity: QueueIdentity, response: PullResponse, offset: int
     ) -> int | None:
-        """Return the offset to continue at, if `response` does not say it; else None.
+        """Return the offset at which reading must go on instead of the one in `response`, or None.
 
-        That is so if the topic was created again, its broker lost messages, the group was reset,
-        or the offset is behind the end of a queue of which no message is known. The identity of the
-        queue is checked at the broker if a check is due. Raises SluiceError if the check fails.
+        There is one if the topic was created again, its broker lost messages, the group was reset,
+        or `offset` is beyond the end of a queue of which no message is known. `identity` has
+        messages that were read before; they are compared with the queue if a check is due. Raises
+        SluiceError if that fails.
         """
         cluster = self._cluster
         requested_s = cluster.clock.monotonic_s()
@@ -267,9 +268,11 @@ class PullConsumer:
     def _follow_verdict(
         self, queue: MessageQueue, identity: QueueIdentity, check_result: CheckResult, offset: int
     ) -> int:
-        """Return the offset to continue at after the verdict RECREATED, CUT or RESET.
+        """Return the offset at which reading goes on after the queue has changed, and log that.
 
-        `offset` is that of the pull. Anchors that the queue no longer has are dropped.
+        `check_result` says what happened: RECREATED, CUT (the last messages were lost) or RESET.
+        `offset` is that of the pull. Messages that the queue no longer has are removed from
+        `identity`.
         """
         verdict, new_offset = check_result
         if verdict is QueueVerdict.RECREATED:
@@ -291,9 +294,9 @@ class PullConsumer:
     async def _handle_undecodable(
         self, records: list[StoredMessage], next_offset: int
     ) -> tuple[tuple[StoredMessage, ...], int]:
-        """Handle undecodable messages in `records` as `on_undecodable` says.
+        """Treat messages whose body cannot be decoded as `on_undecodable` says.
 
-        Return the messages for the application and the offset with which to pull next. Raises
+        Returns (messages for the application, offset of the next pull). Raises
         UndecodableBodyError, and SluiceError if a dead letter cannot be stored.
         """
         if self.on_undecodable == DELIVER:
@@ -373,7 +376,7 @@ class LitePullConsumer:
         group: str,
         options: ConsumeOptions,
     ) -> None:
-        """Create a consumer. Applications call `Sluice.lite_pull` instead."""
+        """Create a consumer that reads nothing yet. Applications call `Sluice.lite_pull`."""
         self.group = group
         """The consumer group."""
         self.options = options
@@ -471,10 +474,7 @@ class LitePullConsumer:
         await self._memberships.leave(self.group, topic)
 
     def _forget_member(self) -> None:
-        """Detach this consumer from its `Member`, because no topic is subscribed to any more.
-
-        No request is sent: `Memberships.leave` leaves the group.
-        """
+        """Detach this consumer from its `Member`, after its last topic. No request is sent."""
         member = self._member
         self._member = None
         if member is not None:
@@ -505,7 +505,7 @@ class LitePullConsumer:
             for queue in sorted(assigned_queues - queues_before):
                 subscription = make_subscription(queue.topic, tags=tags, where=where)
                 await readers.add(queue, subscription, self._buffer)
-        except BaseException:
+        except BaseException:  # stop reading the queues that were added before the error
             await run_to_end(self._remove_queues(readers, readers.queues - queues_before))
             if self._assigned_readers is None:
                 await run_to_end(readers.close())
@@ -518,7 +518,7 @@ class LitePullConsumer:
             await run_to_end(self._remove_queues(readers, queues_before - assigned_queues))
 
     def _make_readers(self) -> Readers:
-        """Return the readers of assigned queues. They read nothing yet."""
+        """Return the object that will read the assigned queues; it has no queue yet."""
         dead_letter_sender = None
         if self.options.on_undecodable == DEAD_LETTER:
             dead_letter_sender = RetrySender(self._cluster, self.group, None)
@@ -642,10 +642,10 @@ class LitePullConsumer:
                 message.ack_nowait()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`: the next poll returns its messages from there on.
+        """Go on reading a queue at `offset`: the next poll returns messages from there on.
 
-        Raises ConfigurationError if this consumer does not read the queue, or the queue does not
-        have that offset.
+        Raises ConfigurationError if this consumer does not read the queue, or `offset` is not from
+        the first offset to the end of the queue.
         """
         self._get_reader(queue)
         offset_min, offset_max = await self._cluster.offsets(queue)
@@ -723,11 +723,11 @@ class LitePullConsumer:
     def watch_queues(
         self, topic: str, listener: QueuesListener, *, period_s: float = WATCH_PERIOD_S
     ) -> None:
-        """Call `listener(topic, queues)` when the queues of a topic have changed.
+        """Call `listener(topic, queues)` whenever the queues of a topic have changed.
 
-        This is for programs that `assign` queues. Look every `period_s` seconds (30); the first
-        look only remembers the queues. The period of the first call for a topic applies to all its
-        listeners.
+        This is for programs that `assign` queues. The queues are fetched every `period_s` seconds
+        (30); the first time they are only remembered. All listeners of a topic use the period of
+        its first call.
         """
         listeners = self._watched.setdefault(topic, [])
         listeners.append(listener)
@@ -776,7 +776,7 @@ class LitePullConsumer:
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
-        """Stop the background tasks, leave the group, and stop reading assigned queues.
+        """Stop the background tasks, leave the group and stop reading assigned queues.
 
         Leaving commits the offsets if automatic commits are on. `close` calls this once.
         """

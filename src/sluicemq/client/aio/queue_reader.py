@@ -79,6 +79,11 @@ class RetrySender:
     """
 
     def __init__(self, cluster: Cluster, group: str, retries_max: int | None) -> None:
+        """Create a sender of retries for a group.
+
+        `retries_max` is the maximum number of retries of a message; None means the one of the
+        group's configuration.
+        """
         self._cluster = cluster
         self._group = group
         self._retries_max = retries_max
@@ -87,10 +92,11 @@ class RetrySender:
         )
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
-        """Store a copy of `record` that the group receives again after the delay `level`.
+        """Store a copy of a message, which the group receives again after a delay.
 
-        `RetryRules` describes the levels; -1 makes a dead letter. If the broker of the message does
-        not store the copy, send it as a message to the retry topic. Raises SluiceError if that
+        `level` above 0 is a delay level of RocketMQ, 0 lets the delay grow with each retry, and -1
+        makes a dead letter. The broker of the message is asked to store the copy. If that fails,
+        the client sends it as a message to the group's retry topic. Raises SluiceError if that
         fails too.
         """
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
@@ -117,10 +123,10 @@ class RetrySender:
     async def send_retry_message(
         self, record: StoredMessage, previous_retries: int, level: int
     ) -> None:
-        """Send a copy of `record` to the group's retry topic, without CONSUMER_SEND_MSG_BACK (36).
+        """Send a copy of a message to the group's retry topic, as an ordinary message.
 
-        `previous_retries` is the number of retries so far. Raises SluiceError if no broker stores
-        it.
+        `previous_retries` is the number of retries so far, and `level` that of `send_back`. Raises
+        SluiceError if no broker stores the copy.
         """
         outgoing = make_retry_message(
             record, self._group, previous_retries, level, self._retries_max
@@ -185,10 +191,10 @@ class QueueReader(RepositioningReader):
         position: int,
         committed: int | None = None,
     ) -> None:
-        """Create a reader that begins at the offset `position`; `run` starts it.
+        """Create a reader of `queue` that begins at the offset `position`; `run` starts it.
 
-        `buffer` receives the messages, and `committed` is the committed offset of the group, None
-        if there is none.
+        `context` is what all readers of the group share. `buffer` receives the messages.
+        `committed` is the committed offset of the group, None if there is none.
         """
         super().__init__()
         self.group: str = context.group
@@ -250,7 +256,7 @@ class QueueReader(RepositioningReader):
     def mark_handed_out(self, messages: list[ReceivedMessage], owner: object) -> None:
         """Record that `owner` has received the messages, and start their traces. HOT.
 
-        Messages that are not current are left out.
+        Messages that were pulled before the reader moved to another offset are left out.
         """
         trace = self._cluster.trace
         in_flight = self.in_flight
@@ -274,10 +280,10 @@ class QueueReader(RepositioningReader):
             message.delivery = None
 
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
-        """Record that the application no longer has the message, and has not acknowledged it.
+        """Record that the application has given a message back without acknowledging it.
 
-        With `failed`, record the delivery as a failure in the statistics. Does nothing if the
-        message is not handed out.
+        With `failed`, the delivery counts as a failure in the statistics. Does nothing if the
+        application does not have the message.
         """
         if message in self.handed_out:
             self.handed_out.remove(message)
@@ -292,12 +298,12 @@ class QueueReader(RepositioningReader):
                 self.mark_returned(message)
 
     def check_body(self, message: ReceivedMessage) -> bool:
-        """Return whether the application may receive `message`, the next one of its buffer.
+        """Return whether the application may receive the next message of the buffer.
 
-        Return True for a body that can be decoded, and for a message that is not current. For any
-        other body, raise UndecodableBodyError with on_undecodable="raise". With "dead_letter",
-        start a task that stores the message as a dead letter and acknowledges it, and return False;
-        until then the message is handed out.
+        A body that can be decoded gives True, and so does a message that was pulled before the
+        reader moved to another offset. For any other body, on_undecodable="raise" raises
+        UndecodableBodyError. With "dead_letter", a task is started that stores the message as a
+        dead letter and acknowledges it, and the result is False.
         """
         error = message.body_error if message.is_current else None
         if error is None:
@@ -309,10 +315,10 @@ class QueueReader(RepositioningReader):
         return False
 
     async def _store_dead_letter(self, message: ReceivedMessage) -> None:
-        """Store an undecodable message as a dead letter and acknowledge it.
+        """Store a message with an undecodable body as a dead letter, and acknowledge it.
 
-        Repeat that after a pause until a broker has stored it. Stop when the message is no longer
-        current.
+        If no broker stores it, this is tried again after a pause. It ends without success when the
+        reader does not own the message any more.
         """
         assert self._context.dead_letter_sender is not None
         message.record_outcome(ConsumeOutcome.FAILED)
@@ -337,12 +343,13 @@ class QueueReader(RepositioningReader):
         self.mark_returned(message)
 
     def record_undecodable(self, message: ReceivedMessage, error: UndecodableBodyError) -> None:
-        """Count a message whose body cannot be decoded. Log the 1st, 2nd, 4th, 8th … of a topic.
+        """Count a message whose body cannot be decoded, and log it.
 
-        May be called from any thread.
+        Only the 1st, 2nd, 4th, 8th … such message of a topic is logged. May be called from any
+        thread.
         """
         count = self.stats.record_undecodable(str(error))
-        is_power_of_two = not count & (count - 1)
+        is_power_of_two = not count & (count - 1)  # a power of two has a single bit
         if is_power_of_two:
             _log.warning(
                 "group %s: %s (undecodable messages of %s so far: %d; on_undecodable=%r)",
@@ -360,7 +367,8 @@ class QueueReader(RepositioningReader):
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
         """Acknowledge messages, and let the reader pull again if there is room now. HOT.
 
-        Return the number of those that are current and were not acknowledged before.
+        Returns how many of them are acknowledged now. Others were acknowledged before, or pulled
+        before the reader moved to another offset.
         """
         handed_out = self.handed_out
         in_flight = self.in_flight
@@ -386,11 +394,12 @@ class QueueReader(RepositioningReader):
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
-        """Send a message back so that it is delivered again, and acknowledge the original.
+        """Have a message delivered again later: store a copy of it, and acknowledge the original.
 
-        `delay_level` None means that of the group's options; `suspend_s` is ignored. Without a
-        `retry_sender`, drop the message with a warning. Return False, and do nothing, if the
-        message is not current. Raises SluiceError if no broker stores the copy.
+        `delay_level` None means the delay of the group's options; `suspend_s` has no meaning here.
+        A consumer without retries drops the message with a warning. Returns False, and does
+        nothing, if the message was pulled before the reader moved to another offset. Raises
+        SluiceError if no broker stores the copy.
         """
         del suspend_s
         if not message.is_current:
@@ -426,10 +435,10 @@ class QueueReader(RepositioningReader):
         self._update_room()
 
     def set_blocked(self, *, is_blocked: bool) -> None:
-        """Block or allow pulls while the group's subscription changes.
+        """Block or allow pulls while the filter of the group's subscription changes.
 
-        The response to a pull that is in progress is dropped: it may contain messages for the new
-        subscription that would be checked against the old one.
+        A pull in progress is interrupted and its response dropped, because the broker may have
+        applied either filter.
         """
         self._is_blocked = is_blocked
         if is_blocked:
@@ -451,7 +460,7 @@ class QueueReader(RepositioningReader):
         self._update_room()
 
     def _update_room(self) -> None:
-        """Set or clear the event that says whether more messages may be pulled."""
+        """Decide whether more messages may be pulled, and set or clear `_room_available`."""
         is_stopped = self._is_paused or self._is_blocked
         if not is_stopped and self.in_flight.has_room(*self._limits, self._span_max):
             self._room_available.set()
@@ -461,9 +470,9 @@ class QueueReader(RepositioningReader):
     def change_subscription(self, subscription: Subscription) -> None:
         """Read the queue with another filter from now on.
 
-        Messages that were pulled last and that no handler has started are pulled again: the brokers
-        may assign them to another member. Messages before one that was handed out cannot be pulled
-        again; those that do not match the new filter are acknowledged.
+        The messages in the buffer were selected by the old filter. They are pulled again if they
+        come after all messages that a handler has started. The others stay if they match the new
+        filter, and are acknowledged if they do not.
         """
         self.subscription = subscription
         matches = make_exact_matcher(subscription)
@@ -509,9 +518,10 @@ class QueueReader(RepositioningReader):
     # -------------------------------------------------------------------------- pulling
 
     async def run(self) -> None:
-        """Pull until the task is cancelled, or until an error that repeating does not heal.
+        """Pull messages until the task is cancelled, or until an error that cannot be repaired.
 
-        Such an error (see `_FATAL_CODES`) is raised to the consumers that take from the buffer.
+        Such an error (one of `_FATAL_CODES`, or a ProtocolError) is raised to the consumers that
+        take messages from the buffer. After any other error the pull is repeated.
         """
         failed_pulls = 0
         while True:
@@ -520,10 +530,11 @@ class QueueReader(RepositioningReader):
             in_flight = self.in_flight
             subscription = self.subscription
 
+            # The default arguments keep the values of this round of the loop.
             def is_current(
                 pulled_for: InFlight = in_flight, pulled_with: Subscription = subscription
             ) -> bool:
-                """Return whether the reader neither moved nor changed its filter meanwhile."""
+                """Return False if the reader has moved or changed its filter since the pull."""
                 return pulled_for is self.in_flight and pulled_with is self.subscription
 
             try:
@@ -547,10 +558,11 @@ class QueueReader(RepositioningReader):
                 await self._pause_after_error(error, code, failed_pulls)
 
     async def _pause_after_error(self, error: SluiceError, code: int | None, failures: int) -> None:
-        """Log a failed pull and wait before the next one.
+        """Log a failed pull, and wait before the next one.
 
-        `code` is the response code, None if the broker did not respond. `failures` is the number of
-        failed pulls in a row.
+        `code` is the code of the response, None if the broker did not respond. `failures` is the
+        number of failed pulls in a row; the pause grows with it. If the broker did not respond, the
+        route is fetched again and the next pull goes to the master.
         """
         if code == FLOW_CONTROL:
             await asyncio.sleep(_FLOW_CONTROL_PAUSE_S)
@@ -573,10 +585,10 @@ class QueueReader(RepositioningReader):
         await asyncio.sleep(pull_pause_s(failures))
 
     async def _wait_for_room(self) -> None:
-        """Wait until more messages may be pulled.
+        """Wait until unacknowledged messages are few enough that more may be pulled.
 
-        Each minute without an acknowledgement logs a warning, unless the queue is paused or
-        blocked.
+        A warning is logged for each minute without an acknowledgement, unless the queue is paused
+        or blocked.
         """
         while not self._room_available.is_set():
             try:
@@ -598,8 +610,8 @@ class QueueReader(RepositioningReader):
     async def _pull(self) -> PullResponse | None:
         """Pull once and return the response, or None if the pull was interrupted. HOT.
 
-        The request also commits the acknowledged offset if that is possible. Raises SluiceError if
-        the pull fails.
+        If automatic commits are on, the request also commits the offset below which all messages
+        are acknowledged. Raises SluiceError if the pull fails.
         """
         in_flight = self.in_flight
         poll_s = self._cluster.long_poll_s
@@ -649,7 +661,7 @@ class QueueReader(RepositioningReader):
     def _accept_response(self, response: PullResponse) -> None:
         """Put the messages of a response into the buffer.
 
-        Move the reader instead if the response says that its offset is illegal.
+        If the response says that the offset is not in the queue, move the reader instead.
         """
         if response.status is PullStatus.OFFSET_ILLEGAL:
             self._follow_illegal_offset(response)

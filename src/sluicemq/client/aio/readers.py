@@ -38,6 +38,7 @@ class Readers:
     """The readers of one group in this client."""
 
     def __init__(self, context: ReaderContext) -> None:
+        """Begin without queues. `context` is what all readers of the group share."""
         self.options: ConsumeOptions = context.options
         self._make_reader: Callable[..., QueueReader] = QueueReader
         self._context = context
@@ -87,13 +88,13 @@ class Readers:
         *,
         is_new: bool = False,
     ) -> bool:
-        """Start to read a queue at the offset that `find_start_offset` returns.
+        """Start to read a queue, and return whether it is read now.
 
-        `buffer` receives the messages. `is_new` says that the queue appeared after the consumer had
-        started, so it is read from its first message. Without a committed offset, the start offset
-        is committed at once. Return True if the queue is read now, also if it was before. (A
-        subclass returns False if the queue is not available yet.) Raises SluiceError if the offset
-        cannot be determined.
+        The reader begins at the committed offset. Without one, it begins where the options say, or
+        at the first message if the queue is new (`is_new`: it appeared after the consumer had
+        started). With automatic commits, this offset is committed at once. `buffer` receives the
+        messages. Only a subclass returns False, if the queue is not available yet. Raises
+        SluiceError if the offset cannot be determined.
         """
         position, committed = await self.find_start_offset(queue, is_new=is_new)
         if queue in self._readers:  # another task has added it meanwhile
@@ -116,9 +117,9 @@ class Readers:
         return True
 
     def _restore_identity(self, reader: QueueReader) -> None:
-        """Give a reader the anchors by which this client recognises the queue that it read before.
+        """Give a reader the anchors of its queue, messages by which the queue is recognised.
 
-        They are those of the queue's last reader, or else those in the offsets file.
+        They come from the last reader of the queue in this client, or else from the offsets file.
         """
         queue = reader.queue
         if queue not in self._past_identities:
@@ -131,12 +132,12 @@ class Readers:
         reader.identity = QueueIdentity(identity.proven)
 
     def _on_recreated(self, reader: QueueReader, old_offset: int, why: str) -> None:
-        """Report that `reader` has found its topic deleted and created again.
+        """Handle that `reader` has found its topic deleted and created again.
 
-        Each reader of the topic calls this, but only the first call for a recreation is reported:
-        it is logged, the other readers of the topic check their queues, and `on_recreated` is
-        called. With automatic commits, each call commits the reader's new offset at once, so that a
-        crash does not leave the group at its offset in the deleted topic.
+        Each reader of the topic finds it. The first one causes a warning in the log, a check of the
+        other readers' queues and a call of `on_recreated`. For each reader, the new offset is
+        committed at once if automatic commits are on. Otherwise a crash would leave the group at
+        its offset in the deleted topic.
         """
         queue = reader.queue
         topic = reader.queue.topic
@@ -177,7 +178,10 @@ class Readers:
         return list(self._readers.values())
 
     def messages_handed_to(self, owner: object) -> list[ReceivedMessage]:
-        """Return the current messages that are handed out to `owner`, in the order of offsets."""
+        """Return the messages that `owner` has received and not acknowledged, by ascending offset.
+
+        Messages that were pulled before their reader moved to another offset are left out.
+        """
         messages: list[ReceivedMessage] = []
         for reader in self.all_readers():
             messages += [message for message in reader.handed_out if message.owner is owner]
@@ -185,7 +189,7 @@ class Readers:
         return sorted(current_messages, key=lambda message: message.queue_offset)
 
     def _update_limits(self, topic: str) -> None:
-        """Divide the prefetch limits of a topic evenly among its queues that are read here."""
+        """Divide the prefetch limits of a topic evenly among the queues that are read here."""
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
             queue_count = max(len(readers), self.expected_queue_counts.get(topic, 0))
@@ -193,9 +197,9 @@ class Readers:
 
     @contextlib.contextmanager
     def pulls_blocked(self, topic: str) -> Iterator[None]:
-        """Return a context manager in which the readers of a topic start no pull.
+        """Return a context manager during which the queues of a topic are not read.
 
-        Pulls that are in progress are interrupted at its beginning.
+        Pulls in progress are interrupted when it is entered.
         """
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
@@ -215,11 +219,11 @@ class Readers:
     async def find_start_offset(
         self, queue: MessageQueue, *, is_new: bool = False
     ) -> tuple[int, int | None]:
-        """Return (offset to begin at, committed offset or None).
+        """Return (offset to begin at, committed offset or None) for a queue.
 
-        Without a committed offset, begin where `ConsumeOptions.start` says; a new queue (`is_new`)
-        and a queue of the retry topic begin at their first message. Raises SluiceError if the
-        offset cannot be determined.
+        The committed offset is preferred. Without one, a new queue (`is_new`) and a queue of the
+        retry topic begin at their first message, and other queues where `ConsumeOptions.start`
+        says. Raises SluiceError if the offset cannot be determined.
         """
         committed = await self._offsets.read(queue)
         if committed is not None:
@@ -238,9 +242,9 @@ class Readers:
         return await find_offset(queue), None
 
     async def remove(self, queue: MessageQueue) -> None:
-        """Stop reading a queue and commit its offset if automatic commits are on.
+        """Stop reading a queue, and commit its offset if automatic commits are on.
 
-        Messages that were pulled from it are no longer current.
+        Messages that were pulled from it can no longer be acknowledged.
         """
         reader = self._readers.pop(queue)
         task = self._reader_tasks.pop(queue)
@@ -254,11 +258,11 @@ class Readers:
             await self._offsets.flush()
 
     async def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Continue the given queues at other offsets and commit these.
+        """Let queues go on at other offsets, and commit these, because an operator reset the group.
 
-        An operator has reset the group, and a broker sent RESET_CONSUMER_CLIENT_OFFSET (220).
-        Messages that were pulled before are no longer current. Commits that are in progress reach
-        the broker before the new ones, because they use the same connection.
+        A broker has sent the request RESET_CONSUMER_CLIENT_OFFSET (220). Messages that were pulled
+        before can no longer be acknowledged. A commit in progress does not overwrite the new
+        offset: it uses the same connection, so it reaches the broker first.
         """
         for reader in [reader for reader in self.all_readers() if reader.queue in offsets]:
             _log.warning(
@@ -297,7 +301,10 @@ class Readers:
                     raise error
 
     async def _commit_in_turn(self, readers: list[QueueReader]) -> SluiceError | None:
-        """Commit the offsets of readers, one after the other; return the first error or None."""
+        """Commit the offsets of several readers, one after the other.
+
+        Returns the first error, None if all have succeeded. Errors are logged.
+        """
         first_error = None
         for reader in readers:
             error = await self._commit(reader, reader.in_flight.committable)
@@ -305,9 +312,9 @@ class Readers:
         return first_error
 
     async def commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Commit exactly these offsets, whatever was acknowledged.
+        """Commit exactly these offsets, whether the messages before them are acknowledged or not.
 
-        Raises SluiceError if a commit fails; the following ones are not made then.
+        Raises SluiceError if a commit fails; later ones are then not made.
         """
         for queue, offset in sorted(offsets.items()):
             await self._offsets.write(queue, offset)
@@ -317,10 +324,10 @@ class Readers:
         await self._offsets.flush()
 
     async def _commit(self, reader: QueueReader, offset: int) -> SluiceError | None:
-        """Commit `offset` for the queue of a reader. Return None, or the error, which is logged.
+        """Commit `offset` for the queue of a reader, and return None, or the error if it failed.
 
-        Does nothing, and returns None, if the offset is committed already or the reader may not
-        commit now.
+        An error is logged. Does nothing, and returns None, if the offset is committed already or
+        the reader must not commit now.
         """
         if offset == reader.committed_offset or not reader.may_commit:
             return None

@@ -123,11 +123,12 @@ class ReceivedMessage:
         in_flight: InFlight,
         queue_offset: int,
     ) -> None:
-        """Create a message that `origin` has pulled.
+        """Create a message that the reader `origin` has pulled.
 
         `record` is the stored message, or its bytes, which are decoded at first use. `in_flight` is
-        the origin's current set of messages in flight. While the message is handed out, the origin
-        sets `owner`, `handed_out_s` (monotonic seconds) and `delivery` (the trace of the delivery).
+        the reader's present set of unacknowledged messages. The reader sets `owner` (who has
+        received the message), `handed_out_s` (when, in monotonic seconds) and `delivery` (the
+        trace).
         """
         self._record = record
         self._is_undecodable_reported = False
@@ -225,7 +226,7 @@ class ReceivedMessage:
 
     @property
     def record(self) -> StoredMessage:
-        """The stored message with all its fields."""
+        """The stored message with all its fields; bytes are decoded when it is read first."""
         record = self._record
         if isinstance(record, bytes):
             broker = self.origin.queue.broker
@@ -238,7 +239,7 @@ class ReceivedMessage:
     def body(self) -> bytes:
         """The body that the producer sent.
 
-        A compressed body is decompressed when it is first read. Reading it raises
+        A compressed body is decompressed when it is read for the first time. Raises
         UndecodableBodyError if that fails.
         """
         record = self._record

@@ -54,6 +54,7 @@ class RepositioningReader(ABC):
     _pulls_from_master: bool
 
     def __init__(self) -> None:
+        """Begin without messages by which the reader recognises its queue."""
         self.identity: QueueIdentity = QueueIdentity()
         self.on_recreated: Callable[[int, str], None] = lambda old, why: None
         """Called with (old offset, reason) after the reader has moved to a new topic's beginning.
@@ -72,11 +73,12 @@ class RepositioningReader(ABC):
         """Continue at `position`. Messages that were pulled before are no longer current."""
 
     async def _check_queue(self) -> bool:
-        """Check, before a pull, that the reader's offset belongs to the queue as it is now.
+        """Check, before a pull, that the reader's offset still belongs to the queue.
 
-        If the queue is suspect, its anchors are compared. If there is no anchor yet, a first one is
-        taken. Otherwise no request is sent. Return False if the reader was moved. Raises
-        SluiceError if the check fails.
+        If messages may have been lost, the anchors (messages that were read before) are compared
+        with the queue. If there is no anchor yet, a first one is fetched. Otherwise no request is
+        sent. Returns False if the reader was moved to another offset. Raises SluiceError if the
+        check fails.
         """
         identity = self.identity
         position = self.in_flight.position
@@ -84,6 +86,7 @@ class RepositioningReader(ABC):
             return await self._check_anchors()
         if identity.proven or identity.has_probed_start or not position:
             return True
+        # `move_to` replaces `in_flight`, so another object later means that the reader was moved.
         in_flight = self.in_flight
         directory = self._cluster.directory
         reset_to = await self._cluster.run(
@@ -94,11 +97,11 @@ class RepositioningReader(ABC):
         return in_flight is self.in_flight
 
     async def _check_response(self, response: PullResponse) -> bool:
-        """Check the queue if that is due; return whether `response` may be handed out.
+        """Check the queue if that is due, and return whether `response` may be used.
 
-        False means that the reader was moved. The response of a slave is always accepted: a slave
-        may be behind, so the bounds of its queue prove nothing. Raises SluiceError if the check
-        fails.
+        It may not if the reader was moved to another offset. The response of a slave is always
+        accepted: a slave may lag behind, so the bounds of its queue prove nothing. Raises
+        SluiceError if the check fails.
         """
         if not self._pulls_from_master:
             return True
@@ -113,11 +116,13 @@ class RepositioningReader(ABC):
         return True
 
     async def _check_anchors(self) -> bool:
-        """Compare the queue with its anchors, and act on the verdict.
+        """Compare the queue with messages that were read from it, and react to the result.
 
-        Return False if the reader was moved, by this check or by another task meanwhile. Raises
-        SluiceError if the check fails.
+        If the topic was created again, messages were lost or the group was reset, the reader is
+        moved to another offset, and the result is False. It is also False if another task has moved
+        the reader meanwhile. Raises SluiceError if the check fails.
         """
+        # `move_to` replaces `in_flight`, so another object later means that the reader was moved.
         in_flight = self.in_flight
         requested_s = self._cluster.clock.monotonic_s()
         check_result = await self._find_verdict()
@@ -144,13 +149,14 @@ class RepositioningReader(ABC):
         return await self._cluster.run(self.identity.check(directory, self.group, self.queue))
 
     async def _follow_reset(self, response: PullResponse) -> bool:
-        """Move the reader to the offset of a group reset, and return False.
+        """Move the reader to the offset of a group reset that the broker has sent.
 
-        If the anchors show that the topic was created again, report that. Otherwise, and if they
-        cannot be checked, log the reset.
+        If the topic was also created again, that is reported. Otherwise the reset is logged. Always
+        returns False, because the reader was moved.
         """
+        # `move_to` replaces `in_flight`, so another object later means that the reader was moved.
         in_flight = self.in_flight
-        old_offset = self.in_flight.position
+        old_offset = in_flight.position
         check_result = CheckResult(QueueVerdict.SAME)
         if self.identity.proven:
             with contextlib.suppress(SluiceError):  # follow the reset even if the check fails
@@ -173,12 +179,12 @@ class RepositioningReader(ABC):
         self.on_recreated(old_offset, why)
 
     def _follow_illegal_offset(self, response: PullResponse) -> None:
-        """Move the reader after a response that its offset is not in the queue, and log that.
+        """Move the reader after the response that its offset is not in the queue, and log that.
 
-        Normally continue where the broker says, which is after the messages that retention deleted.
-        But if the offset is behind the end of the queue, messages before the end may be unread:
-        then continue after the newest proven anchor, or at the beginning of the queue if there is
-        none.
+        Normally the reader goes on where the broker says, after messages that retention deleted. If
+        its offset is beyond the end of the queue, messages before the end may be unread. Then it
+        goes on after the newest message that it knows to be in the queue, or at the beginning of
+        the queue if it knows none.
         """
         old_offset = self.in_flight.position
         new_offset = response.next_offset
@@ -212,7 +218,7 @@ class RepositioningReader(ABC):
         self._move_and_notify(old_offset, new_offset, lost_count)
 
     def _reset_to(self, new_offset: int) -> None:
-        """Move the reader to `new_offset`, the offset of a group reset, and log that."""
+        """Move the reader to the offset of a group reset, and log that."""
         old_offset = self.in_flight.position
         level = logging.WARNING if new_offset != old_offset else logging.DEBUG
         _log.log(
@@ -227,9 +233,9 @@ class RepositioningReader(ABC):
         self._move_and_notify(old_offset, new_offset, 0)
 
     def _cut_to(self, new_offset: int) -> None:
-        """Move the reader to `new_offset`, behind the messages that the queue still has.
+        """Move the reader back to `new_offset`, because the broker has lost messages, and log that.
 
-        Log that the broker has lost messages.
+        The queue still has the messages before `new_offset`.
         """
         old_offset = self.in_flight.position
         _log.warning(
@@ -243,9 +249,10 @@ class RepositioningReader(ABC):
         self._move_and_notify(old_offset, new_offset, 0)
 
     def _move_and_notify(self, old_offset: int, new_offset: int, lost_count: int) -> None:
-        """Move the reader from `old_offset` to `new_offset` and call the client's `on_moved`.
+        """Move the reader to `new_offset`, and call the client's `on_moved`.
 
-        `lost_count` is the number of messages that retention deleted before they were read.
+        The committed offset is forgotten, so that the new one is committed. `lost_count` is the
+        number of messages that retention deleted before they were read.
         """
         self.move_to(new_offset)
         self.committed_offset = None

@@ -105,7 +105,7 @@ class ClientOptions(TypedDict, total=False):
 def default_producer_method(
     method: Callable[Concatenate[Producer, P], T],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Make a method of `Sluice` that calls `method` on its default producer.
+    """Make a method of `Sluice` that calls `method` on the client's default producer.
 
     The new method has the signature and the docstring of `method`.
     """
@@ -272,9 +272,9 @@ class Sluice:
         return producer
 
     def _get_tracing(self) -> Tracing | None:
-        """Return the client's `Tracing`, or None if tracing is off. Start its writer on first use.
+        """Return the client's `Tracing`, or None if tracing is off.
 
-        The writer is not created with the client, because it needs a running event loop.
+        The first call starts the writer of traces, which needs a running event loop.
         """
         trace = self.cluster.trace
         if trace is not None and self._trace_writer is None:
@@ -282,9 +282,9 @@ class Sluice:
         return trace
 
     def _on_route_change(self, topic: str) -> None:
-        """Send heartbeats to the brokers of a topic whose route was fetched again.
+        """Send heartbeats to the brokers of a topic, whose route has changed.
 
-        A broker that has joined the topic learns the client's groups that way.
+        So a broker that is new in the route learns the groups of this client.
         """
         if self._members or self._producers:
             routes = self.cluster.routes
@@ -560,10 +560,11 @@ class Sluice:
                 user.closing.hurry()
 
     async def _close(self) -> CloseReport:
-        """Close consumers, memberships, producers and connections in this order; return the report.
+        """Close consumers, memberships, producers and connections, in this order.
 
-        All steps are done even if one of them fails; the first error is raised at the end. After
-        the consumers are closed, the client refuses new work. `close` calls this once.
+        All steps are done even if one of them fails; the first error is raised at the end. New work
+        is refused once the consumers are closed. Returns the number of sends that ended and the ids
+        of messages that may be stored. `close` calls this once.
         """
         reports: list[CloseReport] = []
 
@@ -605,7 +606,10 @@ class Sluice:
 
 
 def _check_arguments(client_id: object, on_moved: object) -> None:
-    """Raise ConfigurationError for a wrong type of these arguments of `Sluice`."""
+    """Raise ConfigurationError if `client_id` is not a string or `on_moved` not a function.
+
+    None is valid for both.
+    """
     if client_id is not None and not isinstance(client_id, str):
         raise ConfigurationError(
             f"client_id must be a string, got {client_id!r:.60}.",

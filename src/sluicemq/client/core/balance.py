@@ -120,9 +120,9 @@ class MachineRoomNearby:
 
 
 def _find_machine_room(get_room: Callable[[str], str], name: str) -> str:
-    """Return the machine room of a broker or client; `get_room(name)` finds it.
+    """Return the machine room of the broker or client called `name`, by calling `get_room(name)`.
 
-    `name` is the broker's name or the client's id. Raises ConfigurationError if the room is empty.
+    Raises ConfigurationError if `get_room` returns "", which means that the room is unknown.
     """
     room_name = get_room(name)
     if not room_name:
@@ -171,9 +171,11 @@ class ConsistentHash:
 
 @lru_cache(maxsize=8)
 def _make_ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
-    """Return the points of the ring in ascending order, and the member at each point.
+    """Return the hash ring of consistent hashing, with `virtual_nodes` points for each member.
 
-    If two members have the same point, it belongs to the one that sorts later.
+    Returns (points in ascending order, the member at each of these points). A point is the hash of
+    "member-0", "member-1" and so on. If two members have the same point, it belongs to the later of
+    `members`.
     """
     owner_by_point = {}
     for member in members:
@@ -238,15 +240,18 @@ class StrategySettings(TypedDict, total=False):
 
 
 def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> Strategy:
-    """Return the strategy called `choice`, with its settings. A function is returned unchanged.
+    """Return the allocation strategy called `choice`, with its settings.
 
-    Names are those of the module docstring or Java's (AVG, AVG_BY_CIRCLE …). Settings:
-    `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config, `inner`,
-    `broker_room` and `client_room` of machine_room_nearby. With a function, settings are ignored.
-    Raises ConfigurationError for an unknown name and for settings that do not fit.
+    A strategy is a function that divides the queues of a topic among the members of a group. A
+    function as `choice` is returned unchanged, and settings are ignored. Names are `STRATEGY_NAMES`
+    or Java's (AVG, AVG_BY_CIRCLE …). Settings are `virtual_nodes` of consistent_hash, `rooms` of
+    machine_room, `queues` of config, and `inner`, `broker_room` and `client_room` of
+    machine_room_nearby.
 
-    >>> strategy("machine_room", rooms=["hz"])
-    MachineRooms(rooms=frozenset({'hz'}))
+    Raises ConfigurationError for an unknown name and for settings that the strategy does not have.
+
+        >>> strategy("machine_room", rooms=["hz"])
+        MachineRooms(rooms=frozenset({'hz'}))
     """
     if callable(choice):
         return choice
@@ -274,11 +279,13 @@ def allocate(
     members: Sequence[str],
     group: str = "",
 ) -> list[MessageQueue]:
-    """Return the queues that the strategy `allocation` gives the client `client_id`, sorted.
+    """Return the queues that the member `client_id` of a group has to read, sorted.
 
-    The strategy receives sorted queues and members, so that all members compute from the same
-    input. If it returns a queue that is not in `queues`, that queue is left out. `group` is named
-    in errors. Raises ConfigurationError if the strategy raises an exception.
+    The strategy `allocation` is called as `allocation(client_id, queues, members)` with sorted
+    lists, so that all members compute from the same input. Queues in its result that are not in
+    `queues` are left out. `group` is used only in the text of errors.
+
+    Raises ConfigurationError if the strategy raises an exception.
     """
     try:
         assigned = allocation(client_id, sorted(queues), sorted(members))

@@ -76,29 +76,30 @@ class InFlight:
     __slots__ = ("_sizes", "position", "size_bytes")
 
     def __init__(self, position: int) -> None:
+        """Begin without messages; the queue is read from the offset `position`."""
         self.position: int = position
         self.size_bytes: int = 0
         self._sizes: dict[int, int] = {}
         """Maps offset to size in bytes, in ascending order of offsets."""
 
     def add(self, taken: Iterable[tuple[int, int]], position: int) -> None:
-        """Add messages that were taken from the queue, and move `position`.
+        """Add messages that were read from the queue, and move `position` forward.
 
-        `taken` are pairs (offset, size in bytes) in ascending order of offsets, all behind the
-        messages in flight. `position` is the offset after the last message that was seen, including
-        messages that were dropped; a lower value than the current one has no effect.
+        `taken` are pairs (offset, size in bytes), in ascending order and above all offsets in
+        flight. `position` is the offset after the last message that was read, even if the reader
+        dropped it. A value below the present position has no effect.
         """
         sizes = self._sizes
         last_offset = next(reversed(sizes), -1)
         for offset, size_bytes in taken:
-            assert offset > last_offset, "offsets of a queue rise"
+            assert offset > last_offset, "the offsets of a queue ascend"
             last_offset = offset
             sizes[offset] = size_bytes
             self.size_bytes += size_bytes
         self.position = max(self.position, position)
 
     def ack(self, offset: int) -> bool:
-        """Acknowledge the message at `offset`. Return False if it was not in flight."""
+        """Remove the message at `offset` as acknowledged; return False if it was not there."""
         size = self._sizes.pop(offset, None)
         if size is None:
             return False
@@ -106,12 +107,11 @@ class InFlight:
         return True
 
     def rewind(self, waiting: Collection[int]) -> set[int]:
-        """Remove messages from the end as if they had never been seen, and return their offsets.
+        """Remove messages from the end as if they had never been read, and return their offsets.
 
-        `waiting` are the offsets of messages that no handler has started. Beginning with the
-        highest offset in flight, messages are removed until one is not in `waiting`. The position
-        moves back to the lowest removed offset. If nothing is removed, the result is empty and the
-        position stays.
+        `waiting` are the offsets of messages that no handler has started. From the highest offset
+        down, messages are removed until one is not in `waiting`. `position` moves back to the
+        lowest removed offset. If none is removed, the result is empty and nothing changes.
         """
         removed: set[int] = set()
         for offset in reversed(self._sizes):
@@ -207,7 +207,7 @@ class TopicConsumeStats:
     def _start_cell(self, now_s: float) -> None:
         """Append an empty cell for the second of `now_s`, and drop cells older than the window."""
         second = int(now_s)
-        self._cell = [second, 0, 0, 0, 0.0]  # see `_cells`
+        self._cell = [second, 0, 0, 0, 0.0]  # pulled, acknowledged, rejected, sum of times
         self._cell_end_s = second + 1.0
         self._cells.append(self._cell)
         while self._cells[0][0] <= second - RATE_WINDOW_S:
@@ -220,23 +220,23 @@ class TopicConsumeStats:
         self._cell[1] += count
 
     def record_acks(self, now_s: float, took_s: float, count: int = 1) -> None:
-        """Count `count` acknowledged messages at `now_s`. HOT.
+        """Count `count` messages that were acknowledged at `now_s`. HOT.
 
-        `took_s` is the sum of the times since these messages were handed out.
+        `took_s` is the sum of the times since the application received these messages.
         """
         if now_s >= self._cell_end_s:
             self._start_cell(now_s)
         cell = self._cell
-        cell[2] += count
+        cell[2] += count  # acknowledged
         cell[4] += took_s
         self.last_consume_s = now_s
 
     def record_failure(self, now_s: float, took_s: float) -> None:
-        """Count a message that was rejected `took_s` seconds after it was handed out."""
+        """Count a message that was rejected `took_s` seconds after the application received it."""
         if now_s >= self._cell_end_s:
             self._start_cell(now_s)
         cell = self._cell
-        cell[3] += 1
+        cell[3] += 1  # rejected
         cell[4] += took_s
         minute = int(now_s // 60)
         if not self._failure_cells or self._failure_cells[-1][0] != minute:
@@ -352,12 +352,12 @@ def make_retry_message(
     retry_level: int,
     retries_max: int | None,
 ) -> OutgoingMessage:
-    """Return the message to send to %RETRY%group, so that `record` is delivered again later.
+    """Return the message to send to the topic %RETRY%group, so that `record` is delivered again.
 
-    `earlier_retries` is the number of retries so far, `retry_level` the delay level (see
-    `RetryRules`), and `retries_max` the maximum number of retries, None for the group's
-    configuration. The body stays as it is stored, so a body that this client cannot decode reaches
-    a client that can.
+    `earlier_retries` is the number of retries so far. `retry_level` above 0 is RocketMQ's delay
+    level, 0 lets the delay grow with each retry, and below 0 means a dead letter at once.
+    `retries_max` is the maximum number of retries; None means the one of the group. The body stays
+    as it is stored, so that a client which can decode it may receive it.
     """
     delay_level = retry_level if retry_level > 0 else FIRST_RETRY_LEVEL + earlier_retries
     properties = _make_retry_properties(record, group)
@@ -378,7 +378,11 @@ def make_retry_message(
 
 
 def _make_retry_properties(record: StoredMessage, group: str) -> dict[str, str]:
-    """Return the properties of a retry: those of the message, its topic and its first id."""
+    """Return the properties of a retry: those of the message, its topic and its first message id.
+
+    Internal properties are dropped. A message that was retried before keeps the topic and the id. A
+    dead letter gets its own topic.
+    """
     properties = {
         name: text for name, text in record.properties.items() if name not in _DROPPED_PROPERTIES
     }
@@ -575,10 +579,11 @@ class ConsumeOptions:
         return strategy(self.allocate)
 
     def queue_limits(self, queue_count: int) -> tuple[int, int]:
-        """Return (messages, bytes): the limits for one queue's messages in flight.
+        """Return (messages, bytes): how many unacknowledged messages of a queue stop its pulls.
 
-        `queue_count` is the number of queues of the topic that this member reads. They share the
-        limits of the topic evenly; each share is at least 1, and at most the limit of a queue.
+        `queue_count` is the number of queues of the topic that this member reads. The limits of the
+        topic are divided evenly among them. The result is the lower of this share, which is at
+        least 1, and the limit of a queue.
         """
         sharing_queues = max(1, queue_count)
 
@@ -633,12 +638,12 @@ _log = logging.getLogger("sluicemq.client")
 def make_subscription(
     topic: str, *, tags: str | None = None, where: str | None = None, version: int = 0
 ) -> Subscription:
-    """Return a checked subscription to a topic.
+    """Check a filter and return the subscription to a topic with it.
 
-    `tags` ("A||B") or `where` (SQL92) selects messages; without both, all messages match. An
-    expression that is valid but probably does not mean what it seems to is logged as a warning.
-    Raises ConfigurationError if both are given or one is not a string, and FilterSyntaxError, which
-    names the position and the fix, if the expression does not compile.
+    `tags` ("A||B") or `where` (SQL92) selects messages; without both, all messages match. `version`
+    is a number that grows with each change of the subscription. A valid expression that probably
+    means something else than intended is logged as a warning. Raises ConfigurationError if both are
+    given or one is not a string, and FilterSyntaxError if the expression is not valid.
     """
     if tags is not None and where is not None:
         raise ConfigurationError(
@@ -662,7 +667,7 @@ def make_subscription(
 
 
 def _check_filter_argument(name: str, argument: object, example: str) -> None:
-    """Raise ConfigurationError, with an example of the argument, unless it is a string or None."""
+    """Raise ConfigurationError unless `argument` is a string or None; the fix has `example`."""
     if argument is not None and not isinstance(argument, str):
         raise ConfigurationError(
             f"{name} must be a string, got {argument!r:.60}.",
@@ -671,9 +676,9 @@ def _check_filter_argument(name: str, argument: object, example: str) -> None:
 
 
 def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:
-    """Return a function that says whether a stored message matches the subscription.
+    """Return a function that says whether the filter of a subscription matches a stored message.
 
-    It compares the tag and the properties themselves, not their hashes.
+    It compares the tag itself, where brokers compare only hashes of tags.
     """
     if subscription.kind == SQL92:
         selector = compile_sql92(subscription.expression)
@@ -711,11 +716,12 @@ class SubscriptionRegistry:
         *,
         shared: bool = False,
     ) -> None:
-        """Register one more user of a subscription.
+        """Count one more consumer of a subscription in this process. `client` is its client.
 
-        Raises SubscriptionConflictError, and registers nothing, if a client of this process has a
-        different expression for the same cluster, group and topic. With `shared`, only a different
-        expression of the same client conflicts.
+        Raises SubscriptionConflictError, and changes nothing, if a client of this process has a
+        different expression for the same cluster, group and topic. If `shared` is True, the brokers
+        serve different expressions in one group, and only the expressions of one client must be
+        equal.
         """
         subscription_by_client = self._entries.setdefault((cluster, group, subscription.topic), {})
         for other_client, shared_subscription in subscription_by_client.items():
@@ -746,11 +752,10 @@ class SubscriptionRegistry:
         *,
         shared: bool = False,
     ) -> None:
-        """Change the subscription of all users of one client.
+        """Replace the subscription of all consumers of `client`; does nothing if there are none.
 
-        Does nothing if the client has no user for this cluster, group and topic. Raises
-        SubscriptionConflictError if another client has a different expression and the brokers do
-        not serve both (`shared`).
+        Raises SubscriptionConflictError if another client of this process has a different
+        expression, unless `shared` says that the brokers serve different expressions in one group.
         """
         subscription_by_client = self._entries.get((cluster, group, subscription.topic), {})
         for other_client, shared_subscription in subscription_by_client.items():
@@ -770,10 +775,9 @@ class SubscriptionRegistry:
     def remove_user(
         self, cluster: Hashable, group: str, topic: str, client: Hashable = None
     ) -> None:
-        """Remove one user of a client's subscription to a topic.
+        """Count one consumer less of a client's subscription. Does nothing if there is none.
 
-        After the last user, the client's expression does not conflict with others any more. Does
-        nothing if there is no such user.
+        After the last one the subscription is removed, so that another expression is allowed.
         """
         subscription_by_client = self._entries.get((cluster, group, topic), {})
         shared_subscription = subscription_by_client.get(client)

@@ -107,10 +107,11 @@ class BlockingShell(ABC):
         """Block the calling thread for `seconds` seconds."""
 
     def run(self, conversation: Conversation[T]) -> T:
-        """Run a conversation to its end and return its result.
+        """Run a conversation to its end on this thread, and return its result.
 
-        Each step is carried out, and its response is sent into the conversation. An error of a step
-        is thrown into the conversation, which may catch it. Raises what the conversation raises.
+        A conversation is a generator that yields steps, for example a `Call` to a server. Each step
+        is carried out, and its response is sent into the generator. If a step fails, its error is
+        thrown into the generator, which may catch it. Raises what the generator raises.
         """
         response = _NO_RESPONSE
         try:
@@ -127,7 +128,7 @@ class BlockingShell(ABC):
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(response)
-        except StopIteration as done:
+        except StopIteration as done:  # the generator has returned
             conversation_result: T = done.value
             return conversation_result
 
@@ -158,11 +159,12 @@ class AsyncioShell(ABC):
         return await awaitable
 
     async def run(self, conversation: Conversation[T]) -> T:
-        """Run a conversation to its end and return its result.
+        """Run a conversation to its end, and return its result.
 
-        Each step is carried out, and its response is sent into the conversation. An error of a
-        step, also a cancellation, is thrown into the conversation, which may catch it. Raises what
-        the conversation raises.
+        A conversation is a generator that yields steps, for example a `Call` to a server. Each step
+        is awaited, and its response is sent into the generator. If a step fails or is cancelled,
+        the error is thrown into the generator, which may catch it. Raises what the generator
+        raises.
         """
         response = _NO_RESPONSE
         try:
@@ -182,7 +184,7 @@ class AsyncioShell(ABC):
                     step = conversation.throw(error)
                 else:
                     step = conversation.send(response)
-        except StopIteration as done:
+        except StopIteration as done:  # the generator has returned
             conversation_result: T = done.value
             return conversation_result
 
@@ -203,12 +205,12 @@ class Operation(Protocol[P, T_co]):
 
 
 def operation(function: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation[P, T]:
-    """Return a method of both shells for a function that returns a conversation.
+    """Turn a function that makes a conversation into a method that runs it.
 
-    The first parameter of `function` becomes the `directory` of the shell on which the method is
-    called. Calling the method runs the conversation: it returns the result on a blocking shell, and
-    a coroutine on an asyncio shell. If the arguments do not fit, the TypeError gets a hint of the
-    method's parameters.
+    A conversation is a generator of requests to servers. The method belongs to a shell, the part of
+    a client that does the I/O: a blocking shell returns the result, an asyncio shell returns a
+    coroutine. The first argument of `function` is the shell's `directory`; callers pass the others.
+    If they do not fit, the TypeError gets a hint that names the parameters.
     """
 
     @functools.wraps(function)

@@ -64,11 +64,11 @@ _NAME_SERVER_OUTAGE: Final = "the name servers"
 
 
 def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Return the queues of a topic that a producer may send to.
+    """Return the queues of a topic to which a producer may send, sorted by broker and queue id.
 
-    These are the writable queues of brokers whose master is in the route, sorted by broker and
-    queue id. A topic with an order configuration has exactly the queues of that configuration, in
-    its order, so that their number does not change while a broker is unreachable.
+    These are the writable queues of each broker that has a master in the route. A topic with an
+    order configuration has exactly the queues of that configuration, in its order. So their number
+    stays the same while a broker is down.
     """
     if route.order_topic_config:
         return _list_ordered_queues(topic, route.order_topic_config)
@@ -86,9 +86,10 @@ def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 
 def _list_ordered_queues(topic: str, order_config: str) -> list[MessageQueue]:
-    """Return the queues of an order configuration, such as `broker-a:4;broker-b:4`, in its order.
+    """Return the queues of an order configuration, which is a text such as `broker-a:4;broker-b:4`.
 
-    The number behind a broker is that of its queues.
+    The number after a broker's name is the number of its queues. `a:2` becomes queues 0 and 1 of
+    broker a.
     """
     queues: list[MessageQueue] = []
     for entry in filter(None, order_config.split(";")):
@@ -98,11 +99,12 @@ def _list_ordered_queues(topic: str, order_config: str) -> list[MessageQueue]:
 
 
 def find_read_addresses(route: TopicRoute) -> dict[str, str]:
-    """Return the address to read from for each broker of a route, by broker name.
+    """Return broker name -> address to read from, for each broker of a route.
 
-    That is the master's address, or the address of the slave with the lowest id if the route has no
+    This is the address of the master, or of the slave with the lowest id if the route has no
     master. Brokers without any address are left out.
     """
+    # `addresses` maps replica ids to addresses. The id of the master is 0, the lowest.
     return {
         broker_data.broker: broker_data.addresses[min(broker_data.addresses)]
         for broker_data in route.brokers
@@ -111,10 +113,11 @@ def find_read_addresses(route: TopicRoute) -> dict[str, str]:
 
 
 def predict_created_route(default: TopicRoute) -> TopicRoute:
-    """Return the route that a topic will have after a broker created it.
+    """Return the route that a topic will have after the first send has created it.
 
     `default` is the route of TBW102, the topic that brokers copy. The new topic has at most
-    `NEW_TOPIC_QUEUES` queues, which send requests ask for; the Java client predicts the same.
+    `NEW_TOPIC_QUEUES` queues on each broker, as many as send requests ask for. Java's client
+    predicts the same.
     """
     queues = [
         replace(
@@ -144,6 +147,7 @@ class RouteCache:
     )
 
     def __init__(self) -> None:
+        """Begin without routes."""
         self.last_master_addresses: dict[str, str] = {}
         """Maps broker name to the last known address of its master, which may be outdated."""
         self.routes: dict[str, TopicRoute] = {}
@@ -171,10 +175,11 @@ class RouteCache:
         return None
 
     def store(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
-        """Store the route that the name servers returned at `now_s`, and return whether it changed.
+        """Store a route that the name servers returned at `now_s`; return whether it has changed.
 
-        All tables that are derived from the route are updated. `route` is None if the name servers
-        know no route: then the old route stays, counts as fresh, and the result is False.
+        The tables that are derived from the route are updated, too. `route` None means that the
+        name servers know none: the older route stays, counts as fresh again, and the result is
+        False.
         """
         self._learned_s[topic] = now_s
         if route is None or route == self.routes.get(topic):
@@ -191,10 +196,10 @@ class RouteCache:
         return True
 
     def has_replicas(self, topic: str, broker: str | None) -> bool:
-        """Return whether another replica of `broker` can become its master.
+        """Return whether a broker has a slave that can become its master.
 
-        The last known route of the topic decides; without a route the result is False. If `broker`
-        is None, return whether some broker of the route has no master but a slave.
+        The last known route of the topic decides; without a route the result is False. With None as
+        `broker`, the result says whether some broker of the topic has a slave and no master.
         """
         route = self.routes.get(topic)
         if route is None:
@@ -214,7 +219,7 @@ class RouteCache:
         self._learned_s.pop(topic, None)
 
     def remove(self, topic: str) -> None:
-        """Remove everything about a topic, which was deleted."""
+        """Remove everything that is cached about a topic, because it was deleted."""
         for table in (
             self.routes,
             self.write_queues,
@@ -225,7 +230,10 @@ class RouteCache:
             table.pop(topic, None)
 
     def broker_addresses(self, topics: Iterable[str]) -> set[str]:
-        """Return the addresses of all brokers, masters and slaves, of the topics."""
+        """Return the addresses of all brokers, masters and slaves, in the cached routes of topics.
+
+        A topic without a route has none.
+        """
         addresses: set[str] = set()
         for topic in topics:
             route = self.routes.get(topic)
@@ -236,9 +244,9 @@ class RouteCache:
 
 
 def is_broker_response(command: Command, response: Command) -> bool:
-    """Return whether `response` to `command` shows that the server is a broker, not a name server.
+    """Return whether a response shows that a broker, not a name server, has the address.
 
-    That is so if the server does not support a request that every name server supports.
+    This is so if the server does not support `command`, although every name server supports it.
     """
     return (
         response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -247,9 +255,9 @@ def is_broker_response(command: Command, response: Command) -> bool:
 
 
 def broker_as_name_server_error(address: str, response: Command) -> ConfigurationError:
-    """Return the error for `address`, which is configured as a name server but is a broker's.
+    """Return the error for an address of a name server at which a broker responds.
 
-    `response` is the broker's response; its remark becomes part of the text.
+    The remark of `response`, the broker's response, becomes part of the text.
     """
     return ConfigurationError(
         f"{address} is configured as a name server, but a broker responds there "
@@ -266,9 +274,10 @@ class Directory:
     """
 
     def __init__(self, name_servers: str | list[str] | tuple[str, ...], clock: Clock) -> None:
-        """Create a directory. `name_servers` is parsed by `parse_name_servers`.
+        """Create a directory of routes. No request is sent.
 
-        Raises ConfigurationError for an invalid address.
+        `name_servers` are addresses, as text or as a list. Raises ConfigurationError for an invalid
+        one.
         """
         self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
@@ -286,12 +295,12 @@ class Directory:
         log_text: str,
         *arguments: object,
     ) -> None:
-        """Log a failure with `text % arguments`, once for each outage.
+        """Log a failure with `log_text % arguments`, but only once during an outage.
 
-        Which outage it belongs to depends on `error`. If no name server responds, that is the
-        outage of the name servers. If a broker does not respond, it is the outage of the broker of
-        `queue`. In all other cases, and if `queue` is None, it is the outage of `activity`, a name
-        for what failed.
+        An outage lasts until a success is reported for it. `error` says to which outage the failure
+        belongs: all name servers if none responds, or the broker of `queue` if that does not
+        respond. Any other failure belongs to `activity`, a name for what failed, and so does every
+        failure if `queue` is None.
         """
         outage = activity
         if isinstance(error, NameServerUnreachableError):
@@ -318,16 +327,18 @@ class Directory:
     ) -> Conversation[Command]:
         """Send a request to the name servers, one after the other, and return the first response.
 
-        The server that responded last is asked first. If `is_conclusive(response)` returns False,
-        the other servers are asked too, and that response is returned only if none of them has a
-        conclusive one. Servers that do not respond and addresses of brokers are skipped.
+        The server that responded last is asked first. Servers that do not respond are skipped, and
+        so are brokers that are configured as name servers. `is_conclusive(response)` may reject a
+        response, so that the next server is asked as well. If no response is accepted, the first
+        rejected one is returned.
 
-        Raises NameServerUnreachableError, which names every server and its failure, and
+        Raises NameServerUnreachableError, which lists the failure of every server. Raises
         ConfigurationError if brokers respond at all addresses.
         """
         failures: list[tuple[str, SluiceError]] = []
         first_inconclusive: Command | None = None
         server_count = len(self.name_servers)
+        # Begin with the server that responded last, and ask each server once.
         for step in range(server_count):
             index = (self._next_server + step) % server_count
             address = self.name_servers[index]
@@ -352,10 +363,10 @@ class Directory:
         raise _no_name_server_error(failures)
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute | None]:
-        """Ask the name servers for the route of a topic.
+        """Ask the name servers for the route of a topic; return None if it does not exist.
 
-        Return None if none of them knows the topic. A name server that was restarted knows only the
-        brokers that have registered since. So all name servers are asked until one knows the topic.
+        All name servers are asked until one knows the topic, because one that has just started does
+        not know all brokers yet. Raises RequestError if the last answer is another failure.
         """
         response = yield from self.call_name_server(
             requests.route(topic), lambda response: response.code == SUCCESS
@@ -367,13 +378,14 @@ class Directory:
         return decode_topic_route(response.body)
 
     def get_route(self, topic: str, *, create: bool = False) -> Conversation[TopicRoute]:
-        """Return the route of a topic, fetched again if the cached one is too old.
+        """Return the route of a topic, from the cache if it is at most `ROUTE_PERIOD_S` old.
 
-        A cached route is used for `ROUTE_PERIOD_S`. Concurrent callers share one request. With
-        `create`, a topic without a route takes the one that brokers will give it when they create
-        it on the first send. While no name server responds, an older route stays in use.
+        Concurrent callers share one request. While no name server responds, the older route stays
+        in use. With `create`, a missing topic gets the route that it will have when brokers create
+        it on the first send.
 
-        Raises RouteNotFoundError, and NameServerUnreachableError if no older route is known.
+        Raises RouteNotFoundError if the topic has no route, NameServerUnreachableError if no name
+        server responds and no older route is known.
         """
         route = self.routes.routes.get(topic)
         if route is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
@@ -395,12 +407,14 @@ class Directory:
         )
 
     def _refresh(self, topic: str, *, create: bool) -> Conversation[None]:
-        """Fetch the route of a topic into the cache, unless another task has just done so.
+        """Fetch the route of a topic into the cache, unless the cached route is fresh.
 
         If the route has changed, `on_route_change` is called. If no name server responds, an older
-        route stays in use, and the outage is logged. With `create`, a topic without a route gets a
-        predicted one (see `get_route`). Raises NameServerUnreachableError if no older route is
-        known, and RequestError if a name server refuses.
+        route stays in use, and the outage is logged. With `create`, a missing topic gets the route
+        that it will have when brokers create it.
+
+        Raises NameServerUnreachableError if no older route is known, RequestError if a name server
+        refuses.
         """
         old_route = self.routes.routes.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
@@ -422,9 +436,9 @@ class Directory:
             self.on_route_change(topic)
 
     def get_write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
-        """Return the queues that a message of the topic can be sent to, never an empty list.
+        """Return the queues to which a message of the topic can be sent, at least one.
 
-        The route is fetched if necessary, as with `get_route(topic, create=True)`. Raises
+        A missing topic gets the queues that it will have when brokers create it. Raises
         RouteNotFoundError if there is no route or no writable queue, and
         NameServerUnreachableError.
         """
@@ -436,10 +450,10 @@ class Directory:
         return queues
 
     def get_master_address(self, queue: MessageQueue) -> str:
-        """Return the address of the broker that accepts messages for a queue, by the cached route.
+        """Return the address of the master of a queue's broker, from the cached route of the topic.
 
-        Raises ConnectionLostError if the route has no master for the broker; the next use of the
-        topic then fetches its route again.
+        Raises ConnectionLostError if the route has no master for the broker. The route is then
+        fetched again before its next use.
         """
         address = self.routes.master_addresses.get(queue.topic, _NO_MASTERS).get(queue.broker)
         if address is None:
@@ -453,11 +467,13 @@ class Directory:
     def get_read_address(
         self, queue: MessageQueue, replica_id: int = MASTER_ID
     ) -> Conversation[str]:
-        """Return the address to read a queue from, fetching the route if necessary.
+        """Return the address to read a queue from, and fetch the topic's route if it is too old.
 
-        That is the replica `replica_id` of the queue's broker if the route has it. Otherwise it is
-        the master, or a slave while the route has no master. Raises RouteNotFoundError if the route
-        does not contain the broker, and NameServerUnreachableError.
+        `replica_id` is the preferred replica of the queue's broker. If the route does not have it,
+        the master is used, or a slave if there is no master.
+
+        Raises RouteNotFoundError if the route does not contain the broker, and
+        NameServerUnreachableError.
         """
         route = yield from self.get_route(queue.topic)
         address = self.routes.read_addresses[queue.topic].get(queue.broker)
@@ -492,8 +508,8 @@ class Directory:
     ) -> Conversation[Command]:
         """Send a request to `address` and return the response, whatever its code.
 
-        If no response comes, another broker may have taken over: the next use of `topic` fetches
-        its route again.
+        If no response comes, another broker may have become master. So the cached route of `topic`
+        expires, and is fetched again before its next use.
         """
         try:
             return (yield Call(address, command, timeout_s))
@@ -504,12 +520,12 @@ class Directory:
     def call_master(
         self, queue: MessageQueue, command: Command, timeout_s: float | None = None
     ) -> Conversation[Command]:
-        """Send a request to the master of a queue and return its response, which is a success.
+        """Send a request to the master of a queue, and return its response if that is a success.
 
         Raises RequestError for any other response. If the master does not respond or cannot write,
-        the next use of the topic fetches its route again. Also raises RouteNotFoundError,
-        NameServerUnreachableError, RequestTimeoutError, and ConnectionLostError, also if the route
-        has no master.
+        the route of the topic is fetched again before its next use. Also raises RouteNotFoundError,
+        NameServerUnreachableError, RequestTimeoutError, and ConnectionLostError, which can mean
+        that the route has no master.
         """
         yield from self.get_route(queue.topic)
         address = self.get_master_address(queue)
@@ -519,33 +535,32 @@ class Directory:
         return expect_success(response, address)
 
     def call(self, target: MessageQueue | str, command: Command) -> Conversation[Command]:
-        """Send a request and return its response, which is a success.
+        """Send a request to a server, and return its response if that is a success.
 
-        `target` says which server gets the request: a queue means its broker, `NAME_SERVERS` the
-        first name server that responds, and any other string is an address. Raises RequestError for
-        a response that is not a success, and the errors of the call.
+        `target` is the server: an address, a queue, which means its broker, or `NAME_SERVERS`,
+        which means the first name server that responds. Raises RequestError for a response that is
+        not a success, and the errors of the connection.
         """
         if target == NAME_SERVERS:
-            return expect_success((yield from self.call_name_server(command)))
+            response = yield from self.call_name_server(command)
+            return expect_success(response)
         if isinstance(target, str):
-            return expect_success((yield Call(target, command)), target)
+            response = yield Call(target, command)
+            return expect_success(response, target)
         address = yield from self.get_read_address(target)
-        return expect_success(
-            (yield from self._call_broker(target.topic, address, command)), address
-        )
+        response = yield from self._call_broker(target.topic, address, command)
+        return expect_success(response, address)
 
 
 def route_not_found_error(
     topic: str, servers: Iterable[str], brokers: Iterable[str] | None, *, auto_create_tried: bool
 ) -> RouteNotFoundError:
-    """Return the error for a topic without a route, which rules out causes and says what to do.
+    """Return the error for a topic without a route, with its most probable cause and the fix.
 
-    RocketMQ has one text for five causes: the name server is unreachable, no broker is registered
-    with it (or it is the wrong one), the topic is missing, automatic creation is off, or the topic
-    is misspelt. This error is raised only after a name server responded, so the first cause is
-    excluded. `servers` are the addresses of the name servers. `brokers` are the names of the
-    registered brokers, or None if the name servers did not return them. `auto_create_tried` says
-    that the route of TBW102 was looked for, too.
+    A name server has responded before. So the possible causes are: no broker is registered with it,
+    the topic does not exist or is misspelt, or automatic creation is off. `servers` are the
+    addresses of the name servers. `brokers` are the names of the registered brokers; None means
+    unknown. `auto_create_tried` is True for a producer, for which brokers may create the topic.
     """
     broker_names = None if brokers is None else sorted(brokers)
     reachable = f"The name servers ({', '.join(servers)}) are reachable"
@@ -574,9 +589,9 @@ def route_not_found_error(
 def _no_name_server_error(failures: Sequence[tuple[str, SluiceError]]) -> SluiceError:
     """Return the error for a request to which no name server responded.
 
-    `failures` are pairs (address, error), one for each name server. The result is a
-    NameServerUnreachableError that lists them; or the first of the errors if brokers responded at
-    all addresses, which are ConfigurationErrors.
+    `failures` are pairs (address, error), one for each name server. If brokers responded at all
+    addresses, the result is the first error, a ConfigurationError. Otherwise it is a
+    NameServerUnreachableError that lists all failures.
     """
     broker_errors = [error for _, error in failures if isinstance(error, ConfigurationError)]
     if len(broker_errors) == len(failures) and broker_errors:
@@ -591,12 +606,15 @@ def _no_name_server_error(failures: Sequence[tuple[str, SluiceError]]) -> Sluice
         if "tls" in error.fix.lower() or "certificate" in error.fix.lower():
             fix = error.fix
             break
-    reasons = "; ".join(_failure_text(address, error) for address, error in failures)
+    reasons = "; ".join(_describe_failure(address, error) for address, error in failures)
     return NameServerUnreachableError(f"no name server responded ({reasons}).", fix=fix)
 
 
-def _failure_text(address: str, error: SluiceError) -> str:
-    """Return why a request to a name server failed, in a text that contains its address once."""
+def _describe_failure(address: str, error: SluiceError) -> str:
+    """Return "address: reason" of a failed request, without naming the address twice.
+
+    "Cannot connect to a:1: Refused" of address "a:1" becomes "a:1: refused".
+    """
     fact = error.fact
     if address not in fact:
         return f"{address}: {fact}"

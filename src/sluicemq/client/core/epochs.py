@@ -59,11 +59,13 @@ class EpochState(NamedTuple):
 def make_commit_request(
     query: str, epoch: int, ranges: Ranges = (), topics: Iterable[str] = (), *, step: str = PREPARE
 ) -> Command:
-    """Return the request SLUICE_COMMIT_EPOCH (900201) for one step of an epoch.
+    """Return the request that moves an epoch of a streaming query one step on, at one broker.
 
-    `query` and `epoch` identify the epoch. `ranges` are the staged ranges to record, and `topics`
-    are the topics of their rows. `step` is PREPARE or COMMIT. Without ranges, the request asks
-    whether the broker supports epochs.
+    The rows of an epoch are staged first, that is, stored where no consumer reads them. `query` and
+    `epoch` identify the epoch. `ranges` are its staged rows, and `topics` the topics to which they
+    belong. `step` is PREPARE, to check and record the ranges, or COMMIT, to publish the rows.
+    Without ranges, the request asks whether the broker supports epochs. The request code is
+    SLUICE_COMMIT_EPOCH (900201).
     """
     joined_topics = ",".join(sorted(topics))
     header = CommitEpochRequest(query=query, epoch=epoch, step=step, topics=joined_topics)
@@ -73,9 +75,10 @@ def make_commit_request(
 
 
 def parse_epoch_state(response: Command, address: str = "") -> EpochState:
-    """Return the state in a response to SLUICE_COMMIT_EPOCH (900201).
+    """Decode the response of a broker to a request about an epoch of a streaming query.
 
-    Raises RequestError if the response is not a success; `address` names the broker in the error.
+    `address` is the broker's, for errors. Raises RequestError if the response is not a success,
+    ProtocolError if a field is missing.
     """
     fields = header_fields(expect_success(response, address))
     return EpochState(
@@ -109,13 +112,12 @@ class EpochCommitter:
         monotonic_s: Callable[[], float],
         timeout_s: float,
     ) -> None:
-        """Create a committer.
+        """Create a committer for the epochs of one streaming query.
 
         `call(broker, request)` sends a request to the master of a broker and returns the response.
-        `brokers` are the names of all masters, `query` is the id of the query, and `topics` are
-        those to which its rows are written. `pause(seconds)` blocks for that time, and
-        `monotonic_s()` returns the time. A step fails if it makes no progress for `timeout_s`
-        seconds.
+        `brokers` are the names of all masters, `query` is the id of the query, and `topics` are the
+        topics to which the query writes. `pause(seconds)` blocks, and `monotonic_s()` returns the
+        time. A step fails if it makes no progress for `timeout_s` seconds.
         """
         self._call = call
         self._brokers = sorted(brokers)
@@ -126,13 +128,15 @@ class EpochCommitter:
         self._timeout_s = timeout_s
 
     def commit(self, epoch: int, ranges: Ranges) -> Ranges:
-        """Commit an epoch at all brokers, and return the ranges that are recorded for it.
+        """Publish the rows of an epoch at all brokers, and return the ranges that were published.
 
-        `ranges` are those that the tasks have staged. If the epoch was recorded in an earlier
-        attempt, the result is the ranges of that attempt instead. When this method returns, all
-        messages of the result are published. Raises RequestError if a broker refuses: then nothing
-        is published unless the epoch was recorded before. After RequestTimeoutError or
-        ConnectionLostError, call this method again with the same epoch.
+        `ranges` are the rows that the tasks have staged, that is, stored where no consumer reads
+        them. If an earlier attempt has recorded other ranges for the epoch, those are published and
+        returned instead. All rows are published when this method returns.
+
+        Raises RequestError if a broker refuses: then nothing is published, unless the epoch was
+        recorded before. After RequestTimeoutError or ConnectionLostError, call this method again
+        with the same epoch.
         """
         # The first broker decides. All others must have checked the epoch before.
         deciding_broker, *other_brokers = self._brokers
@@ -143,7 +147,8 @@ class EpochCommitter:
 
         decided_ranges = self._poll_step(deciding_broker, epoch, ranges, COMMIT).ranges
 
-        # All brokers begin to publish before one of them is awaited.
+        # Ask all brokers to publish first, and wait for them afterwards, so that they work at the
+        # same time.
         brokers_with_ranges = {staged_range.broker for staged_range in decided_ranges}
         publishing_brokers = sorted(brokers_with_ranges - {deciding_broker})
         for publishing_broker in publishing_brokers:
@@ -172,12 +177,13 @@ class EpochCommitter:
         *,
         waits_for_publication: bool = False,
     ) -> EpochState:
-        """Repeat the request for a step until the broker has done it, and return the last state.
+        """Repeat the request for a step until the broker has done it, and return its last state.
 
-        The step is done when the broker has checked the epoch; with `waits_for_publication`, it is
-        done when the broker has published the epoch. Between two requests there is a pause that
-        doubles. Raises RequestTimeoutError if the number of published messages does not grow for
-        `timeout_s` seconds, RequestError if the broker refuses, and the errors of `call`.
+        The step is done when the broker has checked the epoch, or published it if
+        `waits_for_publication`. The pause between two requests doubles up to `PAUSE_LAST_S`.
+
+        Raises RequestTimeoutError if no further message is published for `timeout_s` seconds,
+        RequestError if the broker refuses, and the errors of `call`.
         """
         deadline_s = self._monotonic_s() + self._timeout_s
         pause_s = PAUSE_FIRST_S
@@ -205,17 +211,20 @@ class StagedRangeList:
     """The ranges that one attempt of a task has staged. `message_count` counts their messages."""
 
     def __init__(self, partition: int, attempt: int) -> None:
-        """Create an empty list for attempt `attempt` of the task that writes `partition`."""
+        """Create an empty list for one attempt of the task that writes `partition`.
+
+        `attempt` is the number of the attempt.
+        """
         self.message_count: int = 0
         self._partition = partition
         self._attempt = attempt
         self._ranges: list[StagedRange] = []
 
     def add(self, broker: str, queue_id: int, offset: int, count: int, bodies: Buffer) -> None:
-        """Add a batch of `count` messages that is stored from `offset` on in a staging queue.
+        """Add `count` messages that are stored from `offset` on in a queue of the staging topic.
 
-        If the batch follows the last range without a gap, that range grows. `bodies` are the bodies
-        of the messages, one after the other; they go into the checksum of the range.
+        If they directly follow the last range, that range grows. `bodies` are the bodies of the
+        messages, one after the other. They go into the checksum of the range.
         """
         self.message_count += count
         if self._ranges and self._is_end_of(self._ranges[-1], broker, queue_id, offset):

@@ -78,9 +78,9 @@ class Anchor(NamedTuple):
 
 
 def make_anchor(record: bytes | memoryview | StoredMessage) -> Anchor:
-    """Return an anchor for a stored message; `record` is its bytes or the decoded message.
+    """Return an anchor: the offset, store time and position by which a message is recognised later.
 
-    Raises ProtocolError for damaged bytes.
+    `record` is the message as stored bytes or decoded. Raises ProtocolError for damaged bytes.
     """
     if isinstance(record, StoredMessage):
         return Anchor(record.queue_offset, record.store_time_ms, record.physical_offset)
@@ -107,15 +107,19 @@ class QueueProbe(NamedTuple):
 def probe_queue(
     directory: Directory, group: str, queue: MessageQueue, offset: int
 ) -> Conversation[QueueProbe]:
-    """Pull the message at `offset` from the broker of a queue, and return the probe.
+    """Pull the one message at `offset`, and return it with the bounds of the queue.
 
-    `QueueProbe` says which message and which bounds were found. Raises RouteNotFoundError,
-    RequestError (TOPIC_NOT_EXIST (17) for a deleted topic), ConnectionLostError,
-    RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
+    The message is None if the queue has none at this offset, for example because retention has
+    deleted it. If the broker refuses the offset, `is_refused` is True; if it answers with an offset
+    reset of the group, `reset_to` is the new offset.
+
+    Raises RouteNotFoundError, RequestError (TOPIC_NOT_EXIST (17) for a deleted topic),
+    ConnectionLostError, RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
     """
     command = requests.make_probe_request(group, queue, offset)
     address = yield from directory.get_read_address(queue)
-    response = parse_pull_response((yield Call(address, command)), address)
+    answer = yield Call(address, command)
+    response = parse_pull_response(answer, address)
     bounds = response.offset_min, response.offset_max
     if response.status is PullStatus.OFFSET_ILLEGAL:
         is_group_reset = response.remark == OFFSET_RESET
@@ -155,23 +159,21 @@ def compare_with_anchors(
     queue: MessageQueue,
     anchors: Iterable[Anchor],
 ) -> Conversation[CheckResult]:
-    """Compare a queue with messages that were read from it before, and return the verdict.
+    """Find out whether a queue still has messages that were read from it before.
 
-    Each of `anchors` is such a message (see `Anchor`). The message at its offset is pulled, from
-    the newest anchor to the oldest. An anchor has *changed* if another message is at its offset, or
-    if a master's queue ends before it. The first of these that is the case decides:
+    An anchor is such a message: its offset, store time and position. Each anchor is compared with
+    the message that is now at its offset, from the newest to the oldest. The result is one of:
 
-    - RESET: a response carries an offset reset of the group.
-    - UNKNOWN: the offset is not before the end of the queue, and the broker accepts to read there.
-      The broker is a slave then, which may get the message later.
-    - SAME or CUT: an anchor's message is in its place. If a newer anchor has changed, the verdict
-      is CUT, with the offset after this anchor.
-    - SAME or RECREATED: retention has removed the message, or all anchors were compared. If an
-      anchor has changed, the verdict is RECREATED, with the first stored offset.
+    - SAME: the messages are there, as far as retention has not deleted them. Also without anchors.
+    - CUT: newer messages were lost or replaced; the offset is the one after the newest message that
+      is still there.
+    - RECREATED: all messages that were compared were replaced, so the queue is a new one; the
+      offset is its first one.
+    - RESET: a response has an offset reset of the group, with its offset.
+    - UNKNOWN: a slave responded that may get the messages later.
 
-    An offset inside the queue without a message (a hole, such as a broker's compaction leaves)
-    proves nothing, so that anchor is skipped. Without anchors the verdict is SAME. Raises what
-    `probe_queue` raises.
+    An offset without a message inside the queue (a hole that compaction leaves) proves nothing, so
+    that anchor is skipped. Raises what `probe_queue` raises.
     """
     has_changed_anchor = False
     offset_min = 0
@@ -189,7 +191,7 @@ def compare_with_anchors(
                 probe = yield from probe_queue(directory, group, queue, anchor.offset + 1)
             if not probe.is_refused:
                 return CheckResult(QueueVerdict.UNKNOWN)
-            has_changed_anchor = True
+            has_changed_anchor = True  # a master's queue ends before the anchor
         elif probe.found is None:
             continue  # a hole, such as a broker's compaction leaves
         elif anchor.is_same_message(probe.found):
@@ -219,6 +221,11 @@ class QueueIdentity:
     )
 
     def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
+        """Begin with `anchors`, messages by which a reader recognises its queue later.
+
+        They were read before, so they count as proven, which means found in the queue by a check.
+        But the queue must be checked before the next response is used.
+        """
         self.proven: list[Anchor] = sorted(anchors)
         self.fresh: list[Anchor] = []
         self.is_suspect: bool = bool(self.proven)
@@ -238,10 +245,11 @@ class QueueIdentity:
         return self.proven[-1] if self.proven else None
 
     def add_anchor(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
-        """Add `anchor`, the last message of a response, as a fresh anchor.
+        """Add the last message of a response as an anchor, by which the queue is recognised later.
 
-        Its record has `size_bytes` bytes, and it was read at `now_s` (monotonic seconds). If there
-        are no proven anchors so far, it counts as proven, and as checked at `now_s`.
+        The first anchor counts as proven, that is, as found in the queue by a check at `now_s`
+        (monotonic seconds). Later ones are fresh until the next check. `size_bytes` is the size of
+        the message; the period between checks grows with it.
         """
         if self.proven:
             self.fresh.append(anchor)
@@ -252,12 +260,12 @@ class QueueIdentity:
         self._size_bytes = size_bytes
 
     def needs_check(self, response: PullResponse, now_s: float) -> bool:
-        """Return whether the queue has to be checked before `response` is handed out.
+        """Return whether the queue must be checked before the messages of `response` are used.
 
-        It has to be checked if it is suspect, or if the last check is longer ago than the period. A
-        response that shows a loss makes the queue suspect here (`is_suspect` becomes True): the
-        broker refused the offset, or a bound of the queue moved backwards. Return False while no
-        anchor is proven.
+        This is so if the last check is too long ago, or if something suggests that messages were
+        lost: the broker refused the offset, or a bound of the queue moved backwards. `is_suspect`
+        then becomes True and stays so until a check. Returns False if there are no proven anchors
+        to check with.
         """
         if not self.proven:
             return False
@@ -284,9 +292,10 @@ class QueueIdentity:
         self._checked_s = asked_s
 
     def record_same(self, asked_s: float) -> None:
-        """Record that the check at `asked_s` (monotonic seconds) found the queue unchanged.
+        """Record that a check, begun at `asked_s` (monotonic seconds), found the queue unchanged.
 
-        All fresh anchors become proven.
+        Anchors are messages by which the queue is recognised. Fresh ones, which were read since the
+        last check, become proven. `is_suspect` becomes False.
         """
         self.proven = _thin_out(sorted({*self.proven, *self.fresh}))
         self.fresh.clear()
@@ -294,17 +303,21 @@ class QueueIdentity:
         self._checked_s = asked_s
 
     def drop_lost_anchors(self, offset: int) -> None:
-        """Drop the proven anchors from `offset` on, all fresh anchors, and the bounds.
+        """Drop what is known about the messages from `offset` on, which the broker has lost.
 
-        The reader calls this when the broker has lost the messages from `offset` on. The queue
-        stays suspect if it was.
+        These are the proven anchors (messages that a check has found) from `offset` on, and all
+        fresh anchors, which were read since that check. The bounds of the queue are forgotten.
+        `is_suspect` does not change.
         """
         self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
         self.fresh.clear()
         self._bounds = (0, 0)
 
     def clear(self) -> None:
-        """Drop all anchors and the bounds, because the queue belongs to a new topic."""
+        """Drop all anchors and the bounds, because the topic was deleted and created again.
+
+        Anchors are messages by which the queue was recognised.
+        """
         self.proven.clear()
         self.fresh.clear()
         self.is_suspect = False
@@ -313,13 +326,14 @@ class QueueIdentity:
     def probe_start(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
     ) -> Conversation[int | None]:
-        """Look for the message before `position`, and take it as the first proven anchor.
+        """Pull the message before `position`, to recognise the queue by it later.
 
-        `position` is the offset that is read next. If retention has removed the message before it,
-        the anchor has no store time. If `position` is behind the end of the queue, or the queue has
-        a hole before it, no anchor is added. Sets `has_probed_start`. Return the offset of a group
-        reset if the broker responded with one (then no anchor is added), else None. Raises what
-        `probe_queue` raises.
+        `position` is the next offset to read. The message becomes the first proven anchor. If
+        retention has deleted it, the anchor has no store time. No anchor is added if the queue has
+        a hole there or ends before `position`. Sets `has_probed_start`.
+
+        Returns the new offset if the broker responds with an offset reset of the group, and then
+        adds no anchor. Otherwise returns None. Raises what `probe_queue` raises.
         """
         offset_before = position - 1
         probe = yield from probe_queue(directory, group, queue, offset_before)
@@ -337,16 +351,13 @@ class QueueIdentity:
     def check(
         self, directory: Directory, group: str, queue: MessageQueue
     ) -> Conversation[CheckResult]:
-        """Check the proven anchors at the broker, and return the result. No anchor is changed.
+        """Compare the queue with messages that were read from it, and return what happened to it.
 
-        Anchors are messages that were read before: proven ones were in place at the last check,
-        fresh ones were read since. The verdict says what happened to the queue (`QueueVerdict`).
-
-        If the proven anchors are in place and the queue is suspect, the newest fresh anchor is
-        compared as well. If it has changed, the verdict is CUT with the offset after the newest
-        proven anchor, because another broker may have taken over without the fresh messages. If a
-        slave responds to that second comparison, the verdict is UNKNOWN. Raises what `probe_queue`
-        raises.
+        The result is that of `compare_with_anchors` for the proven anchors: SAME, CUT, RECREATED,
+        RESET or UNKNOWN. If it is SAME and the queue is suspect, the newest fresh anchor, a message
+        read since the last check, is compared as well. If that one is lost or replaced, the result
+        is CUT, with the offset after the newest proven anchor. If a slave answers about it, the
+        result is UNKNOWN. No anchor is changed. Raises what `probe_queue` raises.
         """
         # The broker responds between the steps below. Choose the fresh anchor before them, because
         # the reader may change the anchors meanwhile.
@@ -366,10 +377,11 @@ class QueueIdentity:
 
 
 def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """Return at most ANCHORS_MAX of `anchors`, which are sorted by offset.
+    """Return at most ANCHORS_MAX of `anchors`, messages by which a queue is recognised.
 
-    The first and the last anchor stay. Between them those stay whose distances to the last one grow
-    most evenly, so that few messages repeat after a cut of any length.
+    `anchors` are sorted by offset. The first and the last remain. Of the others, those remain whose
+    distances to the last one grow evenly, like 1, 2, 4, 8. So a reader that goes back to an anchor
+    repeats few messages, however much was lost.
     """
     remaining = list(anchors)
     last_offset = remaining[-1].offset if remaining else 0
@@ -387,10 +399,11 @@ def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
 
 
 def restart_offset(response: PullResponse, offset: int) -> int | None:
-    """Return where a reader without anchors continues, or None if it continues at `offset`.
+    """Return the offset where a reader goes on that knows no message of its queue, else None.
 
-    If the broker refused `offset` because it is behind the end of the queue, that is the first
-    offset of the queue. A refusal that carries out an offset reset does not count.
+    If the broker refused `offset` because it is beyond the end of the queue, the reader goes on at
+    the first offset of the queue. None means that it goes on at `offset`. A refusal with an offset
+    reset of the group is handled elsewhere and gives None.
     """
     if (
         response.status is not PullStatus.OFFSET_ILLEGAL

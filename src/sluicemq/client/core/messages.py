@@ -66,9 +66,9 @@ _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 
 
 def parse_delay_ms(delay: timedelta | float) -> int:
-    """Return a delay in milliseconds. `delay` is a number of seconds, or a timedelta.
+    """Return a delay in milliseconds; `delay` is a number of seconds or a timedelta.
 
-    Raises ConfigurationError for any other type, for a negative delay, and from 1e10 seconds on.
+    Raises ConfigurationError for another type, for a negative delay, and for 1e10 seconds or more.
     """
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
@@ -87,9 +87,10 @@ def parse_delay_ms(delay: timedelta | float) -> int:
 def parse_deliver_at_ms(moment: datetime | int) -> int:
     """Return a delivery time in milliseconds since 1970.
 
-    `moment` is a datetime with a time zone, or a whole number of milliseconds since 1970. Raises
-    ConfigurationError for a datetime without a time zone, any other type, and a number that means a
-    time before 1973: it is probably meant as seconds. A datetime before 1973 is accepted.
+    `moment` is a datetime with a time zone, or such a number of milliseconds. Raises
+    ConfigurationError for a datetime without a time zone and for another type. A number that means
+    a time before 1973 is refused too, because it is probably in seconds; a datetime before 1973 is
+    accepted.
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
@@ -112,7 +113,10 @@ def parse_deliver_at_ms(moment: datetime | int) -> int:
 
 
 def expect_recall_handle(handle: str) -> RecallHandle:
-    """Return a decoded recall handle. Raises ConfigurationError if `handle` is not valid."""
+    """Decode the handle by which a timed message is recalled, and return it.
+
+    Raises ConfigurationError if `handle` is not valid.
+    """
     decoded = parse_recall_handle(handle) if isinstance(handle, str) else None
     if decoded is None:
         raise ConfigurationError(
@@ -145,11 +149,11 @@ class MessageDraft:
 def delay_properties(
     message: Message | MessageDraft, level_max: int = DELAY_LEVEL_MAX
 ) -> Mapping[str, str]:
-    """Return the properties that tell the broker when to deliver a message; empty for no delay.
+    """Return the properties that tell the broker when to deliver a message; {} without a delay.
 
-    `level_max` is the number of the brokers' delay levels. Raises ConfigurationError for an invalid
-    level or a negative delay, and if the message has more than one of `delay_level`, `delay_ms` and
-    `deliver_at_ms`.
+    The message may have one of `delay_level`, `delay_ms` and `deliver_at_ms`. `level_max` is the
+    highest delay level of the brokers. Raises ConfigurationError if it has several of them, or if
+    one is invalid.
     """
     properties: dict[str, str] = {}
     if message.delay_level:
@@ -171,13 +175,13 @@ def delay_properties(
         properties[_DELIVER] = str(message.deliver_at_ms)
     if len(properties) > 1:
         raise ConfigurationError(
-            f"{' and '.join(_shown_delays(message))} cannot be combined.",
+            f"{' and '.join(_format_delays(message))} cannot be combined.",
             fix="Use only one of delay_level, delay and deliver_at.",
         )
     return properties
 
 
-def _shown_delays(message: Message | MessageDraft) -> list[str]:
+def _format_delays(message: Message | MessageDraft) -> list[str]:
     """Return the delay options that a message has, as in "delay_level=3" and "delay=5 s"."""
     shown = []
     if message.delay_level:
@@ -270,10 +274,10 @@ def make_message(
 
 
 def expect_one_message(message: object, message_class: type[M], method_name: str) -> M:
-    """Return `message` if it is one message of type `message_class`, else raise ConfigurationError.
+    """Return `message` if it is an instance of `message_class`, else raise ConfigurationError.
 
-    `method_name` is the name of the called method, for the text of the error. The fix depends on
-    whether `message` is a sequence, which only `send` accepts.
+    `method_name` is the method that the application has called, for the text of the error. A list
+    of messages gets a hint to `send`, which accepts several.
     """
     if isinstance(message, message_class):
         return message
@@ -307,12 +311,11 @@ def make_draft(
     delay: timedelta | float | None = None,
     deliver_at: datetime | int | None = None,
 ) -> Message | MessageDraft:
-    """Return the arguments of a send as a draft. HOT.
+    """Put the arguments of a send into a draft, without checking names and limits. HOT.
 
-    A `Message` given as `topic` is returned unchanged. Raises ConfigurationError if `topic` is
-    neither a string nor a Message, if options are given in addition to a Message, and for a body,
-    keys, delay or delivery time of a wrong type. Names and limits are checked later, by
-    `make_outgoing`.
+    A `Message` as `topic` is returned unchanged; the other arguments must then be left out. Raises
+    ConfigurationError if they are not, and for a topic, body, keys, delay or delivery time of a
+    wrong type. `make_outgoing` checks names and limits later.
     """
     if not isinstance(topic, str):
         if not isinstance(topic, Message):
@@ -353,9 +356,9 @@ def _combined_message_error() -> ConfigurationError:
 
 
 def encode_body(body: Body | None) -> bytes:
-    """Return a body as bytes. A str is encoded as UTF-8.
+    """Return a body as bytes; a string is encoded as UTF-8.
 
-    Raises ConfigurationError for any other type.
+    Raises ConfigurationError for any type other than a string and bytes-like objects.
     """
     if isinstance(body, str):
         return body.encode()
@@ -368,10 +371,9 @@ def encode_body(body: Body | None) -> bytes:
 
 
 def to_key_tuple(keys: object) -> tuple[str, ...]:
-    """Return the keys of a message as a tuple.
+    """Return keys as a tuple: None becomes (), "a" becomes ("a",), and ["a", "b"] ("a", "b").
 
-    None means no keys, a string means one key. Raises ConfigurationError if `keys` is neither a
-    string nor a sequence or set.
+    Raises ConfigurationError if `keys` is neither a string nor a sequence or set.
     """
     if keys is None or isinstance(keys, str):
         return () if keys is None else (keys,)
@@ -393,10 +395,12 @@ def make_outgoing(
 ) -> OutgoingMessage:
     """Check a message and encode it for a send request. HOT.
 
-    `message_id` becomes its UNIQ_KEY. Bodies of `compress_from_bytes` or more are compressed; 0
-    disables that, as batches require (spec/remoting.md §9). Raises ConfigurationError for an
-    invalid topic, tag, key, property, flag or delay, an empty body, and a body or properties that
-    are too large.
+    `message_id` becomes the property UNIQ_KEY. A body of `compress_from_bytes` or more is
+    compressed if that makes it smaller; 0 disables this, because batches require it
+    (spec/remoting.md §9). `delay_level_max` is the highest delay level of the brokers.
+
+    Raises ConfigurationError for an invalid topic, tag, key, property, flag or delay, an empty
+    body, and a body or properties that are too large.
     """
     topic = message.topic
     topic = check_topic_cached(topic) if isinstance(topic, str) else check_topic_to_send(topic)
@@ -429,7 +433,7 @@ def make_outgoing(
 
 
 def _body_size_error(body_bytes: int, body_bytes_max: int) -> ConfigurationError:
-    """Return the error for a body that is empty or too large."""
+    """Return the error for a body of `body_bytes` bytes that is empty or too large."""
     if not body_bytes:
         return ConfigurationError(
             "the body is empty, and RocketMQ brokers reject empty bodies.",
@@ -500,10 +504,10 @@ _FIX_LARGE = "Put large values into the body."
 def add_properties(
     outgoing: OutgoingMessage, added: Mapping[str, str], purpose: str
 ) -> OutgoingMessage:
-    """Return a copy of the message with further properties, those of `added`.
+    """Return a copy of a message with the properties `added` as well.
 
-    `purpose` says in the text of the error what needs them, such as "a transaction". Raises
-    ConfigurationError if the properties become too large.
+    `purpose`, such as "a transaction", says in an error who added them. Raises ConfigurationError
+    if the properties become too large.
     """
     all_properties = outgoing.properties + "".join(
         f"{name}\x01{value}\x02" for name, value in added.items()
@@ -524,11 +528,11 @@ _BATCH_ENTRY_OVERHEAD_BYTES: Final = 22
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Check that messages can be sent as one batch; return nothing if they can.
+    """Raise an error unless the messages can be sent as one batch.
 
     Raises ConfigurationError if `messages` is not a sequence of messages. Raises SendError for an
-    empty batch, and for a message that cannot be in a batch with the first one: it names the index
-    of that message.
+    empty batch, and for a message that must not be in a batch with the first one, for example
+    because its topic differs; the error names its index.
     """
     if not messages:
         raise SendError("the batch is empty.", fix="Pass at least one message.")
@@ -554,10 +558,9 @@ def _not_a_batch_error(wrong_value: object) -> ConfigurationError:
 def _find_batch_fault(
     index: int, message: Message, first_message: Message
 ) -> tuple[str, str] | None:
-    """Return (fault, fix) if `message` cannot be in a batch with its first message, else None.
+    """Return (fault, fix) if a message cannot be in one batch with the first message, else None.
 
-    `index` is the index of the message in the batch. The fault is a sentence without full
-    stop.
+    `index` is the position of `message` in the batch. `fault` is a sentence without a full stop.
     """
 
     def difference_text(field: str, field_value: object, first_value: object) -> str:
@@ -586,9 +589,9 @@ def _find_batch_fault(
 def split_batch(
     messages: Sequence[OutgoingMessage], bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[list[OutgoingMessage]]:
-    """Yield the messages in lists whose encoded size is at most `bytes_max`, one for each request.
+    """Divide messages into lists, one for each request, whose encoded size is at most `bytes_max`.
 
-    The order is kept. A single message that is larger is a list of its own.
+    The order is kept. A message that is larger than `bytes_max` becomes a list of its own.
     """
     request_messages: list[OutgoingMessage] = []
     request_bytes = 0
@@ -606,12 +609,11 @@ def split_batch(
 
 
 def join_batch(messages: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMessage:
-    """Return one message whose body is the batch of `messages`.
+    """Return one message that contains `messages`, encoded one after the other in its body.
 
-    It has the topic, WAIT and sharding key of the first one. `batch_id` identifies it in this
-    client only. It is not sent as a property: a RocketMQ 5.3.3 broker would append the properties
-    of the batch to those of every message, and all messages would get the id of the batch, as they
-    do with RocketMQ's own client.
+    It has the topic, WAIT and sharding key of the first one. `batch_id` becomes its id in this
+    client, but is not sent: a RocketMQ 5.3.3 broker adds the properties of a batch to all its
+    messages, which would then all have this id.
     """
     body = encode_batch(
         (message.flag, message.body, message.properties.encode()) for message in messages
@@ -639,9 +641,11 @@ _QUEUES: Final = str(NEW_TOPIC_QUEUES)
 def make_send_fields(
     group: str, queue: MessageQueue, outgoing: OutgoingMessage, born_time_ms: int
 ) -> dict[str, str]:
-    """Return the header fields of SEND_MESSAGE_V2 (310), or of a batch (320), for `queue`.
+    """Return the header fields of a request that sends a message or batch to `queue`.
 
-    The names of the fields are single letters; `wire.headers.SendMessageRequestV2` declares them.
+    RocketMQ uses single letters as names; the comments have the long names. `born_time_ms` is the
+    time of sending in milliseconds since 1970. The request code is SEND_MESSAGE_V2 (310), or 320
+    for a batch.
     """
     fields = {
         "a": group,  # producerGroup
@@ -682,6 +686,7 @@ class SendRequest(Command):
         born_time_ms: int,
         flag: int,
     ) -> None:
+        """Keep the parts of the request, so that `start` can encode it without a dict of fields."""
         self.code = SEND
         self.body = outgoing.body
         self.flag = flag
@@ -710,7 +715,11 @@ class SendRequest(Command):
         self._fields = fields
 
     def start(self) -> bytes | None:
-        """Return the frame up to the body, or None if the general encoder has to be used. HOT."""
+        """Return the bytes of the frame before the body. HOT.
+
+        Returns None if the header fields were read, so that they may have changed; then the general
+        encoder must be used.
+        """
         if self._fields is not None:
             return None
         return _encode_start(
@@ -725,12 +734,13 @@ class SendRequest(Command):
 def encode_send_start(
     template: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
 ) -> bytes | None:
-    """Return a plain send request's frame up to its body, which has `size` bytes.
+    """Return the frame of a plain send request up to its body, which has `size` bytes.
 
-    `template` is a result of `_make_frame_template`. The result is two lengths of four bytes (frame
-    and header), then the JSON header. Return None if the frame would be too large or a property
-    contains a lone surrogate: the general encoder handles those. `engine.client.start` is the
-    compiled equivalent.
+    The result is the length of the frame and that of the header, four bytes each, and the JSON
+    header. `template` has the parts of the header that do not change, as `_make_frame_template`
+    returns them. Returns None, so that the caller uses the general encoder, if the frame would be
+    too large or a property contains a lone surrogate. `engine.client.start` is the compiled
+    equivalent.
     """
     try:
         properties_json = orjson.dumps(properties)
@@ -758,15 +768,15 @@ _EMPTY_MESSAGE: Final = OutgoingMessage("", b"", "", "", 0, 0, True)
 
 @lru_cache(maxsize=4096)
 def _make_frame_template(group: str, queue: MessageQueue, flag: int) -> tuple[bytes, bytes, bytes]:
-    """Return the constant parts of a plain send's JSON header.
+    """Return the parts of a plain send's JSON header that are the same for each message.
 
-    There are three: before the born time, between the properties and the opaque, and after the
-    opaque. The texts by which the header is split cannot occur inside a JSON string, which contains
-    no unescaped quotes.
+    These are three: the text before the born time, the text between the properties and the opaque
+    (the number of the request), and the text after the opaque.
     """
     command = Command(SEND, make_send_fields(group, queue, _EMPTY_MESSAGE, 0), flag=flag)
     header = encode_start(command)[_PREFIX.size :]
-    # The born time and opaque of this command are 0, and its properties are "".
+    # The born time and opaque of this command are 0, and its properties are "". The header is split
+    # at texts with quotes, which JSON escapes inside strings, so a name cannot contain them.
     before_born_time, _, after_properties = header.partition(b'0","h":"0","i":""')
     before_opaque, _, end = after_properties.rpartition(b'0,"serializeTypeCurrentRPC"')
     return before_born_time, before_opaque, b',"serializeTypeCurrentRPC"' + end

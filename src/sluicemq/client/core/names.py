@@ -36,10 +36,10 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 def check_number(
     number_name: str, number: object, low: float, high: float | None = None, *, whole: bool = True
 ) -> None:
-    """Raise ConfigurationError unless `number` is a number from `low` to `high`, both included.
+    """Raise ConfigurationError unless `number` is from `low` to `high`, both inclusive.
 
-    `number_name` names the value in the error. `high` None means no upper limit. Unless `whole` is
-    False, the number must be an int; a bool is never a number.
+    `high` None means no upper limit. The number must be an int if `whole` is True, else an int or
+    float; a bool is neither. `number_name` names the value in the error.
     """
     number_types = int if whole else int | float
     if isinstance(number, number_types) and not isinstance(number, bool):
@@ -74,9 +74,9 @@ def check_topic(name: str) -> str:
 
 
 def check_topic_to_send(name: str) -> str:
-    """Return the name of a topic to which a message may be sent.
+    """Return `name` if messages may be sent to this topic, else raise ConfigurationError.
 
-    Raises ConfigurationError if the name is not valid or reserved for the broker.
+    The name must be valid, and not one of the topics that only brokers write.
     """
     if isinstance(name, str) and is_send_forbidden_topic(name):
         raise ConfigurationError(
@@ -93,8 +93,8 @@ def check_group(name: str) -> str:
 def _check_name(name_kind: str, name: str, length_max: int) -> str:
     """Return `name` if it is valid, else raise ConfigurationError.
 
-    A valid name is a string of 1 to `length_max` allowed characters. `name_kind` is "topic" or
-    "group".
+    A valid name is a string of 1 to `length_max` characters: ASCII letters, digits and % | - _.
+    `name_kind`, "topic" or "group", is used in errors.
     """
     if not isinstance(name, str):
         raise ConfigurationError(
@@ -121,10 +121,10 @@ def _check_name(name_kind: str, name: str, length_max: int) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Return the tag of a message unchanged. Raises ConfigurationError if it is not valid.
+    """Return `tag` if it is valid, else raise ConfigurationError.
 
-    A tag has 1 to 128 printable characters, contains no `|`, does not begin or end with a space,
-    and is not "*".
+    A valid tag has 1 to 128 printable characters. It does not contain `|`, does not begin or end
+    with a space, and is not "*".
     """
     if not isinstance(tag, str):
         raise ConfigurationError(
@@ -157,9 +157,10 @@ def check_tag(tag: str) -> str:
 
 
 def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of a message unchanged. Raises ConfigurationError if one is not valid.
+    """Return `keys` if each is valid, else raise ConfigurationError.
 
-    Keys are sent joined by spaces, so a key must not be empty or contain white space.
+    A valid key is a string that is not empty and has no white space, because keys are sent in one
+    text, separated by spaces.
     """
     for key in keys:
         if not isinstance(key, str):
@@ -175,10 +176,10 @@ def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_properties(properties: Mapping[str, str], allowed: Collection[str] = frozenset()) -> None:
-    """Raise ConfigurationError if a property of a message is not valid; it names the property.
+    """Raise ConfigurationError if a property is not valid; the error names the property.
 
-    Names and values must be strings without U+0001 and U+0002, and names must not be empty. A
-    reserved name is refused unless it is one of `allowed`.
+    Names and values must be strings without U+0001 and U+0002, and names must not be empty. A name
+    that RocketMQ uses itself is refused unless it is in `allowed`.
     """
     if not isinstance(properties, Mapping):
         raise ConfigurationError(
@@ -223,11 +224,11 @@ def _property_type_error(name: object, property_value: object) -> ConfigurationE
 
 
 def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Parse the addresses of name servers. Return each as "host:port", without duplicates.
+    """Return the addresses of name servers in `text`, each as "host:port", without duplicates.
 
     `text` is a string in which `;`, `,` or white space separates the addresses, or a list of
-    addresses. An address without a port has port 9876; a prefix "http://" or "rocketmq://" is
-    ignored. Raises ConfigurationError without any address, or if one has no host or an invalid
+    addresses. An address without a port gets port 9876. A prefix "http://" or "rocketmq://" is
+    removed. Raises ConfigurationError if there is no address, and if one has no host or an invalid
     port.
     """
     has_right_type = isinstance(text, str | list | tuple)
@@ -247,7 +248,10 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
 
 
 def _parse_address(address: str) -> str:
-    """Return the address of a name server as "host:port". Raises ConfigurationError."""
+    """Return the address of a name server as "host:port"; the default port is 9876.
+
+    Raises ConfigurationError without a host, or for a port that is not 1 to 65535.
+    """
     host, port = _split_host_port(address)
     is_port_valid = not port or natural(port, 65_535)
     if not host or not is_port_valid:
@@ -260,9 +264,9 @@ def _parse_address(address: str) -> str:
 
 
 def _split_host_port(address: str) -> tuple[str, str]:
-    """Return (host, port) of an address, each "" if it is missing; nothing is checked.
+    """Split an address into (host, port), each "" if it is missing, without checking them.
 
-    A prefix of a URL is dropped. An IPv6 address keeps its brackets: ("[::1]", "9876").
+    "http://a:1/" becomes ("a", "1"), and "[::1]:9876" becomes ("[::1]", "9876").
     """
     bare = address.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
     if not bare.startswith("["):
@@ -271,7 +275,7 @@ def _split_host_port(address: str) -> tuple[str, str]:
     if "]:" in bare:
         host, _, port = bare.rpartition("]:")
         return f"{host}]", port
-    return f"{bare[:-1]}]", ""
+    return f"{bare[:-1]}]", ""  # the brackets remain
 
 
 @with_hints
@@ -295,14 +299,17 @@ class Credentials:
         is_pair = isinstance(value, tuple | list) and len(value) == 2
         if not is_pair or not all(value):
             raise ConfigurationError(
-                f"credentials must be a pair of strings, {_credentials_fault(value)}.",
+                f"credentials must be a pair of strings, {_describe_credentials_fault(value)}.",
                 fix="Pass both: (access_key, secret_key).",
             )
         return Credentials(*value)
 
 
-def _credentials_fault(wrong_credentials: object) -> str:
-    """Return what is wrong with a value that is not a pair of keys, without the keys themselves."""
+def _describe_credentials_fault(wrong_credentials: object) -> str:
+    """Return what is wrong with credentials that are not a pair of keys.
+
+    The text does not contain the keys, because it goes into an error.
+    """
     if not isinstance(wrong_credentials, tuple | list):
         return f"got {type(wrong_credentials).__name__}"
     if len(wrong_credentials) > 2:
@@ -313,7 +320,7 @@ def _credentials_fault(wrong_credentials: object) -> str:
 
 
 def sign_request(command: Command, credentials: Credentials | None) -> Command:
-    """Sign `command` in place if there are credentials, and return it."""
+    """Sign `command` with `credentials` unless they are None, and return it."""
     if credentials is not None:
         sign_command(
             command,

@@ -56,10 +56,11 @@ def make_request_message(
 def make_reply_request(
     record: StoredMessage, body: bytes, message_id: str, now_ms: int
 ) -> tuple[MessageQueue, Command]:
-    """Return (queue, request): the request sends the reply (325), to the broker of the queue.
+    """Return (queue, request) to send a reply to the message `record`.
 
-    `record` is the message to reply to, and its queue is returned. `body` and `message_id` are
-    those of the reply. Raises ConfigurationError if `record` does not ask for a reply.
+    The request (code 325) must go to the broker of the queue, which is the queue of `record`.
+    `body` is the body of the reply and `message_id` its id. Raises ConfigurationError if `record`
+    does not ask for a reply.
     """
     request_properties = record.properties
     if not request_properties.get(REPLY_TO_CLIENT) or not request_properties.get(CORRELATION_ID):
@@ -89,7 +90,10 @@ def make_reply_request(
 
 
 def _encode_reply_properties(request_properties: Mapping[str, str], message_id: str) -> str:
-    """Return the encoded properties of a reply, by which the broker finds the requester."""
+    """Return the encoded properties of a reply, from which the broker finds the requester.
+
+    Encoded, a property is `name U+0001 value U+0002`.
+    """
     properties = {
         UNIQ_KEY: message_id,
         MSG_TYPE: REPLY,
@@ -102,10 +106,10 @@ def _encode_reply_properties(request_properties: Mapping[str, str], message_id: 
 
 
 def parse_pushed_reply(command: Command) -> StoredMessage:
-    """Return the reply that a broker pushes to the requester (326), as a stored message.
+    """Decode a reply that a broker pushes to the client which sent the request (code 326).
 
-    Its offsets are -1, because the broker does not send them. Raises ProtocolError if the header
-    cannot be decoded.
+    The offsets of the result are -1, because the broker does not send them. Raises ProtocolError if
+    the header cannot be decoded.
     """
     header = decode_header(ReplyMessageRequest, command.fields)
     properties: dict[str, Any] = decode_properties((header.properties or "").encode())
@@ -139,11 +143,11 @@ class ReplyFuture(Protocol):
 
 
 def accept_pushed_reply(command: Command, pending: Mapping[str, ReplyFuture]) -> Command:
-    """Give a pushed reply to the future that waits for it; return the response (326).
+    """Set the result of the future that waits for a pushed reply, and return the response (326).
 
-    `pending` maps correlation ids to futures. If none waits any more, the reply is logged and
-    dropped; the response is a success all the same, as with Java's client. Raises ProtocolError if
-    the reply cannot be decoded.
+    `pending` maps correlation ids to futures. A reply for which no future waits any more is logged
+    and dropped. The response is a success in both cases, as with Java's client. Raises
+    ProtocolError if the reply cannot be decoded.
     """
     reply = parse_pushed_reply(command)
     future = pending.get(reply.properties.get(CORRELATION_ID, ""))
@@ -171,10 +175,10 @@ def send_reply(
 def reply_timeout_error(
     topic: str, message_id: str, stored_in: str, timeout_s: float
 ) -> RequestTimeoutError:
-    """Return the error for a request whose reply did not come within `timeout_s` seconds.
+    """Return the error for a request that got no reply within `timeout_s` seconds.
 
-    `stored_in` names the place where the request is stored; "" means that it was not stored before
-    the time-out.
+    `stored_in` is the queue where the request is stored, as text. "" means that the broker has not
+    confirmed to have stored it.
     """
     if not stored_in:
         return RequestTimeoutError(

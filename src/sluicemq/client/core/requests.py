@@ -75,10 +75,7 @@ def _queue_fields(queue: MessageQueue) -> dict[str, Any]:
 
 
 def _request_maker(code: Code, header: Callable[P, object]) -> Callable[P, Command]:
-    """Return a function that makes a request with the code `code` from the fields of its header.
-
-    The function takes the arguments of the class `header`.
-    """
+    """Return a function that makes a request with `code`; it takes the fields of `header`."""
 
     def make(*arguments: P.args, **fields: P.kwargs) -> Command:
         return make_request(code, header(*arguments, **fields))
@@ -202,11 +199,11 @@ def send(
     oneway: bool = False,
     is_brief: bool = False,
 ) -> Command:
-    """Return the request to send a message or, if `batch`, a batch of messages. HOT.
+    """Return the request to send a message or, with `batch`, a batch of messages. HOT.
 
-    An ordinary message becomes a `SendRequest`, whose header is encoded without a dict of fields.
-    `born_time_ms` is the time of sending in milliseconds since 1970. `is_brief` asks a SluiceMQ
-    broker to return the id of the first message only.
+    `born_time_ms` is the time of sending in milliseconds since 1970. `oneway` means that the broker
+    does not respond. `is_brief` asks a SluiceMQ broker to return the id of the first message only.
+    An ordinary message becomes a `SendRequest`, which is faster to encode.
     """
     flag = FLAG_ONEWAY if oneway else 0
     has_special_field = batch or outgoing.sys_flag or outgoing.flag or outgoing.reconsume_times
@@ -223,7 +220,7 @@ def send(
 
 
 def recall(group: str, handle: RecallHandle) -> Command:
-    """Return the request to recall a timed message."""
+    """Return the request to recall the timed message that `handle` names."""
     header = headers.RecallMessageRequest(
         group=group, topic=handle.topic, recall_handle=handle.encode(), broker=handle.broker
     )
@@ -235,8 +232,8 @@ def send_back(
 ) -> Command:
     """Return the request to deliver a message again later.
 
-    `topic` is the topic that the group read the message from at first. `level` is the delay level
-    of the retry, and `times_max` the maximum number of retries, None for the group's own.
+    `topic` is the topic from which the group read the message first. `level` is the delay level of
+    the retry. `times_max` is the maximum number of retries; None means that of the group.
     """
     header = headers.SendBackRequest(
         physical_offset=record.physical_offset,
@@ -269,15 +266,14 @@ def pull(
 ) -> Command:
     """Return the request for messages of a queue from `offset` on. HOT.
 
-    With `subscription` the request contains the filter expression. Without it the broker filters by
-    the subscription in the group's heartbeat, whose version and kind are `sub_version` and
-    `expression_kind`. `suspend_timeout_ms` > 0 makes it a long poll. `commit_offset` commits that
-    offset on the way.
+    The broker filters by `subscription`. None means the subscription of the group's heartbeat,
+    whose version and kind are `sub_version` and `expression_kind`. If `suspend_timeout_ms` is above
+    0, the broker waits that long for a message. `commit_offset` is committed at the same time.
 
-    `bulk` asks a SluiceMQ broker for up to `bytes_max` bytes without its limit on the number of
-    messages. `any_span` allows it to return matching messages however far apart their offsets are.
-    A RocketMQ broker ignores both. `lite` is only a flag: 4.x brokers would refuse
-    LITE_PULL_MESSAGE (361), but not PULL_MESSAGE (11) (spec/traffic, item 18).
+    `bulk` asks a SluiceMQ broker for up to `bytes_max` bytes, without its limit on the number of
+    messages. `any_span` lets it return matching messages however far apart their offsets are.
+    RocketMQ brokers ignore both. `lite` sets only a flag, because 4.x brokers refuse
+    LITE_PULL_MESSAGE (361) (spec/traffic, item 18).
     """
     sys_flag = 0
     if suspend_timeout_ms:
@@ -315,11 +311,10 @@ def pull(
 
 
 def make_probe_request(group: str, queue: MessageQueue, offset: int) -> Command:
-    """Return the pull request for the one message at `offset`, whatever the group subscribes to.
+    """Return the request to look at the one message at `offset`, whatever the group subscribes to.
 
-    The field sluiceLook=true tells a SluiceMQ broker not to carry out a pending reset of the group,
-    not to apply a lane, and not to count the pull. A RocketMQ broker ignores the field: for it this
-    is a plain pull.
+    A SluiceMQ broker sees the field sluiceLook=true: it does not count the pull, does not apply a
+    lane and does not carry out a reset of the group. A RocketMQ broker treats it as any pull.
     """
     command = pull(
         group, queue, offset, count_max=1, bytes_max=1024, subscription=Subscription(queue.topic)
@@ -329,11 +324,11 @@ def make_probe_request(group: str, queue: MessageQueue, offset: int) -> Command:
 
 
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
-    """Return the request for the committed offset of a group.
+    """Return the request for the committed offset of a group in a queue.
 
     The response code is QUERY_NOT_FOUND (22) if the group has none. With `zero_if_young`, the
-    broker may return offset 0 instead if the queue has not lost a message yet, as it does for
-    Java's consumers (spec/remoting.md §14).
+    broker may return 0 instead while the queue has not lost a message, as it does for Java's
+    consumers (spec/remoting.md §14).
     """
     zero = None if zero_if_young else False
     return make_request(
@@ -345,7 +340,7 @@ def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = Fa
 
 
 def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> Command:
-    """Return the request to set the committed offset of a group."""
+    """Return the request to set the committed offset of `group` in `queue`."""
     header = headers.UpdateConsumerOffsetRequest(
         group=group, commit_offset=offset, **_queue_fields(queue)
     )
@@ -363,8 +358,8 @@ def messages_by_key(
 ) -> Command:
     """Return the request for the messages of one broker that have a key.
 
-    With `is_unique`, `key` is the message id that the producer assigned. The times are milliseconds
-    since 1970; the response contains at most `count_max` messages.
+    With `is_unique`, `key` is a message id that a producer made. The times are in milliseconds
+    since 1970. The response contains at most `count_max` messages.
     """
     header = headers.QueryMessageRequest(
         topic=topic,
@@ -382,9 +377,8 @@ def reset_offsets(
 ) -> Command:
     """Return the request to reset the offsets of a group in a topic on one broker.
 
-    By default, each queue is reset to its first message stored at `time_ms` (milliseconds since
-    1970) or later; -1 means the end of the queue. With `queue_id` 0 or more, only that queue is
-    reset, to `offset`.
+    Each queue is reset to its first message that was stored at `time_ms` (milliseconds since 1970)
+    or later; -1 means its end. If `queue_id` is not -1, only that queue is reset, to `offset`.
     """
     header = headers.ResetOffsetRequest(
         topic=topic, group=group, time_ms=time_ms, force=True, queue_id=queue_id, offset=offset
@@ -399,11 +393,11 @@ def try_filter(
     end_ms: int | None,
     count_max: int,
 ) -> Command:
-    """Return the request to apply a filter to stored messages. Only SluiceMQ brokers support it.
+    """Return the request to try a filter on stored messages. Only SluiceMQ brokers support it.
 
-    The filter is applied to messages stored from `begin_ms` to `end_ms` (milliseconds since 1970,
-    None means no limit), at most `count_max`, the newest of each queue. With `group`, the response
-    also compares the filter with that of the group.
+    At most `count_max` messages are tried, the newest of each queue that were stored from
+    `begin_ms` to `end_ms` (milliseconds since 1970; None means no limit). With `group`, the
+    response also compares the filter with the group's filter.
     """
     header = headers.TryFilterRequest(
         topic=subscription.topic,
@@ -462,7 +456,7 @@ def unlock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) ->
 def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> Command:
     """Return the request to create or change a topic on one broker.
 
-    An attribute whose value is None is removed.
+    `attributes` maps names of attributes to new values. None removes an attribute.
     """
     changes = []  # `+name=value` sets an attribute, `-name` removes it
     for name, attribute in attributes.items():
@@ -612,7 +606,7 @@ def is_access_denied_remark(remark: str) -> bool:
 def request_error(response: Command, address: str = "") -> RequestError:
     """Return the exception for a response that is not a success, with a fix if one is known.
 
-    The class depends on the response code (`_ERRORS`). `address` is the server that responded.
+    Its class depends on the response code. `address` is the server that responded.
     """
     remark = response.remark or ""
     error_class, fix = _ERRORS.get(response.code, (RequestError, ""))
@@ -636,9 +630,9 @@ def expect_success(response: Command, address: str = "") -> Command:
 
 
 def int_field(response: Command, name: str) -> int:
-    """Return an integer of the response's header.
+    """Return a header field of a response as an integer.
 
-    Raises ProtocolError if the field is missing or is not an integer.
+    Raises ProtocolError if it is missing or not an integer.
     """
     field_value = (response.fields or {}).get(name)
     try:
@@ -696,12 +690,11 @@ class SendResult:
 def parse_send_response(
     response: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
 ) -> list[SendResult]:
-    """Return the result of each message of a send request, in the order of `message_ids`.
+    """Return the result of each message in a send request, in the order of `message_ids`.
 
-    `queue` is the queue that the request named; the response may name another queue of that broker.
-    The offset message ids of a batch are joined by commas (spec/remoting.md §9); a missing one
-    becomes "". Raises RequestError for a response that is not a success, and ProtocolError for one
-    without an offset.
+    `queue` is the queue of the request; the broker may have stored the messages in another of its
+    queues. A result without an offset message id has "" there. Raises RequestError for a response
+    that is not a success, and ProtocolError for one without an offset.
     """
     if response.__class__ is _COMPILED_RESPONSE and len(message_ids) == 1:
         # The compiled decoder makes this class for successful responses to plain sends only.
@@ -728,9 +721,10 @@ def parse_send_response(
 def _make_batch_results(
     first_result: SendResult, message_ids: Sequence[str], offset_ids: Sequence[str]
 ) -> list[SendResult]:
-    """Return the results of a batch, whose messages are stored at consecutive offsets.
+    """Return one result for each message of a batch, which is stored at consecutive offsets.
 
-    `first_result` is that of the first message. A missing offset message id becomes "".
+    `first_result` is the result of the first message. `offset_ids` may be shorter than
+    `message_ids`; a missing id becomes "".
     """
     return [
         SendResult(
@@ -776,10 +770,9 @@ class PullResponse:
 
 
 def parse_pull_response(response: Command, address: str) -> PullResponse:
-    """Parse the response to a pull, from the broker at `address`.
+    """Decode the response to a pull; `address` is the broker that sent it.
 
-    Raises RequestError for a code that is not a `PullStatus`, and ProtocolError for a missing
-    field.
+    Raises RequestError for a code that is not a `PullStatus`, ProtocolError if a field is missing.
     """
     status = _PULL_STATUS.get(response.code)
     if status is None:

@@ -58,9 +58,9 @@ class SendAttempts:
     )
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
-        """Begin a send at `now_s`.
+        """Begin the attempts of one send at `now_s` (monotonic seconds).
 
-        `timeout_ms` is the time for all attempts together, and `retries` the number of attempts
+        `timeout_ms` is the time for all attempts together. `retries` is the number of attempts
         after the first one.
         """
         self.started_s = now_s
@@ -87,13 +87,15 @@ class SendAttempts:
         was_written: bool,
         waits_for_master: bool = False,
     ) -> bool:
-        """Record a failed attempt at `broker`, and return whether another attempt may be made.
+        """Record a failed attempt, and return whether another attempt may be made.
 
-        `was_written` says that the request was, or may have been, passed to the network: a broken
-        connection or a time-out then leaves open whether the message is stored. With
-        `waits_for_master`, attempts continue until the deadline with a growing pause before each,
-        however few retries are left; but a send that was created without retries is not repeated.
-        `pause_s` is set for the next attempt.
+        `broker` is the broker that failed, `error` the failure. `was_written` says that the request
+        may have reached the broker; then a broken connection or a time-out leaves open whether the
+        message is stored. `waits_for_master` says that the broker will get a new master. Attempts
+        then go on until the deadline without using up retries, unless the send was created without
+        retries.
+
+        Sets `last_broker`, and `pause_s` for the pause before the next attempt.
         """
         self.last_broker = broker
         failure = f"{broker}: {error.fact}"
@@ -125,11 +127,11 @@ class SendAttempts:
         return True
 
     def use_retry_if_unsafe(self, status: SendStatus, broker: str, now_s: float) -> bool:
-        """Use up one retry if `broker` stored the message, but not as safely as configured.
+        """Use up a retry if the message is stored unsafely, and return whether to send it again.
 
-        Return whether a retry was used up, so that the message must be sent to another broker. That
-        is the case if `status` is not OK, a retry is left and the deadline has not passed; `broker`
-        becomes `last_broker` then. Otherwise nothing changes, and the result is False.
+        This is so if `status` says that `broker` has not stored it as safely as configured, a retry
+        is left and the deadline has not passed. `last_broker` is then set to `broker`, so that the
+        next attempt goes elsewhere. Otherwise nothing changes.
         """
         if status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s:
             return False
@@ -138,11 +140,11 @@ class SendAttempts:
         return True
 
     def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
-        """Return the exception for a failed send. `error` is the failure of the last attempt.
+        """Return the exception for a failed send; `error` is the failure of the last attempt.
 
-        The caller raises the result `from error`. It is a SendUnknownError if the message may be
-        stored after any attempt. Otherwise a RequestError or RouteNotFoundError is returned
-        unchanged, and any other failure becomes a SendError that lists all attempts.
+        It is a SendUnknownError if any attempt may have stored the message. Otherwise a
+        RequestError or RouteNotFoundError is returned as it is, and any other error becomes a
+        SendError that lists all attempts. The caller raises the result `from error`.
         """
         failures = "; ".join(self._failures)
         if self._may_be_stored:

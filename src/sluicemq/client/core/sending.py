@@ -105,24 +105,24 @@ class QueueChooser:
         last_broker: str | None = None,
         sharding_key: str | None = None,
     ) -> MessageQueue:
-        """Return the queue for the next message. HOT.
+        """Return the queue for the next attempt to send a message. HOT.
 
-        With `sharding_key`, that is the queue of the key. Otherwise queues take turns. Queues of
-        `last_broker`, where the last attempt failed, and of brokers to be avoided are skipped. If
-        only avoided brokers remain, return a queue of one of them. Return a queue of `last_broker`
-        only if the topic has no other broker.
+        With `sharding_key`, this is always the same queue of `queues`. Otherwise the queues take
+        turns. Queues of `last_broker`, where the last attempt failed, are skipped, and so are
+        queues of slow brokers. If only these are left, a slow broker is preferred to `last_broker`.
+        `now_s` is in monotonic seconds.
         """
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
         topic = queues[0].topic
         start_index = self._next_index.get(topic, -1)
-        if start_index < 0:
+        if start_index < 0:  # the first message of this topic
             start_index = self._choose_first_index()
         self._next_index[topic] = start_index + 1
         queue_count = len(queues)
         if not self._avoid_until_s and last_broker is None:
             return queues[start_index % queue_count]
-        first_avoided = None
+        first_avoided = None  # used if all other brokers are to be avoided
         for step in range(queue_count):
             queue = queues[(start_index + step) % queue_count]
             if queue.broker != last_broker:
@@ -132,12 +132,12 @@ class QueueChooser:
         return first_avoided or queues[start_index % queue_count]
 
     def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
-        """Avoid `broker` for a while if its response took long, else stop avoiding it.
+        """Avoid a broker for a while if its response took long; stop avoiding it if it did not.
 
-        How long depends on `latency_s`; see `avoidance_s`.
+        `latency_s` is how long the response took. A slower response means a longer time.
         """
         if latency_s < 0.55 and broker not in self._avoid_until_s:
-            return  # the usual case: nothing to change
+            return  # the usual case: nothing to change (see `avoidance_s` for the limit)
         pause = avoidance_s(latency_s)
         if pause:
             self._avoid_until_s[broker] = now_s + pause
@@ -152,10 +152,10 @@ class QueueChooser:
 def choose_with_selector(
     selector: Selector, queues: Sequence[MessageQueue], message: Message
 ) -> MessageQueue:
-    """Return the queue that the application's `selector` returns for the message.
+    """Call the application's `selector(queues, message)`, and return the queue that it chooses.
 
-    Raises ConfigurationError if `selector` is not callable, and SendError if it does not return one
-    of `queues`.
+    Raises ConfigurationError if `selector` is not callable, SendError if it does not return one of
+    `queues`.
     """
     if not callable(selector):
         raise ConfigurationError(
@@ -175,10 +175,10 @@ def choose_with_selector(
 def check_destination(
     topic: str, queue: MessageQueue | None, timeout_ms: int | None = None
 ) -> None:
-    """Check the options that say where a message goes and how long sending it may take.
+    """Raise ConfigurationError if the queue or the time-out of a send is invalid.
 
-    Raises ConfigurationError if `queue` is not a queue of `topic`, or if `timeout_ms` is not a
-    whole number from 1 on. None is valid for both.
+    `queue` must be a queue of `topic`, and `timeout_ms` a whole number of at least 1. None is valid
+    for both.
     """
     if queue is not None:
         check_queue(queue)
@@ -245,11 +245,12 @@ class Sender:
         trace: Tracing | None = None,
         first_queue: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Check the options and create the sender.
+        """Check the options and create the sender of one producer group.
 
-        `next_id()` returns a new message id. `trace` records the sends; None means no tracing.
-        `first_queue` is the `choose_first_index` of `QueueChooser`. The other options are those of
-        `ProducerOptions`. Raises ConfigurationError for an invalid option.
+        `directory` finds routes. `next_id()` returns a new message id. `trace` records the sends;
+        None means no tracing. `first_queue()` returns the index of the first queue to which
+        messages of a topic go. The other options are those of `ProducerOptions`. Raises
+        ConfigurationError for an invalid option.
         """
         check_number("timeout_ms", timeout_ms, 1)
         check_number("retries", retries, 0)
@@ -289,9 +290,9 @@ class Sender:
         return self.make_outgoing(message, self.next_id())
 
     def close(self) -> None:
-        """Refuse new messages, and make no further attempts for those in progress.
+        """Refuse new messages, and make no further attempts for messages in progress.
 
-        Every later call that sends raises ClosedError.
+        A send that is called later raises ClosedError.
         """
 
         def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
@@ -412,10 +413,11 @@ class Sender:
         flag: int = 0,
         wait_store_ok: bool = True,
     ) -> Conversation[None]:
-        """Send one message without waiting for the broker's response. The message may be lost.
+        """Send one message without waiting for the broker's response, so it may be lost unnoticed.
 
-        The options are those of `send`. Raises ConfigurationError, RouteNotFoundError,
-        NameServerUnreachableError, ConnectionLostError, ClosedError.
+        The message is given as in `send`: a topic with a body and options, or a `Message`. The
+        message goes to `queue`; None means one of the topic's queues. Raises ConfigurationError,
+        RouteNotFoundError, NameServerUnreachableError, ConnectionLostError, ClosedError.
         """
         draft = make_draft(
             topic,
@@ -450,11 +452,13 @@ class Sender:
     ) -> Conversation[list[SendResult]]:
         """Send messages of one topic in requests of at most 1 MiB each.
 
-        Return one result for each message, in their order. Each request is stored completely or not
-        at all. If a request fails, the requests before it are stored, and a note of the exception
-        tells how many messages these have. `queue` and `timeout_ms` are those of `send`;
-        `timeout_ms` applies to each request. Raises SendError before sending if the messages cannot
-        be in one batch (it names the index), and what `send` raises.
+        Returns one result for each message, in their order. A request is stored completely or not
+        at all. If a request fails, later ones are not sent, and a note of the exception tells how
+        many messages are stored. All messages go to `queue`; None means one of the topic's queues
+        for each request. `timeout_ms` is the time for each request.
+
+        Raises SendError if the messages cannot be in one batch; it names the index, and nothing was
+        sent. Also raises what `send` raises.
         """
         check_batch(messages)
         check_destination(messages[0].topic, queue, timeout_ms)
@@ -488,9 +492,10 @@ class Sender:
     ) -> Conversation[list[SendResult]]:
         """Send one request, with all its attempts, and return one result for each of `ids`. HOT.
 
-        `ids` are the message ids in the request, more than one for a batch. The request goes to
-        `queue`; if that is None, a queue is chosen for each attempt. `timeout_ms` and `retries`
-        default to the producer's. `on_first_send` is called before the first send to a topic.
+        `outgoing` is the message or batch, and `ids` its message ids. Each attempt goes to `queue`;
+        None means that each chooses a queue. `timeout_ms` and `retries` None mean the producer's.
+        Calls `on_first_send` before the first send to a topic, and `on_drained` after `close` when
+        no send is left.
 
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
@@ -562,10 +567,11 @@ class Sender:
         response: Command,
         batch: bool,
     ) -> bool:
-        """Record an attempt that stored the message; return whether the send is done. HOT.
+        """Record a successful attempt, and return whether the send is done. HOT.
 
-        The latency of the broker is recorded. The send is not done if the message should be sent to
-        another broker as well (`retry_unsafe`). If it is done, it is traced.
+        It is not done if the broker has not stored the message as safely as configured, and the
+        producer then sends it to another broker as well (`retry_unsafe`). The latency of the broker
+        is recorded, and a send that is done is traced.
         """
         assert attempts.target is not None
         broker = attempts.target.broker
@@ -592,10 +598,10 @@ class Sender:
         error: SluiceError,
         batch: bool,
     ) -> None:
-        """Record a failed attempt. Return if another one may be made, else raise the final error.
+        """Record a failed attempt, and raise the final error unless another attempt may be made.
 
-        If the final error is raised, the send is traced. After `close`, ids of messages that may be
-        stored are added to `unknown_ids`.
+        Before the error is raised, the send is traced. After `close`, the ids of messages that may
+        be stored are added to `unknown_ids`.
         """
         now_s = self.directory.clock.monotonic_s()
         cost_s = now_s - attempts.started_s
@@ -615,9 +621,9 @@ class Sender:
     ) -> bool:
         """Record a failed attempt, and return whether to make another one.
 
-        The broker is avoided for a while, and the topic's route is fetched again before its next
-        use. The next attempt waits for a new master if no other broker can accept the message and
-        this one has replicas. Return False after `close`.
+        The broker is avoided for a while, and the route of the topic is fetched again before its
+        next use. If only this broker can accept the message and one of its slaves can become
+        master, the next attempt waits for that. Returns False after `close`.
         """
         call = attempts.call
         broker = None if attempts.target is None else attempts.target.broker
@@ -643,10 +649,11 @@ class Sender:
     def _can_wait_for_master(
         self, topic: str, broker: str | None, error: SluiceError, *, has_fixed_broker: bool
     ) -> bool:
-        """Return whether it helps to wait for a new master of the broker that failed.
+        """Return whether to wait until a slave of the broker that failed becomes its master.
 
-        That is so if the error is temporary, no other broker can accept the message, and the broker
-        has replicas. `has_fixed_broker` says that the message may not go to another broker.
+        This is so if the error is temporary, the broker has slaves, and no other broker can accept
+        the message. `has_fixed_broker` is True if the message must not go to another broker.
+        `broker` None means that the route has no master at all.
         """
         is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
         routes = self.directory.routes
@@ -656,11 +663,11 @@ class Sender:
         return is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
 
     def write_traces(self, tracing: Tracing) -> Conversation[bool]:
-        """Send the trace records that `tracing` has collected, until none is left.
+        """Send all trace records that `tracing` has collected.
 
-        Return False, and stop, if a message with trace records could not be sent: its records are
-        counted as dropped, and the failure is logged (as a warning only the first time). Never
-        raises an Exception.
+        Returns False at the first message with records that cannot be sent. Its records are counted
+        as dropped, and the failure is logged, as a warning only the first time. Never raises an
+        Exception.
         """
         while (trace_message := tracing.next_message()) is not None:
             try:
@@ -675,11 +682,12 @@ class Sender:
         return True
 
     def recall(self, handle: str) -> Conversation[str]:
-        """Recall a timed message by the `recall_handle` of its send, and return its message id.
+        """Recall a message that waits for its delivery time, and return its message id.
 
-        Brokers allow that if recallMessageEnable = true. Success means that the message will not be
-        delivered if the broker still had it. Raises ConfigurationError for an invalid handle, and
-        RequestError if the broker refuses (too late, or recalling is disabled).
+        `handle` is the `recall_handle` of its send. Success means that the message will not be
+        delivered, if the broker had not delivered it before. Raises ConfigurationError for an
+        invalid handle, and RequestError if the broker refuses: it is too late, or
+        recallMessageEnable is not set.
         """
         decoded = expect_recall_handle(handle)
         topic = decoded.topic

@@ -67,9 +67,9 @@ _STATE_NAMES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
 
 
 def parse_trace_option(trace: bool | str | None) -> str | None:
-    """Return the topic that the option `trace` of the clients means, None for no tracing.
+    """Return the topic for traces that a client's option `trace` means, None for no tracing.
 
-    True means RocketMQ's trace topic; a string is the name of another topic. Raises
+    True means RocketMQ's trace topic, a string another topic, and False or None no tracing. Raises
     ConfigurationError for any other value.
     """
     if isinstance(trace, str):
@@ -134,10 +134,10 @@ class Tracing:
         *,
         count_max: int = COUNT_MAX,
     ) -> None:
-        """Create it for the trace topic `topic`.
+        """Create an empty collection of trace records, which will be sent to `topic`.
 
-        `next_id()` returns a new id for a delivery. At most `count_max` records are kept; further
-        ones are dropped and counted.
+        `next_id()` returns a new id for a delivery. At most `count_max` records wait for being
+        sent; further ones are dropped and counted.
         """
         self.topic = topic
         self.clock = clock
@@ -170,9 +170,9 @@ class Tracing:
         self.dropped_count += count
 
     def add_note(self, note: "_SendNote | TraceRecord") -> None:
-        """Add a record and call `on_note`.
+        """Add a record and call `on_note`, or drop the record if the limit is reached.
 
-        If the limit is reached, drop the record and count it in `dropped_count` instead.
+        Dropped records are counted in `dropped_count`.
         """
         if len(self._notes) >= self._count_max:
             self.dropped_count += 1
@@ -193,10 +193,10 @@ class Tracing:
         *,
         batch: bool = False,
     ) -> None:
-        """Record that the broker at `address` stored a message (with `batch`, a batch).
+        """Record that the broker at `address` has stored a message or, with `batch`, a batch.
 
-        `response` is the broker's response. Nothing is recorded if it says TRACE_ON=false. The send
-        took `cost_s` seconds.
+        `cost_s` is how long the send took in seconds. `response` is the broker's response. If it
+        says TRACE_ON=false, the broker wants no traces and nothing is recorded.
         """
         fields = header_fields(response)
         if fields.get(TRACE_ON) == "false":
@@ -232,10 +232,11 @@ class Tracing:
         region: str = _DEFAULT_REGION,
         batch: bool,
     ) -> None:
-        """Add a note for each message of a send.
+        """Add one record for each message of a send.
 
-        `ids` are pairs (message id, offset message id), in the order of the messages. An empty
-        `address` means that the send failed. Does nothing for a message of the trace topic.
+        `ids` are pairs (message id, offset message id), in the order of the messages. `address` is
+        the broker; "" means that the send failed. A message of the trace topic itself is not
+        recorded.
         """
         if outgoing.topic == self.topic:
             return
@@ -273,10 +274,9 @@ class Tracing:
     ) -> None:
         """Record that a transaction was committed, rolled back or left undecided.
 
-        `state` is a `TransactionState`, and `address` is the broker's. `properties` are those of
-        the message if a transaction check caused the end; None means that this producer ended its
-        own transaction. Then tag and keys are those that were kept from the record of the prepared
-        message.
+        `state` is a `TransactionState`, and `address` the broker's. `properties` are those of the
+        message if a check by the broker caused the end. None means that this producer ended its own
+        transaction; tag and keys then come from the record of the prepared message.
         """
         checked_properties = properties or {}
         tags = checked_properties.get(TAGS)
@@ -311,8 +311,8 @@ class Tracing:
     def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
         """Record that a message is handed to the application, and return the delivery.
 
-        The caller calls its `finish` at the end. Return None, and record nothing, for a message of
-        the trace topic and for one whose broker has set TRACE_ON=false.
+        The caller calls `finish` of the result at the end. For a message of the trace topic, or if
+        the broker has set TRACE_ON=false, nothing is recorded and the result is None.
         """
         properties = record.properties
         if record.topic == self.topic or properties.get(TRACE_ON) == "false":
@@ -332,10 +332,9 @@ class Tracing:
     # ---------------------------------------------------------------------------- writer
 
     def next_message(self) -> TraceMessage | None:
-        """Remove the oldest records and return them as a trace message, or None.
+        """Remove the oldest records and return a message for the trace topic that contains them.
 
-        The message contains as many records as fit, at least one. None means that there are no
-        records.
+        It has as many records as fit, at least one. Returns None if there are no records.
         """
         encoded_records: list[str] = []
         body_bytes = 0
@@ -360,10 +359,10 @@ class Tracing:
         return TraceMessage(Message(self.topic, body, keys=tuple(keys)), len(encoded_records))
 
     def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
-        """Return the trace record of a note.
+        """Return the trace record to send for a note, which is a send in compact form or a record.
 
-        If the note is about a prepared message, its tag and keys are kept for the record of the
-        transaction's end; at most `_PREPARED_MAX` of them.
+        Tag and keys of a prepared message are kept, because the record of its transaction's end
+        needs them. At most `_PREPARED_MAX` are kept; the oldest are dropped.
         """
         if not isinstance(note, _SendNote):
             return note
@@ -395,7 +394,8 @@ class Tracing:
 def _list_properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> list[tuple[str, int]]:
     """Return (encoded properties, size of the body) of each message in a send request.
 
-    With `batch`, the body of `outgoing` contains several messages.
+    With `batch`, the body of `outgoing` contains the messages. Otherwise `outgoing` is the only
+    one.
     """
     if not batch:
         return [(outgoing.properties, len(outgoing.body))]
@@ -406,7 +406,10 @@ def _list_properties_and_sizes(outgoing: OutgoingMessage, *, batch: bool) -> lis
 
 
 def _find_message_kind(properties: Mapping[str, str]) -> MessageKind:
-    """Return the kind of a message with these properties, as trace records name it."""
+    """Return the kind of a message for its trace record, from its properties.
+
+    HALF is a prepared message of a transaction; DELAYED, ORDERED and NORMAL are the others.
+    """
     if TRAN_MSG in properties:
         return MessageKind.HALF
     if DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
@@ -427,7 +430,7 @@ class TracedDelivery:
         self._started_s = tracing.clock.monotonic_s()
 
     def finish(self, outcome: ConsumeOutcome) -> None:
-        """Record that the delivery has ended with `outcome`, and how long it took."""
+        """Record the outcome of processing the message, and how long it took."""
         clock = self._tracing.clock
         start_record = self._start_record
         cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)

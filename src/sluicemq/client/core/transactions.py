@@ -139,11 +139,14 @@ class PreparedMessageLocation:
 def make_prepared(
     outgoing: OutgoingMessage, group: str, check_after_s: int | None
 ) -> OutgoingMessage:
-    """Return a copy of the message as a prepared message, with the properties of a transaction.
+    """Return a copy of a message as the prepared message of a transaction.
 
-    The broker does not check the transaction for `check_after_s` seconds; None means its own
-    interval. Raises ConfigurationError for a delayed message, an invalid `check_after_s`, and
-    properties that become too large.
+    Consumers do not see a prepared message until the transaction is committed. The broker asks the
+    producer `group` for the state of an open transaction, at the earliest after `check_after_s`
+    seconds; None means the broker's own interval.
+
+    Raises ConfigurationError for a delayed message, an invalid `check_after_s`, and properties that
+    become too large.
     """
     # Encoded properties are `name U+0001 value U+0002`, repeated.
     encoded_properties = outgoing.properties.split("\x02")
@@ -163,10 +166,10 @@ def make_prepared(
 
 
 def locate_prepared(send_result: SendResult, group: str) -> PreparedMessageLocation:
-    """Return where a prepared message is stored, by the result of its send.
+    """Return where a broker has stored a prepared message, from the result of the send.
 
-    The position is the last 16 hexadecimal digits of the offset message id. Raises ProtocolError if
-    that id is not valid.
+    Its position in the commit log is the last 16 hexadecimal digits of the offset message id.
+    Raises ProtocolError if that id is not valid.
     """
     try:
         physical_offset = int(send_result.offset_message_id[-_OFFSET_DIGITS:], 16)
@@ -190,8 +193,8 @@ def make_end_request(
 ) -> Command:
     """Return the request END_TRANSACTION (37), which commits or rolls back a prepared message.
 
-    It is one-way if it answers a check (`is_check`) or if `state` is UNKNOWN, because brokers do
-    not respond then.
+    `is_check` says that it answers a question of the broker. Brokers do not respond to such a
+    request, nor to the state UNKNOWN, so it is then one-way.
     """
     header = headers.EndTransactionRequest(
         topic=location.queue.topic,
@@ -216,7 +219,7 @@ class TransactionCheck(NamedTuple):
 
 
 def parse_check_request(command: Command) -> TransactionCheck:
-    """Parse a request CHECK_TRANSACTION_STATE (39).
+    """Decode a broker's question for the state of a transaction (CHECK_TRANSACTION_STATE, 39).
 
     Raises ProtocolError if its header or message cannot be decoded.
     """
@@ -252,6 +255,12 @@ class Transactions:
         *,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
+        """Create the transactions of one producer group, with none open.
+
+        `listener` runs local transactions and answers checks; it may be None. `trace` records ends
+        of transactions; None means no tracing. `lock` protects the tables; None means that only one
+        thread uses them. Raises ConfigurationError if `listener` is not a TransactionListener.
+        """
         self.directory = directory
         self.group = group
         if listener is not None and not callable(getattr(listener, "execute_local", None)):
@@ -275,10 +284,10 @@ class Transactions:
             )
 
     def answer_check(self, check: TransactionCheck, address: str) -> Conversation[Command | None]:
-        """Return the request that answers a check, or None if this producer cannot know the state.
+        """Return the request that answers a broker's question for the state of a transaction.
 
-        `address` is the broker that sent the check. The answer is traced. The caller sends the
-        request; it has no response.
+        Returns None if this producer cannot know the state. The caller sends the request to the
+        broker at `address`, which does not respond to it. The answer is traced.
         """
         state = yield from self.determine_state(check)
         if state is None:
@@ -289,10 +298,10 @@ class Transactions:
     def send_prepared(
         self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
     ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
-        """Send the prepared message with `send`; return (location, result of the send).
+        """Send a message as a prepared message, with `send`; return (location, result of the send).
 
-        Until `end` is called, checks of the transaction are answered with UNKNOWN. If sending
-        fails, a later check is answered with ROLLBACK. Raises what `make_prepared`, `send` and
+        Until `end` is called, a broker that asks for the state is answered with UNKNOWN. If sending
+        fails, it is answered with ROLLBACK later. Raises what `make_prepared`, `send` and
         `locate_prepared` raise.
         """
         prepared = make_prepared(outgoing, self.group, check_after_s)
@@ -306,10 +315,10 @@ class Transactions:
             raise
 
     def _record_end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
-        """Record that the local transaction is over, and that `broker` stores its prepared message.
+        """Remember the state of an ended transaction, to answer later checks of brokers.
 
-        Unless `state` is UNKNOWN, later checks are answered with it; the oldest of more than
-        `ENDED_TRANSACTIONS_MAX` states is forgotten.
+        `broker` has the prepared message. UNKNOWN is not remembered, so that the listener is asked.
+        Only the last `ENDED_TRANSACTIONS_MAX` states are remembered.
         """
         with self._tables_lock:
             self._running.discard(transaction_id)
@@ -319,12 +328,12 @@ class Transactions:
                     self._ended.popitem(last=False)
 
     def end(self, location: PreparedMessageLocation, state: TransactionState) -> Conversation[bool]:
-        """End a transaction at its broker, and return whether the broker has confirmed that.
+        """Tell the broker to commit or roll back, and return whether the broker has confirmed it.
 
-        The state is recorded for later checks. Return False if a check has to end the transaction
-        instead: the broker does not respond, `state` is UNKNOWN, or the broker has already started
-        to check. The reason is logged, except for UNKNOWN. Raises RequestError if the broker
-        refuses.
+        `location` is the prepared message. Returns False if the broker does not respond, or has
+        already begun to ask for the state, or if `state` is UNKNOWN: the broker will then ask, and
+        is answered with the state. The reason is logged, except for UNKNOWN. Raises RequestError if
+        the broker refuses.
         """
         self._record_end(location.transaction_id, state, location.queue.broker)
         command = make_end_request(location, state)
@@ -360,9 +369,9 @@ class Transactions:
         address: str,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Record the end of a transaction in the trace. Does nothing if tracing is off.
+        """Record the end of a transaction in the traces; does nothing if tracing is off.
 
-        `properties` are those of the message in a check; None means that no check caused the end.
+        `properties` are those of the message if a check of the broker caused the end, else None.
         """
         if self.trace is not None:
             self.trace.record_transaction_end(
@@ -382,12 +391,13 @@ class Transactions:
         check_after_s: int | None,
         send: SendPrepared,
     ) -> Conversation[TransactionResult]:
-        """Send the prepared message, let the listener run the local transaction, and end it.
+        """Send a prepared message, let the listener run the local transaction, and end it.
 
-        `message` is passed to the listener with `argument`; `outgoing` is the same message,
-        encoded. If the broker stored the prepared message with a status other than OK, the
-        transaction is rolled back without calling the listener. Raises ConfigurationError without a
-        listener, and what `send_prepared` and `end` raise.
+        The listener receives `message` and `argument`; `outgoing` is the same message, encoded. If
+        the broker has not stored the prepared message safely, the transaction is rolled back
+        without calling the listener.
+
+        Raises ConfigurationError without a listener, and what `send_prepared` and `end` raise.
         """
         self.expect_listener()
         assert self.listener is not None
@@ -415,12 +425,11 @@ class Transactions:
     def _call_listener(
         self, function: Callable[[], object], failure: str
     ) -> Conversation[TransactionState]:
-        """Call `function`, a method of the listener with its arguments, and return the state.
+        """Call a method of the listener, given as `function`, and return the state that it decides.
 
-        None counts as UNKNOWN. If the call fails or returns something else, `failure` is logged
-        with the exception and the result is UNKNOWN. Raises KeyboardInterrupt, SystemExit, and the
-        error with which a shell ends the conversation early. A shell that awaits converts other
-        errors of the listener to an Exception.
+        The method may return an awaitable. None counts as UNKNOWN. If it raises an error or returns
+        something else, `failure` is logged with the exception and the result is UNKNOWN.
+        KeyboardInterrupt, SystemExit and a cancellation are raised.
         """
         try:
             returned = function()
@@ -443,13 +452,14 @@ class Transactions:
             return TransactionState.UNKNOWN
 
     def determine_state(self, check: TransactionCheck) -> Conversation[TransactionState | None]:
-        """Return the state of a checked transaction, or None if this producer cannot know it.
+        """Return the state of a transaction for which a broker asks, None if it cannot be known.
 
-        A transaction that runs here is UNKNOWN, and one that ended here has its recorded state. All
-        others are checked by the listener; without a listener the result is None, and the first
-        such check is logged. If the transaction was committed with a prepared message on another
-        broker, the checked one was left by a send without a response. It is rolled back, so that it
-        does not become a second message.
+        A transaction in progress is UNKNOWN, and an ended one has its state. For any other the
+        listener is asked. Without a listener the result is None, which is logged once.
+
+        A send without a response may have left a second prepared message at another broker. If the
+        transaction was committed with the first one, the second one is rolled back, so that the
+        message is not delivered twice.
         """
         transaction_id = check.location.transaction_id
         with self._tables_lock:
@@ -490,9 +500,11 @@ class TransactionBlock:
         send: SendPrepared,
         check_after_s: int | None,
     ) -> None:
-        """Prepare a block for `outgoing`; nothing is sent before `enter`.
+        """Create the block for one message; nothing is sent before `enter`.
 
-        `send(prepared)` sends the prepared message. `check_after_s` is that of `make_prepared`.
+        `outgoing` is the message, encoded. `send(prepared)` sends the prepared message. The broker
+        asks for the state at the earliest after `check_after_s` seconds; None means its own
+        interval.
         """
         self.transaction_id: str = outgoing.message_id
         self.state: TransactionState = TransactionState.COMMIT
@@ -523,10 +535,10 @@ class TransactionBlock:
         self.state = TransactionState.COMMIT
 
     def enter(self) -> Conversation[None]:
-        """Send the prepared message.
+        """Send the prepared message, which consumers do not see until the block commits.
 
-        Raises what a send raises, SendError if the broker stored the message but it could be lost
-        (it is rolled back), and ConfigurationError if the block was entered before.
+        Raises what a send raises. Raises SendError if the broker has stored the message but may
+        lose it; it is then rolled back. Raises ConfigurationError if the block was entered before.
         """
         if self._location is not None:
             raise ConfigurationError(
@@ -547,10 +559,10 @@ class TransactionBlock:
             )
 
     def leave(self, error: BaseException | None) -> Conversation[None]:
-        """End the transaction as `state` says, or roll it back if the block raised `error`.
+        """End the transaction with `state`, or roll it back if the block raised `error`.
 
-        `is_acknowledged` is set. Raises what `Transactions.end` raises; but if the block raised
-        `error`, a failed rollback is only logged.
+        Sets `is_acknowledged`. Raises what `Transactions.end` raises. If there is an `error`, a
+        failed rollback is only logged, because the caller raises `error`.
         """
         assert self._location is not None
         if error is not None:

@@ -80,13 +80,16 @@ class BulkReader:
         timeout_s: float = 30.0,
         tls: Tls | bool | None = None,
     ) -> None:
-        """Prepare to read the offsets from `start` up to, not including, `end` of a queue.
+        """Prepare to read the messages of a queue from `start` to `end` (exclusive).
 
-        `broker_address` is "host:port". `subscription` filters the records, None means all.
-        `broker` is the name of the broker, for errors. Pulls are made as `group`, and signed with
-        `credentials`, a pair (access key, secret key). `batch_bytes` limits each response, `depth`
-        the pulls in flight, and `timeout_s` the wait for each response. For `tls` see `Cluster`.
-        Nothing is connected before the first pull.
+        - `broker_address` is "host:port". Nothing is connected before the first pull.
+        - `subscription` filters the messages; None means all.
+        - `broker` is the name of the broker, for errors.
+        - `group` is the group under which it pulls. `credentials`, a pair (access key, secret key),
+          sign the pulls.
+        - `batch_bytes` limits each response, `depth` the pulls in flight, and `timeout_s` the wait
+          for each response.
+        - `tls` is True or a `Tls`; None means what the environment variable SLUICE_TLS says.
         """
         self.queue = MessageQueue(topic, broker, queue_id)
         self.position = start
@@ -110,13 +113,14 @@ class BulkReader:
     def __iter__(self) -> Iterator[Chunk]:
         if self.position >= self.end:
             return iter(())
-        return self._filtered_chunks() if self._filtered else self._striped_chunks()
+        return self._read_filtered_chunks() if self._filtered else self._read_striped_chunks()
 
-    def _filtered_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of a range with a filter, with one pull ahead.
+    def _read_filtered_chunks(self) -> Iterator[Chunk]:
+        """Yield the records of a range with a filter, as one block of bytes for each response.
 
-        The next pull is sent before a chunk is yielded. `position` advances after each chunk.
-        Raises the errors of the class.
+        The next pull is sent before a block is yielded, so that the broker works meanwhile.
+        `position` moves forward after each block. Raises OffsetOutOfRangeError and errors of the
+        connection.
         """
         opaque = self._send(self.position, _COUNT_MAX)
         while True:
@@ -132,13 +136,14 @@ class BulkReader:
             if next_offset >= self.end:
                 return
 
-    def _striped_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of a range without a filter, with `depth` pulls in flight.
+    def _read_striped_chunks(self) -> Iterator[Chunk]:
+        """Yield the records of a range without a filter, as one block of bytes for each response.
 
-        The first response decides the length of the stripes. If a response is shorter than its
-        stripe, another pull completes the stripe before later responses are used, and the
-        following stripes are shorter. `position` advances after each chunk. Raises the errors of
-        the class.
+        The range is divided into stripes, one for each pull, and `depth` pulls are in flight. The
+        first response decides the length of a stripe. If a response is shorter than its stripe,
+        another pull completes the stripe before later responses are used, and later stripes are
+        shorter. `position` moves forward after each block. Raises OffsetOutOfRangeError and errors
+        of the connection.
         """
         start = self.position
         response = self._receive(self._send(start, min(_COUNT_MAX, self.end - start)))
@@ -147,7 +152,7 @@ class BulkReader:
         # If bytes limited the first response, ask for fewer messages, so that later responses
         # are probably whole stripes although their messages may be larger.
         if len(response.data) * 2 >= self._batch_bytes:
-            stripe_length = max(1, stripe_length * 15 // 16)
+            stripe_length = max(1, stripe_length * 15 // 16)  # 6 % shorter
 
         # The pulls in flight are those of the offsets from `stripe_end` to `requested_end`.
         pending: deque[tuple[int, int]] = deque()  # (opaque of a pull, end of its stripe)
@@ -176,7 +181,8 @@ class BulkReader:
     def _send(self, offset: int, count_max: int) -> int:
         """Send a pull of up to `count_max` messages from `offset` on, and return its opaque.
 
-        The connection is opened if there is none. The pull is recorded as in flight.
+        The opaque is the number by which its response is found. The connection is opened if there
+        is none.
         """
         self._affinity.check_process()
         command = requests.pull(
@@ -195,11 +201,10 @@ class BulkReader:
         return command.opaque
 
     def _receive(self, opaque: int) -> PullResponse:
-        """Wait for the response to the pull with this opaque, and return it.
+        """Wait for the response to the pull with the number `opaque`, and return it.
 
-        If the offset of the group was reset meanwhile, the broker says so instead of responding
-        with messages. The range of this reader is fixed, so the same pull is sent again, up to
-        RESET_ATTEMPTS times. The broker takes that as the sign that the client knows of the reset.
+        If the group was reset, the broker responds once with the new offset instead of messages.
+        This reader has a fixed range, so it sends the same pull again, up to RESET_ATTEMPTS times.
         """
         response = self._receive_once(opaque)
         for _ in range(RESET_ATTEMPTS):
@@ -211,11 +216,11 @@ class BulkReader:
         return response
 
     def _receive_once(self, opaque: int) -> PullResponse:
-        """Return the response to one pull, which has either arrived already or is received now.
+        """Return the response to the pull with the number `opaque`, received now or before.
 
-        Responses to other pulls that arrive before it are stored in `_early_responses`. Their data
-        is copied, because the channel reuses its buffer. Every response is counted. Raises
-        ConnectionLostError if the reader is closed.
+        Responses to other pulls that arrive first are kept in `_early_responses`. Their data is
+        copied, because the channel reuses its buffer. Raises ConnectionLostError if the reader is
+        closed.
         """
         response = self._early_responses.pop(opaque, None)
         while response is None:
@@ -231,10 +236,9 @@ class BulkReader:
         return response
 
     def _check_range(self, response: PullResponse) -> None:
-        """Raise OffsetOutOfRangeError if the queue does not have the offset of a pull.
+        """Raise OffsetOutOfRangeError if the queue lacks messages of this reader's range.
 
-        This is so if the broker says that the offset is illegal, or that there is no message at
-        `position`, although the range does not end there.
+        This is so if the broker refuses the offset of a pull, or has no message at `position`.
         """
         if response.status is PullStatus.OFFSET_ILLEGAL or (
             response.status is PullStatus.NO_NEW_MSG and response.next_offset <= self.position
@@ -263,9 +267,9 @@ class BulkReader:
 
 
 def _cut_at_offset(chunk: Chunk, end: int) -> Chunk:
-    """Return the records of a chunk whose queue offset is below `end`, without copying them.
+    """Return the beginning of a block of records, up to the first record at `end` or later.
 
-    The records are in the order of their offsets.
+    Records are in ascending order of offsets. Nothing is copied.
     """
     view = memoryview(chunk)
     position = 0

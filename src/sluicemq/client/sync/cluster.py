@@ -53,11 +53,13 @@ class Cluster(BlockingShell):
     ) -> None:
         """Prepare the client. Nothing is connected before the first call.
 
-        `name_servers` is "host:port;host:port" or a list. Each request is signed with
-        `credentials`, a pair (access key, secret key), if there are any. `timeout_s` limits
-        connecting, and every wait for a response. `tls` is True, or a `Tls` with its files; None
-        means what the environment variable SLUICE_TLS says. `rng` chooses the first queue to which
-        a producer sends.
+        - `name_servers` is "host:port;host:port" or a list.
+        - `credentials`, a pair (access key, secret key), sign each request; None means unsigned.
+        - `timeout_s` limits connecting, and each wait for a response.
+        - `tls` is True, or a `Tls` with its files; None means what the environment variable
+          SLUICE_TLS says.
+        - `rng` chooses the first queue to which a producer sends.
+
         Raises ConfigurationError for an invalid value.
         """
         self.affinity: ClientAffinity = ClientAffinity()
@@ -88,7 +90,12 @@ class Cluster(BlockingShell):
         return self.send_request(Call(address, command, timeout_s))
 
     def send_request(self, call: Call) -> Command:
-        """Send the request of a `Call`, and return the response. Raises as `call` does."""
+        """Send one request, and return its response, whatever its code.
+
+        A one-way request has no response; the request itself is returned. Raises
+        ConnectionLostError, RequestTimeoutError, ClosedError after `close`, and ConfigurationError
+        after a fork. The connection is closed after an error.
+        """
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
         channel = self.acquire_channel(call.address, timeout_s)
         response = command = sign_request(call.command, self.credentials)
@@ -115,10 +122,10 @@ class Cluster(BlockingShell):
         self._closing.wait(seconds)
 
     def acquire_channel(self, address: str, timeout_s: float) -> BlockingChannel:
-        """Return an idle connection to `address`, or a new one.
+        """Return an idle connection to `address`, or a new one, for use by the caller alone.
 
-        It belongs to the caller until `release_channel`. `timeout_s` becomes its time limit.
-        Raises ConnectionLostError if a new one cannot be opened, ClosedError after `close`, and
+        The caller returns it with `release_channel`. `timeout_s` becomes its time limit. Raises
+        ConnectionLostError if a new one cannot be opened, ClosedError after `close`, and
         ConfigurationError after a fork.
         """
         if self.affinity.fork_count != ForkCounter.count:
@@ -136,9 +143,9 @@ class Cluster(BlockingShell):
         return BlockingChannel(address, timeout_s, self.tls)
 
     def release_channel(self, address: str, channel: BlockingChannel) -> None:
-        """Keep a connection for the next call.
+        """Keep the connection `channel` to `address` as idle for a later call, or close it.
 
-        It is closed instead if there are `IDLE_CHANNELS_MAX` others, or after `close`.
+        It is closed if `IDLE_CHANNELS_MAX` others are idle, or after `close`.
         """
         with self._lock:
             idle = self._idle[address]

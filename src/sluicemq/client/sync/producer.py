@@ -81,9 +81,11 @@ _TRACE_CLOSE_S: Final = 3.0
 def sender_method(
     function: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """Make a method of `Producer` from a conversation of `Sender`.
+    """Make a method of `Producer` from a method of `Sender`.
 
-    Its name, parameters and docstring are those of `function`.
+    The method of `Sender` returns a conversation, a generator of requests; the new one carries it
+    out and returns its result. Name, parameters and docstring stay the same. If the arguments do
+    not fit, the TypeError gets a hint that names the parameters.
     """
 
     @functools.wraps(function)
@@ -168,10 +170,10 @@ class Producer(Cluster):
     ) -> SendResult:
         """Send messages of one topic that are already encoded as one batch.
 
-        `body` is the encoded batch (`record.batch`), in which each message has its UNIQ_KEY. The
-        messages go to `queue`, or to a queue that the producer chooses. They are stored all or
-        none. Return the result of the first one. The messages are not checked; for code that makes
-        many messages at once. Raises what every send raises.
+        `body` is the encoded batch (`record.batch`), in which each message has its UNIQ_KEY. It
+        goes to `queue`; None means a queue that the producer chooses. Either all messages are
+        stored or none. Returns the result of the first one. The messages are not checked, because
+        this is for code that makes many messages at once. Raises what every send raises.
         """
         sender = self._sender
         properties = f"{WAIT}\x01true\x02"
@@ -217,13 +219,13 @@ class Producer(Cluster):
         check_after_s: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> "Transaction":
-        """Return a context manager that sends a message in a transaction. See `Transaction`.
+        """Return a context manager that sends a message in a transaction.
 
-        The message goes to `queue`, or to a queue that the producer chooses. `check_after_s` is the
-        time in seconds after which the broker may send a transaction check; without it, the
-        broker's transactionTimeOut applies. A commit after that time may be refused. `options` are
-        the options of a message, as those of `send`, without delays. Raises ConfigurationError for
-        an invalid argument.
+        The message goes to `queue`; None means a queue that the producer chooses. Consumers receive
+        it after the block has ended without an error. `check_after_s` is how many seconds the
+        broker waits before it asks for the state of the transaction; None means its
+        transactionTimeOut. A commit after that time may be refused. `options` are the options of a
+        message, without delays. Raises ConfigurationError for an invalid argument.
         """
         if queue is not None:
             check_destination(topic.topic if isinstance(topic, Message) else topic, queue)
@@ -239,11 +241,13 @@ class Producer(Cluster):
     ) -> TransactionResult:
         """Send a message in a transaction that the listener of this producer executes.
 
-        This is RocketMQ's form of a transaction: store the prepared message, call the listener's
-        `execute_local` with `argument`, and commit or roll back as it returns. If the broker stored
-        the message with a status other than OK, roll back without calling the listener. For
-        `check_after_s` see `transaction`. Raises what every send raises, and ConfigurationError
-        without a listener.
+        This is RocketMQ's form of a transaction. The prepared message is stored, the listener's
+        `execute_local` is called with `message`, the transaction id and `argument`, and the
+        transaction is committed or rolled back as it returns. If the broker has not stored the
+        message safely, it is rolled back without calling the listener. `check_after_s` is how many
+        seconds the broker waits before it asks for the state.
+
+        Raises what every send raises, and ConfigurationError without a listener.
         """
         self.callbacks.expect_listener()
         outgoing = self._sender.assign_id(
@@ -285,6 +289,10 @@ class BrokerCallbacks(Transactions):
     """
 
     def __init__(self, cluster: Cluster, group: str, listener: TransactionListener | None) -> None:
+        """Begin without a heartbeat thread, which the first `register` starts.
+
+        `listener` answers the questions of brokers about transactions; it may be None.
+        """
         self._lock = threading.Lock()
         super().__init__(cluster.directory, group, listener, lock=self._lock)
         self._cluster = cluster
@@ -296,11 +304,11 @@ class BrokerCallbacks(Transactions):
         """The futures of replies that are waited for, by correlation id."""
 
     def register(self, topic: str) -> tuple[HeartbeatThread, "Future[Any]"]:
-        """Register the producer with the brokers of a topic.
+        """Make the producer known to the brokers of a topic, so that they can send requests to it.
 
-        If the topic does not exist, these are the brokers that create it on the first send. Return
-        the heartbeat thread, and a future that is done when the brokers have responded to the first
-        heartbeat. Raises RouteNotFoundError.
+        If the topic does not exist, these are the brokers that create it on the first send. Returns
+        (heartbeat thread, a future that is done when the brokers have responded). Raises
+        RouteNotFoundError.
         """
         if topic not in self._registrations or self._heartbeat_thread is None:
             self._cluster.route(topic, create=True)
@@ -336,10 +344,10 @@ class BrokerCallbacks(Transactions):
         send: Callable[[OutgoingMessage], SendResult],
         timeout_s: float,
     ) -> StoredMessage:
-        """Send a request with `send`, and return its reply.
+        """Send a message as a request, and return the reply of the consumer that processes it.
 
-        Raises RequestTimeoutError if no reply arrives within `timeout_s` seconds, and what `send`
-        raises.
+        `send` sends it. Raises RequestTimeoutError if no reply arrives within `timeout_s` seconds,
+        and what `send` raises.
         """
         started_s = self._cluster.clock.monotonic_s()
         heartbeat_thread, registration = self.register(outgoing.topic)
@@ -367,9 +375,10 @@ class BrokerCallbacks(Transactions):
     def _on_broker_request(
         self, command: Command, address: str, respond: Callable[[Command], None]
     ) -> bool:
-        """Handle a request of a broker. Return False if it is none of the two kinds.
+        """Handle a transaction check or a reply that a broker sends.
 
-        Called on the heartbeat thread, so transaction checks are left to another thread.
+        Returns False for any other request. This runs on the heartbeat thread, so transaction
+        checks are answered on another thread. The response to a reply is passed to `respond`.
         """
         try:
             if command.code == RequestCode.CHECK_TRANSACTION_STATE:
@@ -386,9 +395,10 @@ class BrokerCallbacks(Transactions):
         return True
 
     def _submit_check(self, command: Command, address: str) -> None:
-        """Answer a transaction check on the check thread, unless another group is asked.
+        """Let the check thread answer a broker's question for the state of a transaction.
 
-        Raises ProtocolError if the request cannot be decoded, and RuntimeError after `close`.
+        A question to another producer group is ignored. Raises ProtocolError if the request cannot
+        be decoded, and RuntimeError after `close`.
         """
         transaction_check = parse_check_request(command)
         if transaction_check.location.group != self.group:
@@ -455,7 +465,10 @@ class TraceWriter:
     def __init__(
         self, cluster: Cluster, sender: Sender, tracing: Tracing, linger_s: float = LINGER_S
     ) -> None:
-        """Write the records of `tracing` with `sender`, `linger_s` seconds after the first one."""
+        """Prepare to write the records of `tracing` with `sender`.
+
+        A record is written `linger_s` seconds after it was made, or earlier if many have been made.
+        """
         self.tracing = tracing
         self._cluster = cluster
         self._sender = sender
@@ -468,7 +481,10 @@ class TraceWriter:
         tracing.on_note = self._on_record
 
     def _on_record(self) -> None:
-        """Wake the thread, or start it. Called for each record, on the thread that sends."""
+        """Start the writing thread at the first record, and wake it for later ones.
+
+        `tracing` calls this for each record, on the thread that sends a message.
+        """
         if self._thread is None:
             with self._lock:
                 if self._thread is None and not self._is_closed:
@@ -482,7 +498,10 @@ class TraceWriter:
             self._is_full.set()
 
     def _run(self) -> None:
-        """Write records until the writer is closed and none are left, or writing fails then."""
+        """Write records until the writer is closed and none are left.
+
+        If writing fails after `close`, the remaining records are given up.
+        """
         while not self._is_closed or self.tracing:
             self._has_records.wait()
             self._has_records.clear()
@@ -495,8 +514,8 @@ class TraceWriter:
     def flush(self) -> bool:
         """Write all records, and return whether that succeeded.
 
-        An unexpected error is logged, not raised. Records that are left are written with later
-        ones.
+        No Exception is raised: an unexpected error is logged. Records that are left are written
+        later.
         """
         try:
             return self._cluster.run(self._sender.write_traces(self.tracing))
@@ -505,7 +524,10 @@ class TraceWriter:
             return False
 
     def close(self) -> None:
-        """Write the records that are left, for up to `_TRACE_CLOSE_S` seconds, and stop."""
+        """Write the remaining records, for up to `_TRACE_CLOSE_S` seconds, and end the thread.
+
+        Records that are left then are dropped.
+        """
         with self._lock:
             self._is_closed = True
             thread = self._thread

@@ -38,7 +38,7 @@ class BlockingMessage(ReceivedMessage):
     __slots__ = ("_inner", "_portal")
 
     def __init__(self, inner: ReceivedMessage, portal: Portal) -> None:
-        """Wrap `inner`, a message of an asyncio client that runs in `portal`."""
+        """Wrap `inner`, a message of an asyncio client whose event loop runs in `portal`."""
         super().__init__(inner._record, inner.origin, inner.in_flight, inner.queue_offset)
         self.attempt: int = inner.attempt
         self._inner = inner
@@ -81,7 +81,11 @@ class _BlockingConsumer(Generic[C]):
         trace: bool | str,
         tls: Tls | bool | None,
     ) -> None:
-        """Make a `Sluice` with the last four arguments, and the consumer with `make_consumer`."""
+        """Create a client, and a consumer with `make_consumer(client)`.
+
+        The last four arguments are those of the client. Both run on the event loop of a thread of
+        their own.
+        """
 
         def make_sluice() -> Sluice:
             return Sluice(name_servers, credentials=credentials, trace=trace, tls=tls)
@@ -141,6 +145,8 @@ class Consumer(_BlockingConsumer[MessageStream]):
         tls: Tls | bool | None = None,
         **rules: Unpack[ConsumeRules],
     ) -> None:
+        """Create the consumer on a thread of its own; the first `receive` joins the group."""
+
         async def subscribe(sluice: Sluice) -> MessageStream:
             return sluice.subscribe(
                 topic, group=group, tags=tags, where=where, start=start, ordered=ordered, **rules
@@ -209,6 +215,11 @@ class PushConsumer(_BlockingConsumer[AsyncPushConsumer]):
         tls: Tls | bool | None = None,
         **rules: Unpack[ConsumeRules],
     ) -> None:
+        """Create the consumer on a thread of its own; nothing is received before it is started.
+
+        A plain function as `handler` gets messages with blocking methods.
+        """
+
         def handle_blocking(message: ReceivedMessage) -> Any:
             return handler(BlockingMessage(message, self._portal))
 
@@ -275,6 +286,8 @@ class LitePullConsumer(_BlockingConsumer[AsyncLitePullConsumer]):
         tls: Tls | bool | None = None,
         **limits: Unpack[LitePullLimits],
     ) -> None:
+        """Create the consumer on a thread of its own; it reads nothing yet."""
+
         async def make_consumer(sluice: Sluice) -> AsyncLitePullConsumer:
             return sluice.lite_pull(group, start=start, auto_commit=auto_commit, **limits)
 

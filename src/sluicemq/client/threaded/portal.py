@@ -44,7 +44,10 @@ class Portal:
     """
 
     def __init__(self, name: str = DEFAULT_THREAD_NAME) -> None:
-        """Start the thread, and wait until its event loop runs. `name` is the thread's name."""
+        """Start a thread with an event loop, and wait until the loop runs.
+
+        `name` is the name of the thread.
+        """
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -72,10 +75,10 @@ class Portal:
         is_ready.wait()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start `coroutine` on the event loop, and return a future of its result without waiting.
+        """Start `coroutine` on the portal's event loop, and return a future of its result.
 
-        Raises ClosedError after `close` and after the event loop failed, ConfigurationError after a
-        fork. The coroutine is closed in these cases.
+        Raises ClosedError after `close` and after the event loop has failed, ConfigurationError
+        after a fork. The coroutine is then closed.
         """
         try:
             self._affinity.check_process()
@@ -135,10 +138,9 @@ class Portal:
     def run_close(self, close: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `close()` of an asyncio client to its end, even if the caller is interrupted.
 
-        The first interrupt (KeyboardInterrupt or SystemExit) cancels the coroutine, which ends its
-        waiting for handlers and sends. Then `close()` is called again, and the caller waits until
-        it has ended before the interrupt is raised. A second interrupt ends this wait as well.
-        Raises what `run` raises.
+        The first KeyboardInterrupt or SystemExit cancels the coroutine, so that it stops waiting
+        for handlers and sends. Then `close()` is called again and awaited, and the interrupt is
+        raised. A second interrupt ends this wait as well. Raises what `run` raises.
         """
         try:
             return self.run(close())
@@ -199,10 +201,11 @@ class ThreadedClient(Generic[C]):
         make_client: Callable[[Sluice], Awaitable[C]],
         thread_name: str = DEFAULT_THREAD_NAME,
     ) -> None:
-        """Start a portal, and make a `Sluice` and a client on its event loop.
+        """Make a `Sluice` and a client on the event loop of a thread of their own.
 
-        If `make_sluice` or `make_client` raises, or the caller is interrupted, everything is closed
-        again and the error is raised.
+        `make_sluice()` and `make_client(sluice)` are called on that thread, the portal. If one of
+        them raises, or the caller is interrupted, everything is closed again and the error is
+        raised.
         """
         self.portal: Portal = Portal(thread_name)
         self.is_closed: bool = False
@@ -241,10 +244,10 @@ class ThreadedClient(Generic[C]):
         return self.portal.call(method, self.client, *arguments, **options)
 
     def close(self) -> None:
-        """Close the `Sluice` and its clients, then stop the event loop. Safe to call twice.
+        """Close the `Sluice` with its clients, and end their thread. A second call is harmless.
 
         If the caller is interrupted, the `Sluice` is closed without waiting for its handlers and
-        sends (see `Portal.run_close`), and the interrupt is raised afterwards.
+        sends, and the interrupt is raised afterwards.
         """
         self.is_closed = True
         try:
@@ -267,8 +270,8 @@ def blocking(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[Any
 def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
     """Make a blocking method from a method of an asyncio client.
 
-    The class of the new method must have an attribute `_threaded`, a `ThreadedClient` of that
-    client. Name, signature and docstring are those of `method`.
+    The new method runs the other one on the event loop of `self._threaded`, a `ThreadedClient` of
+    that client, and returns its result. Name, signature and docstring stay the same.
     """
 
     @functools.wraps(method)

@@ -64,7 +64,10 @@ REQUESTS: Final = sorted(
 
 
 async def fetch_rules(context: Context, address: str) -> Rules:
-    """Return the rules that a broker reports, without the secrets. Raises SluiceError."""
+    """Return the access rules that the broker at `address` reports, without secrets.
+
+    Raises SluiceError if it refuses the request or does not respond.
+    """
     reported = await context.admin.accounts(address)
     accounts = map(parse_account, reported.get("plainAccessConfigs") or ())
     accounts_by_key = {account.access_key: account for account in accounts}
@@ -75,7 +78,10 @@ async def fetch_rules(context: Context, address: str) -> Rules:
 
 
 def parse_account(reported: Mapping[str, Any]) -> Account:
-    """Return an account as a broker reports it, with the names of plain_acl.yml."""
+    """Return the account that a broker reports as a dictionary with the names of plain_acl.yml.
+
+    The secret is "", because brokers do not report it.
+    """
     key = str(reported["accessKey"])
     permissions: dict[str, Permission] = {}
     for field, prefix in (("groupPerms", GROUP_PREFIX), ("topicPerms", "")):
@@ -95,9 +101,9 @@ def parse_account(reported: Mapping[str, Any]) -> Account:
 
 
 def parse_address_pattern(pattern: str) -> AddressPattern | None:
-    """Return an entry of a white list as brokers read it, or None if `pattern` is empty.
+    """Return the pattern of IP addresses in an entry of a white list, None if it is blank.
 
-    If SluiceMQ rejects the pattern, it is read as RocketMQ does. Raises ConfigurationError if that
+    A pattern that SluiceMQ rejects is read as RocketMQ reads it. Raises ConfigurationError if that
     fails too.
     """
     if not pattern.strip():
@@ -109,10 +115,10 @@ def parse_address_pattern(pattern: str) -> AddressPattern | None:
 
 
 async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
-    """Return the values that all these pages show, and the rules of one broker.
+    """Fetch the access rules of all brokers.
 
-    It is the broker that the query names, or else the first that reports rules. The rules are None
-    if no broker reports any.
+    Returns (values for the templates, rules of one broker). That is the broker in the query, or the
+    first one that reports rules. The rules are None if no broker reports any.
     """
     masters = await context.get_cached("masters", context.admin.masters)
     rules_parts = await fetch_parts(
@@ -143,7 +149,11 @@ async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page with all accounts, the white list, and since when the rules are in force."""
+    """Return the page with all accounts and the white list of a broker.
+
+    It also shows since when the rules are in force. The query value `q` selects access keys that
+    contain it.
+    """
     values, rules = await load_rules(context)
     status = await fetch_part(context.admin.access_status())
     search_text = context.query.get("q", "").strip().lower()
@@ -164,7 +174,10 @@ async def show(context: Context) -> Answer:
 
 
 def format_permissions(account: Account) -> dict[str, list[str]]:
-    """Return the permissions of an account as lines of the file, for topics and for groups."""
+    """Return the permissions of an account as lines such as "orders=PUB|SUB".
+
+    The keys of the result are `TOPICS` and `GROUPS`.
+    """
     topic_lines = []
     group_lines = []
     for name, permission in account.permissions.items():
@@ -177,9 +190,11 @@ def format_permissions(account: Account) -> dict[str, list[str]]:
 
 
 async def account(context: Context) -> Answer:
-    """Return the page with what one account may do with each topic or group, and by which rule.
+    """Return the page of one account: what it may do with each topic or group.
 
-    Raises ConfigurationError if the account does not exist.
+    Each verdict has the rule that decides it. The query values are `key` (access key), `kind`
+    (topics or groups) and `q` (text in the name). Raises ConfigurationError if the account does not
+    exist.
     """
     values, rules = await load_rules(context)
     key = context.query.get("key", "")
@@ -198,7 +213,7 @@ async def account(context: Context) -> Answer:
     rows = []
     entries = {}
     if shown_account is not None:
-        rows = [_permission_row(shown_account, kind, name) for name in paged.rows]
+        rows = [_make_permission_row(shown_account, kind, name) for name in paged.rows]
         entries = format_permissions(shown_account)
     return Answer(
         {
@@ -217,7 +232,7 @@ async def account(context: Context) -> Answer:
 
 
 async def _list_names(context: Context, kind: str) -> list[str]:
-    """Return the names of all topics or groups, those of applications before those of systems."""
+    """Return the names of all topics or groups, first those of applications, then system ones."""
     if kind == GROUPS:
         names = list(await context.get_cached(GROUPS, context.admin.groups))
         kind_of = shown.group_kind
@@ -227,12 +242,13 @@ async def _list_names(context: Context, kind: str) -> list[str]:
     return sorted(names, key=lambda name: (kind_of(name) != "normal", name))
 
 
-def _permission_row(
+def _make_permission_row(
     account: Account, kind: str, name: str
 ) -> tuple[str, list[tuple[str | None, Verdict]], list[str]]:
-    """Return (name, [(permission, verdict)], rules): what an account may do with a topic or group.
+    """Return what an account may do with the topic or group `name`.
 
-    `rules` are those that decide the verdicts, each of them once.
+    Returns (name, [(permission, verdict), …], rules). The rules are those that decide the verdicts,
+    without repetitions.
     """
     if kind == GROUPS:
         resource_name = group_resource(name)
@@ -249,7 +265,11 @@ def _permission_row(
 
 
 async def try_request(context: Context) -> Answer:
-    """Return the page that tries a request: whether it is allowed, and by which rule."""
+    """Return the page that tries a request: whether the rules allow it, and which rule decides.
+
+    The query has the request, the access key, the address of the client, topic and group. An error
+    in them is shown on the page.
+    """
     values, rules = await load_rules(context)
     fields = {
         name: context.query.get(name, "").strip() for name in ("key", "host", "topic", "group")
@@ -283,9 +303,9 @@ async def try_request(context: Context) -> Answer:
 def evaluate_request(rules: Rules, request: str, fields: Mapping[str, str]) -> Verdict:
     """Return whether the rules allow a request, as if its signature were valid.
 
-    `request` is the name of a request code, or a permission in `ALONE`. `fields` has the texts of
-    key, host, topic and group, "" for none. Raises ConfigurationError if the request is unknown, or
-    names a topic or group that is not given.
+    `request` is the name of a request code, or one of the permissions in `ALONE`. `fields` has the
+    texts `key`, `host`, `topic` and `group`, "" for none. Raises ConfigurationError if the request
+    is unknown, or if it needs a topic or group that is missing.
     """
     if request not in (*REQUESTS, *ALONE):
         raise ConfigurationError(
@@ -315,9 +335,9 @@ def evaluate_request(rules: Rules, request: str, fields: Mapping[str, str]) -> V
 
 
 def _require_names(request: str, topic: str, group: str) -> None:
-    """Raise ConfigurationError if a request names a topic or group that is "".
+    """Raise ConfigurationError if a request needs a topic or group that is "".
 
-    Which of them it names is found out by a request with the placeholders `ANY`.
+    To find out what it needs, a request with the placeholders `ANY` is examined.
     """
     list_resources = requirement_of(RequestCode[request]).resources
     if list_resources is None:
@@ -337,7 +357,7 @@ def make_fields(topic: str, group: str) -> dict[str, str]:
 
 
 def make_body(topic: str, group: str) -> bytes:
-    """Return a body with the topic and the group in all places that requests use."""
+    """Return a request body that has the topic and the group wherever any request has them."""
     subscription = {"topic": topic}
     return fastjson.dumps_strict(
         {
@@ -355,9 +375,10 @@ def make_body(topic: str, group: str) -> bytes:
 
 
 async def change_all_brokers(context: Context, change: Callable[[str], Awaitable[None]]) -> None:
-    """Await `change(address)` for all masters, and for slaves of RocketMQ.
+    """Await `change(address)` for each broker that must get a change of the access rules.
 
-    Raises ConfigurationError that names the brokers where it failed, and the reasons.
+    These are all masters, and the slaves of RocketMQ. Raises ConfigurationError with the brokers
+    where it failed, and the reasons.
     """
     addresses = []
     for replica in await context.admin.replicas():
@@ -378,7 +399,11 @@ async def change_all_brokers(context: Context, change: Callable[[str], Awaitable
 
 
 async def save(context: Context) -> Answer:
-    """Create an account, or change one. A secret or list that is left empty is not changed."""
+    """Create or change an account at all brokers, and redirect to its page.
+
+    A secret or list that is empty in the form is not changed. Raises ConfigurationError if a broker
+    fails.
+    """
     form = {name: text.strip() for name, text in context.form.items()}
     header = UpdateAccountRequest(
         access_key=form.get("access_key", ""),
@@ -403,9 +428,10 @@ def join_lines(lines: str) -> str:
 
 
 async def delete(context: Context) -> Answer:
-    """Delete an account. The user must type its access key to confirm.
+    """Delete an account at all brokers, and redirect to the list.
 
-    Raises ConfigurationError if the typed text differs, or the console uses that access key.
+    The user must type its access key. Raises ConfigurationError if the typed text differs, if this
+    session uses that access key, or if a broker fails.
     """
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
@@ -424,7 +450,10 @@ async def delete(context: Context) -> Answer:
 
 
 async def set_white(context: Context) -> Answer:
-    """Replace the white list: the addresses that need no account."""
+    """Replace the white list at all brokers: the IP addresses that need no account.
+
+    Raises ConfigurationError if a broker fails.
+    """
     addresses = join_lines(context.form.get("addresses", ""))
     await change_all_brokers(
         context, lambda broker: context.admin.set_white_addresses(broker, addresses)

@@ -14,7 +14,10 @@ See spec/store.md §9.
 
 
 async def show(context: Context) -> Answer:
-    """Return the page with every replica of every broker."""
+    """Return the page with each replica of each broker: its state and, if it responds, its figures.
+
+    Charts show rates, lag and disk over time.
+    """
     replicas = await context.admin.replicas()
     present_replicas = [
         replica for replica in replicas if replica["address"] and replica["role"] != "gone"
@@ -25,6 +28,7 @@ async def show(context: Context) -> Answer:
             for replica in present_replicas
         }
     )
+    # Add to each replica either its figures or the reason why it has none.
     figures_of_masters = []
     for replica in replicas:
         part = runtimes.get(replica["address"])
@@ -48,9 +52,10 @@ async def show(context: Context) -> Answer:
 
 
 def parse_figures(runtime: dict[str, str]) -> dict[str, Any]:
-    """Return the figures of the page from the runtime information of a broker (spec/admin.md §3).
+    """Return the figures about a broker that the page shows, from its runtime information.
 
-    Missing counters are 0.
+    Rates are messages per second, counts are since midnight. A missing counter is 0 (spec/admin.md
+    §3).
     """
 
     def parse_count(name: str) -> int:

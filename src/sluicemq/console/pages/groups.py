@@ -27,9 +27,14 @@ PLACES: Final = {"first": EARLIEST_MS, "last": LATEST_MS}
 
 
 async def show_all(context: Context) -> Answer:
-    """Return a page of groups with their settings. Lag and members are only in the live part."""
+    """Return a page of groups with their settings.
+
+    Lag and members are added only to the live part of the page, which it loads by itself
+    afterwards.
+    """
     config_by_group = await context.get_cached("groups", context.admin.groups)
     paged, values = select_names(context, list(config_by_group), shown.group_kind)
+    # The page loads these afterwards, because each group needs two requests.
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
         lags = await fetch_parts({name: context.admin.lag(name) for name in paged.rows})
@@ -43,7 +48,11 @@ async def show_all(context: Context) -> Answer:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page of one group. Raises GroupNotFoundError."""
+    """Return the page of one group: members, lag, subscriptions and what is wrong.
+
+    What a broker refuses to report is left out. Raises GroupNotFoundError if no broker knows the
+    group.
+    """
     group = context.path["group"]
     admin = context.admin
     config_by_group = await context.get_cached("groups", admin.groups)
@@ -92,7 +101,10 @@ async def show(context: Context) -> Answer:
 
 
 async def _fetch_connections(context: Context, group: str) -> list[ConsumerConnections]:
-    """Return what each master that responds knows about the connected members of a group."""
+    """Return the connected members of a group, as each master reports them.
+
+    Masters that fail are left out.
+    """
     masters = await context.get_cached("masters", context.admin.masters)
     connection_parts = await fetch_parts(
         {address: context.admin.group_connections(group, address) for address in masters.values()}
@@ -101,9 +113,10 @@ async def _fetch_connections(context: Context, group: str) -> list[ConsumerConne
 
 
 def _find_contract(config: GroupConfig, contracts: list[GroupContract]) -> str | None:
-    """Return the contract in the settings of a group, else that of the first broker; None if none.
+    """Return the contract of a group: the one in its settings, else of the first broker, else None.
 
-    `contracts` are what the brokers report.
+    The contract says what happens if members have different filters. `contracts` are what the
+    brokers report.
     """
     configured_contract = config.attributes.get(CONTRACT)
     if configured_contract:
@@ -112,7 +125,7 @@ def _find_contract(config: GroupConfig, contracts: list[GroupContract]) -> str |
 
 
 def _list_refused(contracts: list[GroupContract]) -> dict[str, str]:
-    """Return the reasons why brokers refuse members of a group, by client id."""
+    """Return client id -> reason why a broker refuses this member of a group."""
     reason_by_client: dict[str, str] = {}
     for contract in contracts:
         reason_by_client |= contract.refused
@@ -122,10 +135,10 @@ def _list_refused(contracts: list[GroupContract]) -> dict[str, str]:
 async def fetch_proxy_clients(
     context: Context, group: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return the members of a group that are connected to a proxy, and the proxies that failed.
+    """Return the members of a group that are connected to proxies, and the proxies that failed.
 
-    The first mapping is by client id; each value has the address of the proxy as "proxy". The
-    second maps the address of a proxy to the reason why it did not answer.
+    The first result is client id -> what the proxy reports, with the proxy's address as "proxy".
+    The second is proxy address -> reason.
     """
     credentials = context.mq.cluster.credentials
     statuses = await fetch_parts(
@@ -147,7 +160,10 @@ async def fetch_proxy_clients(
 
 
 async def preview(context: Context) -> Answer:
-    """Return the page with what a reset would change. Nothing is changed."""
+    """Return the page that shows what a reset of the group would change, without changing it.
+
+    The query has the topic and the time. Without a topic, the page lets the user choose one.
+    """
     group = context.path["group"]
     topic = context.query.get("topic", "")
     progress = await context.admin.progress(group)
@@ -169,7 +185,10 @@ async def preview(context: Context) -> Answer:
 
 
 async def reset(context: Context) -> Answer:
-    """Reset the offsets of a group."""
+    """Reset the offsets of a group in a topic, and redirect to the page of the group.
+
+    Raises the errors of `Admin.reset_offsets`, and ConfigurationError without a time.
+    """
     group = context.path["group"]
     topic = context.form.get("topic", "")
     await context.admin.reset_offsets(group, topic, _parse_reset_time(context))
@@ -177,9 +196,10 @@ async def reset(context: Context) -> Answer:
 
 
 def _parse_reset_time(context: Context) -> int:
-    """Return the time to reset to: `EARLIEST_MS`, `LATEST_MS` or milliseconds since 1970.
+    """Return the time to which the user wants to reset, in milliseconds since 1970.
 
-    Raises ConfigurationError if there is neither a place nor a time.
+    It is EARLIEST_MS or LATEST_MS for "first" or "last". Raises ConfigurationError if the user has
+    chosen neither of them and entered no time.
     """
     place = context.form.get("place") or context.query.get("place") or "time"
     if place in PLACES:
@@ -195,10 +215,11 @@ def list_subscriptions(
     contracts: list[GroupContract],
     connected: list[ConsumerConnections],
 ) -> list[dict[str, Any]]:
-    """Return the subscriptions of a group: one row for each topic, lane and expression.
+    """Return the subscriptions of a group, one row for each topic, lane and filter expression.
 
-    Rows from `matching` have the numbers of messages that matched, were filtered, and failed. Rows
-    of subscriptions that only `contracts` or the members report have None instead.
+    A lane is a subgroup of members with the same filter. Rows from `matching` have the numbers of
+    messages that matched, were filtered out, and failed. Subscriptions that only `contracts` or
+    `connected` contain have None instead.
     """
     # The key of a row is (topic, lane, expression).
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -212,7 +233,7 @@ def list_subscriptions(
     for contract in contracts:
         uncounted |= {(topic, *pop) for topic, pop in contract.pops.items()}
     if not matching:
-        uncounted |= _heartbeat_subscriptions(connected)
+        uncounted |= _list_heartbeat_subscriptions(connected)
     for topic, kind, expression in sorted(uncounted):
         row = {"topic": topic, "lane": "", "kind": kind, "expression": expression}
         rows.setdefault(
@@ -221,10 +242,10 @@ def list_subscriptions(
     return [rows[key] for key in sorted(rows)]
 
 
-def _heartbeat_subscriptions(
+def _list_heartbeat_subscriptions(
     connected: list[ConsumerConnections],
 ) -> set[tuple[str, str, str]]:
-    """Return (topic, kind, expression) of the subscriptions that brokers know from heartbeats."""
+    """Return the set of (topic, kind, expression) that members sent to brokers in heartbeats."""
     subscriptions = set()
     for connections in connected:
         for subscription in connections.subscriptions.values():
@@ -234,9 +255,10 @@ def _heartbeat_subscriptions(
 
 
 def _add_counts(rows: dict[tuple[str, str, str], dict[str, Any]], counts: GroupMatching) -> None:
-    """Add what one broker counts for a topic to the rows of its lanes, or to one row without lanes.
+    """Add the counts of one broker for one topic to the rows, which are changed in place.
 
-    The key of a row is (topic, lane, expression). Missing rows are added.
+    The key of a row is (topic, lane, expression). The topic has a row for each lane, or a single
+    one without lanes. Missing rows are added.
     """
     lanes = [(lane.lane, lane.kind, lane.expression) for lane in counts.lanes]
     if not lanes:

@@ -18,7 +18,11 @@ SAMPLES_MAX: Final = 10
 
 
 async def show(context: Context) -> Answer:
-    """Return the page with a trial on the newest messages of a topic."""
+    """Return the page that tries a filter expression on the newest messages of a topic.
+
+    The query has topic, expression, kind and perhaps a group to compare with. Errors of the
+    expression are shown on the page.
+    """
     query = context.query
     topic = query.get("topic", "").strip()
     expression = query.get("expression", "").strip()
@@ -49,7 +53,7 @@ async def show(context: Context) -> Answer:
 
 
 def sum_trials(trials: list[BrokerTrial]) -> dict[str, Any]:
-    """Return the results of several brokers as one: sums of counts, conditions and samples."""
+    """Combine the results of a filter on several brokers: counts, conditions and samples."""
     reports = [trial.report for trial in trials]
     totals = {name: sum(report[name] for report in reports) for name in COUNTS}
     totals["stored"] = sum(trial.stored for trial in trials)
@@ -70,9 +74,10 @@ def sum_trials(trials: list[BrokerTrial]) -> dict[str, Any]:
 
 
 def _sum_atoms(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each atom (a condition without AND, OR and NOT) how it evaluated on all brokers.
+    """Return how each condition of an expression evaluated, summed over all brokers.
 
-    `share` is the part of the messages for which it is true.
+    A condition has no AND, OR or NOT; reports call it an atom. `share` is the part of the messages
+    for which it is true.
     """
     counts_by_atom: dict[str, dict[str, int]] = {}
     for report in reports:
@@ -88,7 +93,10 @@ def _sum_atoms(reports: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _list_samples(trial: BrokerTrial) -> list[dict[str, Any]]:
-    """Return the sampled messages of one broker, with the properties that applications set."""
+    """Return the sample messages of one broker, with the properties that applications set.
+
+    Each is {"broker", "queue_id", "offset", "properties"}.
+    """
     sampled = {(int(str(sample["source"])), sample["offset"]) for sample in trial.report["samples"]}
     samples = []
     for (queue_id, offset), properties in trial.messages.items():

@@ -54,12 +54,17 @@ FAILED = "failed"
 
 
 async def show_all(context: Context) -> Answer:
-    """Return a page of groups. The numbers of their dead letters are only in the live part."""
+    """Return a page of groups with dead letters.
+
+    The numbers of dead letters are added only to the live part of the page, which it loads by
+    itself afterwards.
+    """
     search_text = context.query.get("q", "").strip()
     topics = await context.get_cached("topics", context.admin.topics)
     dead_letter_topics = filter(is_dead_letter_topic, topics)
     groups = [topic.removeprefix(DLQ_PREFIX) for topic in dead_letter_topics]
     paged = context.paginate([group for group in groups if search_text.lower() in group.lower()])
+    # The page loads the numbers afterwards, because each group needs a request.
     details: dict[str, dict[str, Any]] = {}
     if context.is_live:
         offset_parts = await fetch_parts(
@@ -76,7 +81,7 @@ async def show_all(context: Context) -> Answer:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page with the newest dead letters of a group, by cause."""
+    """Return the page with the newest dead letters of a group, grouped by topic and cause."""
     newest = await fetch_newest(context)
     return Answer(
         {
@@ -90,7 +95,7 @@ async def show(context: Context) -> Answer:
 
 
 async def show_cluster(context: Context) -> Answer:
-    """Return the page where the dead letters of one cluster, or all, can be selected and edited."""
+    """Return the page where the dead letters with one cause, or all, can be selected and edited."""
     newest = await fetch_newest(context)
     selected = select_letters(context, newest.messages)
     fields = read_fields(context)
@@ -119,7 +124,10 @@ async def dry_run(context: Context) -> Answer:
 
 
 async def replay(context: Context) -> Answer:
-    """Send the sendable messages of one batch, and return the page with the outcomes."""
+    """Send the messages of a batch that may be sent, the oldest first; return the outcomes.
+
+    After `FAILURES_MAX` failures in a row, the remaining messages are not tried.
+    """
     plan = await build_plan(context)
     outcome_rows: list[Row] = []
     failures_in_a_row = 0
@@ -167,9 +175,9 @@ def find_until_ms(context: Context, newest: NewestDeadLetters) -> int:
 
 
 def read_fields(context: Context) -> dict[str, str]:
-    """Return the fields of the selection and of the edit, from the form or the query.
+    """Return the fields of the form, or of the query, that select and edit dead letters.
 
-    Raises ConfigurationError if an edit is too long.
+    Raises ConfigurationError if a text to replace or to insert is too long.
     """
     submitted = context.form or context.query
     fields = {name: field_text for name, field_text in submitted.items() if _is_read(name)}
@@ -194,7 +202,11 @@ def pick_name(letter: StoredMessage) -> str:
 
 
 def select_letters(context: Context, letters: list[StoredMessage]) -> list[StoredMessage]:
-    """Return the dead letters that are picked, else those of the cluster, else all."""
+    """Return the dead letters that the user has picked.
+
+    If none is picked, return those with the chosen origin topic and cause. If no cause is chosen,
+    return all.
+    """
     fields = read_fields(context)
     picked_names = {name for name in fields if name.startswith(PICK)}
     if picked_names:
@@ -206,7 +218,11 @@ def select_letters(context: Context, letters: list[StoredMessage]) -> list[Store
 
 
 def parse_edit(fields: Mapping[str, str]) -> DeadLetterEdit:
-    """Return the edit in the fields of a form. Raises ConfigurationError if one is invalid."""
+    """Return the edit of dead letters that the fields of a form describe.
+
+    `find` and `put` are a text and its replacement in bodies, `set` and `remove` change properties.
+    Raises ConfigurationError if a field is invalid.
+    """
     # None removes a property.
     properties: dict[str, str | None] = dict.fromkeys(fields.get("remove", "").split())
     properties |= _parse_properties(fields.get("set", ""))
@@ -223,9 +239,9 @@ def parse_edit(fields: Mapping[str, str]) -> DeadLetterEdit:
 
 
 def _parse_properties(lines: str) -> dict[str, str]:
-    """Return the properties that lines of the form name=value set; blank lines are skipped.
+    """Return properties from lines: "a=1" and "b=2" become {"a": "1", "b": "2"}.
 
-    Raises ConfigurationError for any other line.
+    Blank lines are skipped. Raises ConfigurationError for any other line.
     """
     properties = {}
     for line in lines.splitlines():
@@ -241,9 +257,9 @@ def _parse_properties(lines: str) -> dict[str, str]:
 
 
 def _parse_target(fields: Mapping[str, str]) -> str:
-    """Return where the messages are sent: one of `TARGETS`, or a topic in place of "topic".
+    """Return where the messages are sent: one of `TARGETS`, or the topic that the user named.
 
-    Raises ConfigurationError for another target, or without a topic.
+    Raises ConfigurationError for another target, or if the target is a topic and none is named.
     """
     target = fields.get("to") or TARGETS[0]
     if target not in TARGETS:
@@ -280,7 +296,11 @@ class Plan:
 
 
 async def build_plan(context: Context) -> Plan:
-    """Return the batch that the request names, checked against the group's present subscription."""
+    """Return the batch of dead letters to send, each with a verdict on whether it would arrive.
+
+    The field `from` says how many of the selected letters are skipped. Messages are checked against
+    the present subscription of the group.
+    """
     group = context.path["group"]
     newest = await fetch_newest(context)
     fields = read_fields(context)
@@ -297,7 +317,11 @@ async def build_plan(context: Context) -> Plan:
 async def _judge_replays(
     context: Context, group: str, replays: list[DeadLetterReplay]
 ) -> list[Row]:
-    """Return the replays with verdicts: whether brokers and the group would accept each message."""
+    """Return (replay, verdict, reason) for each replay.
+
+    The verdict says whether brokers would accept the message, and whether the group would receive
+    it.
+    """
     target_topics = {letter_replay.message.topic for letter_replay in replays} - {""}
     read_topics = {letter_replay.read_as for letter_replay in replays} - {""}
     judge = await context.admin.dead_letter_judge(group, target_topics, read_topics)
@@ -311,9 +335,9 @@ async def _judge_replays(
 def describe_batch(
     context: Context, plan: Plan, rows: list[Row], shown: list[Row]
 ) -> dict[str, Any]:
-    """Return the template values of a batch: how many `rows` have each verdict, and what changes.
+    """Return the values of a batch for the template: the number of `rows` with each verdict, etc.
 
-    `shown` are the rows whose changes are shown.
+    `shown` are the rows whose changes are shown in detail.
     """
     counts = Counter(verdict for _, verdict, _ in rows)
     end = plan.begin + len(plan.rows)
@@ -335,7 +359,7 @@ def describe_batch(
 
 
 def _describe_row(row: Row, edit: DeadLetterEdit) -> dict[str, Any]:
-    """Return the template values of a message to send: its verdict, and what the edit changes."""
+    """Return what the template shows of one message: its verdict, and what the edit changes."""
     letter_replay, verdict, reason = row
     letter = letter_replay.dead_letter
     body = letter.body_or_raw

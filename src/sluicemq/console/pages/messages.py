@@ -15,9 +15,10 @@ HOUR_MS: Final = 3_600_000
 
 
 async def search(context: Context) -> Answer:
-    """Return the page with the messages that the query asks for, or redirect to the only one.
+    """Return the page with the messages that the query selects: by id, key or time.
 
-    `by` in the query is one of `WAYS`.
+    `by` is one of `WAYS`. A message that is found by its id is not listed: the answer redirects to
+    its page. Without the fields that a way needs, nothing is searched.
     """
     query = context.query
     topic = query.get("topic", "").strip()
@@ -71,7 +72,10 @@ async def _fetch_message(context: Context) -> StoredMessage:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page of one message."""
+    """Return the page of one message, with its body in the form that the query value `as` names.
+
+    The default is the most likely form of the body.
+    """
     message = await _fetch_message(context)
     settable = settable_properties(message.properties)
     reserved = {name: text for name, text in message.properties.items() if name not in settable}
@@ -97,7 +101,7 @@ async def show(context: Context) -> Answer:
 
 
 async def explain(context: Context) -> Answer:
-    """Return the page with what became of a message in each group that reads its topic."""
+    """Return the page that explains what happened to a message in each group of its topic."""
     message_id = context.path["message_id"]
     topic = context.path["topic"]
     _, explanations = await context.admin.explain_message(message_id, topic=topic)
@@ -105,9 +109,10 @@ async def explain(context: Context) -> Answer:
 
 
 async def resend(context: Context) -> Answer:
-    """Send the body, tag, keys and properties of a message to its topic, as a new message.
+    """Send a copy of a message to its topic, and redirect to the page of the copy.
 
-    Raises ConfigurationError if the user has not confirmed that.
+    The copy has the same body, tag, keys and properties, and a new id. Raises ConfigurationError if
+    the user has not confirmed it.
     """
     message = await _fetch_message(context)
     if context.form.get("sure") != "yes":
@@ -130,7 +135,11 @@ CHART_PX: Final = 640
 
 
 async def trace(context: Context) -> Answer:
-    """Return the page with the trace of one message as a timeline."""
+    """Return the page with the trace of one message as a timeline.
+
+    Each step has a bar: `x` and `width` are in pixels of the chart. Without an id in the query, the
+    page is empty.
+    """
     message_id = context.query.get("id", "").strip()
     if not message_id:
         return Answer({"id": "", "told": None, "bars": []})

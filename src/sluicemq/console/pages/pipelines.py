@@ -15,7 +15,7 @@ STEPS_SHOWN: Final = 50
 
 
 async def show_all(context: Context) -> Answer:
-    """Return the page with the last run of each pipeline."""
+    """Return the page with the last run of each pipeline, from the directories of the console."""
     runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
     return Answer(
         {"paged": context.paginate(list(runs.values())), "directories": context.pipelines}
@@ -23,9 +23,9 @@ async def show_all(context: Context) -> Answer:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page of one pipeline with its sinks and steps.
+    """Return the page of the last run of one pipeline, with a chart for each sink.
 
-    Raises ConfigurationError if no directory has it.
+    Raises ConfigurationError if no directory has a run of it.
     """
     runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
     run = runs.get(context.path["name"])
@@ -40,9 +40,9 @@ async def show(context: Context) -> Answer:
 
 
 def chart_data(steps: Iterable[Mapping[str, Any]], sink: str) -> list[list[float | None]]:
-    """Return the times (seconds since 1970), rates and remaining rows of the steps of one sink.
+    """Return [times, rates, remaining rows] of the steps of one sink, for a chart.
 
-    Steps without a rate are left out.
+    Times are in seconds since 1970. Steps without a rate are left out.
     """
     times_s: list[float | None] = []
     rates: list[float | None] = []

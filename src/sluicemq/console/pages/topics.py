@@ -18,9 +18,10 @@ KINDS = "normal", "retry", "dead", "system", "all"
 def select_names(
     context: Context, names: list[str], kind_of: Callable[[str], str]
 ) -> tuple[Paged[str], dict[str, Any]]:
-    """Return the page of names that the query selects, and what its template needs.
+    """Return (page of the selected names, values for the template).
 
-    The query's `kind` selects names by `kind_of`, and its `q` those that contain the text.
+    The query value `kind` selects the names for which `kind_of(name)` is that kind, and `q` those
+    that contain a text, in any case.
     """
     shown_kind = context.query.get("kind", KINDS[0])
     search_text = context.query.get("q", "").strip()
@@ -39,7 +40,11 @@ def select_names(
 
 
 async def show_all(context: Context) -> Answer:
-    """Return a page of topics. Their types and queues are only in the live part."""
+    """Return a page of topics.
+
+    Types and queues are added only to the live part of the page, which it loads by itself
+    afterwards.
+    """
     names = await context.get_cached("topics", context.admin.topics)
     topic_kind = partial(shown.topic_kind, own_names=await _fetch_server_names(context))
     paged, values = select_names(context, names, topic_kind)
@@ -63,9 +68,10 @@ async def _fetch_server_names(context: Context) -> set[str]:
 
 
 async def fetch_retention_ms(context: Context, route: TopicRoute) -> int:
-    """Return the shortest retention of the topic's brokers (fileReservedTime), or 0 if unknown.
+    """Return how long the topic's brokers keep messages, in ms: the shortest, 0 if unknown.
 
-    A broker has one retention for all topics, because they share its commit log.
+    A broker keeps messages of all topics equally long, fileReservedTime hours, because they share
+    its commit log.
     """
     retentions_ms = []
     for broker in route.brokers:
@@ -81,7 +87,10 @@ async def fetch_retention_ms(context: Context, route: TopicRoute) -> int:
 
 
 def _summarize(configs: dict[str, TopicConfig]) -> dict[str, Any]:
-    """Return the type, read queues, permission and number of brokers of a topic."""
+    """Return the type, read queues, permission and number of brokers of a topic.
+
+    `configs` maps broker names to configurations; there is at least one.
+    """
     first_config = next(iter(configs.values()))
     return {
         "type": first_config.attributes.get(MESSAGE_TYPE, "NORMAL"),
@@ -92,7 +101,11 @@ def _summarize(configs: dict[str, TopicConfig]) -> dict[str, Any]:
 
 
 async def show(context: Context) -> Answer:
-    """Return the page of one topic. Raises RouteNotFoundError."""
+    """Return the page of one topic: its queues, configuration, groups and retention.
+
+    What a broker refuses to report is left out. Raises RouteNotFoundError if the topic does not
+    exist.
+    """
     topic = context.path["topic"]
     admin = context.admin
     parts: dict[str, Part[Any]] = await fetch_parts(
@@ -130,7 +143,10 @@ async def show(context: Context) -> Answer:
 
 
 async def create(context: Context) -> Answer:
-    """Create a topic. Raises ConfigurationError if it exists."""
+    """Create a topic from the fields of the form, and redirect to its page.
+
+    Raises ConfigurationError if it exists already, and the errors of `Admin.create_topic`.
+    """
     name = context.form.get("topic", "").strip()
     if name in await context.admin.topics():
         raise ConfigurationError(
@@ -146,7 +162,10 @@ async def create(context: Context) -> Answer:
 
 
 async def change(context: Context) -> Answer:
-    """Change the permission and the number of queues of a topic."""
+    """Change the permission and the number of queues of a topic, and redirect to its page.
+
+    A field that is empty leaves the present value.
+    """
     topic = context.path["topic"]
     configs = await context.admin.topic_configs(topic)
     current = next(iter(configs.values()), TopicConfig(topic))
@@ -162,9 +181,9 @@ async def change(context: Context) -> Answer:
 
 
 async def delete(context: Context) -> Answer:
-    """Delete a topic. The user must type its name to confirm.
+    """Delete a topic, and redirect to the list.
 
-    Raises ConfigurationError if the typed text differs.
+    The user must type its name. Raises ConfigurationError if the typed text differs.
     """
     topic = context.path["topic"]
     if context.form.get("typed", "").strip() != topic:

@@ -27,10 +27,11 @@ async def list_items(
     request: Callable[..., Awaitable[dict[str, list[T]]]],
     when_ms: Callable[[T], int],
 ) -> dict[str, Any]:
-    """Return the template values of a list of (broker, item), ordered by `when_ms(item)`.
+    """Fetch the waiting items of all brokers, and return values for the template.
 
-    `request(address=…)` returns the items of one broker in lists. The values contain all `rows`, a
-    page of them, and the brokers that refused with their reasons.
+    `request(address=…)` returns the items of one broker. `rows` are pairs (broker, item), sorted by
+    `when_ms(item)`, and `paged` is a page of them. `refused` maps brokers that did not answer to
+    the reasons.
     """
     masters = await context.get_cached("masters", context.admin.masters)
     listings = await fetch_parts(
@@ -57,7 +58,11 @@ async def list_items(
 
 
 async def show_delayed(context: Context) -> Answer:
-    """Return the page of delayed messages, ordered by due time, of a topic or with a key."""
+    """Return the page of messages that wait for their delivery time, the next one first.
+
+    The query selects them by topic and key. A message whose handle is in the query is shown in
+    detail.
+    """
     topic = context.query.get("topic", "").strip()
     key = context.query.get("key", "").strip()
     request = partial(context.admin.delayed, topic or None, key=key or None)
@@ -72,7 +77,10 @@ async def show_delayed(context: Context) -> Answer:
 
 
 async def cancel(context: Context) -> Answer:
-    """Recall a delayed message. Raises RequestError if it is too late."""
+    """Recall a delayed message, so that it is not delivered, and redirect to the list.
+
+    Raises ConfigurationError if the user has not confirmed it, RequestError if it is too late.
+    """
     address = await find_broker_address(context)
     require_confirmation(context)
     await context.admin.cancel_delayed(address, context.form.get("handle", ""))
@@ -80,7 +88,11 @@ async def cancel(context: Context) -> Answer:
 
 
 async def show_transactions(context: Context) -> Answer:
-    """Return the page of open transactions, the oldest first, of a topic or producer group."""
+    """Return the page of open transactions, the oldest first.
+
+    The query selects them by topic and producer group. A transaction whose id and broker are in the
+    query is shown in detail.
+    """
     topic = context.query.get("topic", "").strip()
     group = context.query.get("group", "").strip()
     request = partial(context.admin.transactions, group=group or None, topic=topic or None)
@@ -100,10 +112,10 @@ async def show_transactions(context: Context) -> Answer:
 
 
 async def decide(context: Context) -> Answer:
-    """Commit or roll back an open transaction.
+    """Commit or roll back an open transaction, and redirect to the list.
 
-    Raises ConfigurationError if the form is incomplete, and MessageNotFoundError if the broker has
-    no such open transaction.
+    Raises ConfigurationError if the form has no outcome, broker or confirmation, and
+    MessageNotFoundError if the broker does not have the transaction open.
     """
     outcome = OUTCOMES.get(context.form.get("outcome", ""))
     if outcome is None:
@@ -121,7 +133,10 @@ async def decide(context: Context) -> Answer:
 
 
 async def find_broker_address(context: Context) -> str:
-    """Return the address of the broker that the form names. Raises ConfigurationError."""
+    """Return the address of the master of the broker that the form names.
+
+    Raises ConfigurationError if there is no such broker.
+    """
     masters = await context.admin.masters()
     name = context.form.get("broker", "")
     if name not in masters:
@@ -130,7 +145,7 @@ async def find_broker_address(context: Context) -> str:
 
 
 def require_confirmation(context: Context) -> None:
-    """Raise ConfigurationError if the box of the form is not checked."""
+    """Raise ConfigurationError if the user has not checked the box that confirms the action."""
     if context.form.get("sure") != "yes":
         raise ConfigurationError(
             "The confirmation box is not checked.", fix="Check it to confirm the action."
@@ -138,7 +153,10 @@ def require_confirmation(context: Context) -> None:
 
 
 def redirect_to_list(path: str, context: Context, notice: str) -> Answer:
-    """Return a redirect to the list with the same selection, and the notice of what was done."""
+    """Return a redirect to the list at `path`, which then shows `notice`.
+
+    The list keeps its selection: the fields topic, key and group of the form.
+    """
     query = {}
     for name in ("topic", "key", "group"):
         if field_text := context.form.get(name):

@@ -56,7 +56,10 @@ class ServerFacts:
 
     @property
     def address_kind(self) -> str:
-        """wildcard, loopback, private or public for an IP address; "" for a host name."""
+        """The kind of the address: "wildcard", "loopback", "private" or "public".
+
+        It is "" for a host name other than "localhost".
+        """
         try:
             address = ip_address(self.host)
         except ValueError:
@@ -124,7 +127,11 @@ class BrokerFacts(ServerFacts):
         return bool(self.name) and own_name != self.name
 
     def number(self, name: str, default: float = -1) -> float:
-        """Return a counter or a setting as a number, `default` if it is missing or no number."""
+        """Return a counter or a setting of the broker as a number.
+
+        The counter `name` is preferred to the setting of that name. `default` is returned if the
+        broker has neither, or if the value is not a number.
+        """
         try:
             return float(self.runtime.get(name, self.config.get(name, "")))
         except ValueError:
@@ -191,7 +198,11 @@ class MessageSearch:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the message is older than the oldest message that the brokers keep."""
+        """Whether the brokers have deleted the message because of its age.
+
+        This is True if the message is older than the oldest stored message, or below the first
+        offset of its queue. It is False while the message waits for its delivery time.
+        """
         if self.waiting:
             return False
         if self.stored is None:
@@ -274,7 +285,7 @@ class ClusterFacts:
 
     @property
     def ordered_brokers(self) -> set[str]:
-        """The brokers that the order configuration of the topic names."""
+        """The names of the brokers in the topic's order configuration; empty without one."""
         if self.route is None:
             return set()
         # The configuration has the form `broker-a:4;broker-b:4`: the number of queues of each.
@@ -283,7 +294,7 @@ class ClusterFacts:
 
     @property
     def findings_of_explain(self) -> list[Finding]:
-        """The findings about the group, and about the message where it was not consumed."""
+        """Findings about the group, and about the message in groups that did not consume it."""
         findings: list[Finding] = []
         if self.message is not None:
             for explained in self.message.explained:

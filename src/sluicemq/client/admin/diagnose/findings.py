@@ -175,7 +175,10 @@ class Rule(Generic[F_contra]):
     severity: Severity = Severity.PROBLEM
 
     def findings(self, facts: F_contra) -> Iterator[Finding]:
-        """Yield one finding for each thing in `facts` for which the rule holds."""
+        """Yield one finding for each thing in `facts` for which the rule holds.
+
+        The values that the condition yields are filled into the two sentences of the rule.
+        """
         for values in self.condition(facts):
             what_is_true = self.what.format(**values)
             fix = self.fix.format(**values)

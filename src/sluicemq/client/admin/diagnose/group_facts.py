@@ -50,7 +50,11 @@ class MemberFacts:
 
     @classmethod
     def from_info(cls, client_id: str, info: RunningInfo, clock_ahead_ms: int = 0) -> "MemberFacts":
-        """Return the facts about a member that answered with `info`."""
+        """Return the facts about a member from its own report `info`.
+
+        `clock_ahead_ms` says how far the member's clock is ahead of the broker's. The queues are
+        None for a gRPC client, because it may read from any queue.
+        """
         # A proxy answers for its gRPC clients, each of which reads any queue.
         is_remoting = _NAME_SERVERS in info.properties
         subscriptions = {subscription.topic: subscription for subscription in info.subscriptions}
@@ -69,7 +73,10 @@ class MemberFacts:
 
     @property
     def failing_topics(self) -> frozenset[str]:
-        """The topics of which the member, consuming in order, only fails on messages."""
+        """The topics in which every message that the member processed lately has failed.
+
+        It is empty unless the member consumes in order.
+        """
         running_info = self.info
         if running_info is None or running_info.properties.get("PROP_CONSUMEORDERLY") != "true":
             return frozenset()
@@ -147,7 +154,7 @@ class GroupFacts:
 
     @property
     def filter_counts(self) -> list[tuple[str, GroupMatching]]:
-        """(broker, counts of one topic) of every topic, retry topics included."""
+        """Pairs (broker name, counts of one topic), for all topics and the group's retry topics."""
         counts_by_broker = []
         for broker_counts in self.matching:
             counts_by_broker += [(broker_counts.broker, counts) for counts in broker_counts.topics]
@@ -164,7 +171,10 @@ class GroupFacts:
 
     @property
     def matching_lag(self) -> int | None:
-        """How many messages of the lag match the group's filters, None if that is unknown."""
+        """The number of unread messages that match the group's filters; None if it is unknown.
+
+        It is unknown if a broker does not count the messages of one of the queues.
+        """
         matching_counts: list[int | None] = []
         for _, counts in self.application_filter_counts:
             matching_counts += [queue.matching for queue in counts.queues]
@@ -174,7 +184,7 @@ class GroupFacts:
 
     @property
     def application_lags(self) -> list[QueueLag]:
-        """`lags` without the group's retry topics."""
+        """The lags of the group's queues, without the queues of its retry topics."""
         return [
             queue_lag
             for queue_lag in self.lags
@@ -233,10 +243,10 @@ class WaitingLaneFacts:
 
     @property
     def as_group(self) -> GroupFacts:
-        """The lane as if it were a group: its members, and its progress in its queues.
+        """The facts of the lane in the form of a group, with its members and its progress.
 
-        Brokers report how far a whole group has fetched. How far the members of one lane have
-        fetched follows from the messages that they hold.
+        Brokers report up to which offset a whole group has fetched, but not a lane. So the fetched
+        offset is computed from the messages that the members of the lane hold.
         """
         members = [
             member for member in self.group.members if member.client_id in self.lane.client_ids
@@ -252,9 +262,9 @@ class WaitingLaneFacts:
 
 
 def _find_end_of_held_messages(queue: MessageQueue, members: Iterable[MemberFacts]) -> int | None:
-    """Return the offset behind the messages of a queue that members hold, None if they hold none.
+    """Return the offset after the last message of a queue that a member has in memory.
 
-    Members hold messages that they have fetched and not finished.
+    Such messages are fetched and not finished. Returns None if no member has any.
     """
     ends = []
     for member in members:
@@ -357,7 +367,7 @@ class DeliveryFacts:
 
     @property
     def in_topic(self) -> GroupTopicFacts:
-        """The group in the message's topic, limited to the message's queue."""
+        """The facts about the group in the message's topic, limited to the message's queue."""
         progress = QueueProgress(
             self.message.queue, self.committed or 0, self.message.offset_max, fetched=self.fetched
         )
@@ -370,7 +380,10 @@ class DeliveryFacts:
 
     @property
     def popped(self) -> InFlightMessage | None:
-        """The message, or its last copy, if it is popped and not acknowledged."""
+        """The delivery of the message that is popped and not acknowledged yet; None without one.
+
+        If the message was retried, this is about its last copy.
+        """
         last_retry = self.last_retry
         if last_retry is None:
             return self.in_flight
@@ -391,7 +404,8 @@ class DeliveryFacts:
 def owner_of(queue: MessageQueue, members: Sequence[MemberFacts]) -> str | None:
     """Return the client id of the member that reads a queue.
 
-    Return "" if no member reads it, and None if a member did not report its queues.
+    Returns "" if no member reads it, and None if that is unknown because a member did not report
+    its queues.
     """
     for member in members:
         state = (member.queues or {}).get(queue)

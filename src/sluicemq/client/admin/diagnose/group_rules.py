@@ -41,23 +41,27 @@ LANE_WITHOUT_MEMBER_FIX: Final = (
 # ----------------------------------------------------------------------------- whole groups
 
 
-def _unknown_group(group: GroupFacts) -> Iterator[Values]:
+def _find_unknown_group(group: GroupFacts) -> Iterator[Values]:
     if group.config is None:
         yield {"group": group.name}
 
 
-def _consuming_off(group: GroupFacts) -> Iterator[Values]:
+def _find_disabled_consuming(group: GroupFacts) -> Iterator[Values]:
     if group.config is not None and not group.config.consume_enable:
         yield {"group": group.name}
 
 
-def _no_member(group: GroupFacts) -> Iterator[Values]:
+def _find_missing_members(group: GroupFacts) -> Iterator[Values]:
     if not group.members:
         yield {"group": group.name}
 
 
-def _idle_members(group: GroupFacts) -> Iterator[Values]:
-    """Yield the members that report no queue other than queues of the retry topic."""
+def _find_idle_members(group: GroupFacts) -> Iterator[Values]:
+    """Yield {"client_id", "count"} for each member that has no queue, except of the retry topic.
+
+    `count` is the number of members. A member that did not report its queues is left out. The
+    dictionary has the values of the finding's text.
+    """
     for member in group.members:
         if member.queues is not None and all(
             queue.topic.startswith(RETRY_PREFIX) for queue in member.queues
@@ -67,26 +71,26 @@ def _idle_members(group: GroupFacts) -> Iterator[Values]:
 
 NO_SUCH_GROUP: Final = Rule(
     Code.NO_SUCH_GROUP,
-    _unknown_group,
+    _find_unknown_group,
     "No broker knows the group {group}: no consumer has used it yet.",
     'List the groups with "sluice group list", or create one with "sluice group create".',
 )
 CONSUMING_OFF: Final = Rule(
     Code.CONSUMING_OFF,
-    _consuming_off,
+    _find_disabled_consuming,
     "The group {group} is not allowed to consume: consumeEnable is false.",
     'Enable it with "mqadmin updateSubGroup -s true".',
 )
 NO_MEMBER: Final = Rule(
     Code.NO_MEMBER,
-    _no_member,
+    _find_missing_members,
     "No member of {group} is online.",
     "Start a consumer. If one is running, it uses other name servers, or its log says why the "
     "brokers refuse it.",
 )
 MEMBER_IDLE: Final = Rule(
     Code.MEMBER_IDLE,
-    _idle_members,
+    _find_idle_members,
     "{client_id} reads no queue: {count} members share the queues of the group.",
     "A queue has one reader. Give the topic more queues, or stop some members.",
 )
@@ -95,8 +99,12 @@ MEMBER_IDLE: Final = Rule(
 # ---------------------------------------------------------------------- a group in one topic
 
 
-def _failed_messages(facts: GroupTopicFacts) -> Iterator[Values]:
-    """Yield the number of retries that wait, if the topic is the group's retry topic."""
+def _find_failed_messages(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield {"group", "count"} if messages wait in the group's retry topic.
+
+    `count` is the number of waiting messages without those that are popped. Nothing is yielded for
+    other topics. The dictionary has the values of the finding's text.
+    """
     if facts.topic.startswith(RETRY_PREFIX):
         waiting = sum(
             queue_progress.lag - queue_progress.in_flight for queue_progress in facts.progress
@@ -105,8 +113,12 @@ def _failed_messages(facts: GroupTopicFacts) -> Iterator[Values]:
             yield {"group": facts.group.name, "count": waiting}
 
 
-def _different_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
-    """Yield the subscriptions of the members if they differ. A member may have none."""
+def _find_different_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield {"topic", "expressions"} if members subscribe to the topic with different filters.
+
+    `expressions` lists the members of each filter: "client-1: A; client-2: B". "nothing" stands for
+    members that do not subscribe to the topic. The dictionary has the values of the finding's text.
+    """
     members_by_expression: dict[str, list[str]] = {}
     for member in facts.group.members:
         if member.subscriptions is not None:
@@ -121,17 +133,22 @@ def _different_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
         yield {"topic": facts.topic, "expressions": "; ".join(lists)}
 
 
-def _unequal(facts: GroupTopicFacts) -> Iterator[Values]:
+def _find_unequal_subscriptions(facts: GroupTopicFacts) -> Iterator[Values]:
     if not facts.has_lanes:
-        yield from _different_subscriptions(facts)
+        yield from _find_different_subscriptions(facts)
 
 
-def _unequal_in_lanes(facts: GroupTopicFacts) -> Iterator[Values]:
+def _find_unequal_subscriptions_in_lanes(facts: GroupTopicFacts) -> Iterator[Values]:
     if facts.has_lanes:
-        yield from _different_subscriptions(facts)
+        yield from _find_different_subscriptions(facts)
 
 
-def _not_subscribed(facts: GroupTopicFacts) -> Iterator[Values]:
+def _find_missing_subscription(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield {"group", "topic", "subscribed"} if the online members do not subscribe to the topic.
+
+    `subscribed` lists the topics to which they subscribe, or is "nothing". The dictionary has the
+    values of the finding's text.
+    """
     if facts.subscription is None and facts.group.members:
         subscribed_topics = sorted(
             name for name in facts.group.subscriptions if not name.startswith(RETRY_PREFIX)
@@ -143,13 +160,17 @@ def _not_subscribed(facts: GroupTopicFacts) -> Iterator[Values]:
         }
 
 
-def _no_route(facts: GroupTopicFacts) -> Iterator[Values]:
+def _find_missing_route(facts: GroupTopicFacts) -> Iterator[Values]:
     if facts.readable_brokers is None:
         yield {"topic": facts.topic}
 
 
-def _missing_in_route(facts: GroupTopicFacts) -> Iterator[Values]:
-    """Yield the brokers that have the topic, but that the route does not name as readable."""
+def _find_brokers_missing_in_route(facts: GroupTopicFacts) -> Iterator[Values]:
+    """Yield {"topic", "brokers"} if brokers have the topic but clients cannot read it there.
+
+    This is so if the route does not contain the broker, or forbids to read from it. The dictionary
+    has the values of the finding's text.
+    """
     if facts.readable_brokers is not None:
         brokers = {queue_progress.queue.broker for queue_progress in facts.progress}
         if missing := sorted(brokers - facts.readable_brokers):
@@ -158,40 +179,40 @@ def _missing_in_route(facts: GroupTopicFacts) -> Iterator[Values]:
 
 RETRIES_PENDING: Final = Rule(
     Code.RETRY_PENDING,
-    _failed_messages,
+    _find_failed_messages,
     "{count} messages that handlers of {group} failed to process will be delivered again.",
     "Look in the logs of the consumers for the reason.",
     Severity.NOTE,
 )
 UNEQUAL: Final = Rule(
     Code.UNEQUAL,
-    _unequal,
+    _find_unequal_subscriptions,
     "Members subscribe {topic} differently: {expressions}.",
     "A RocketMQ broker uses one subscription for the whole group, so messages get lost. Give each "
     "subscription a group of its own.",
 )
 UNEQUAL_IN_LANES: Final = Rule(
     Code.UNEQUAL,
-    _unequal_in_lanes,
+    _find_unequal_subscriptions_in_lanes,
     "Members subscribe {topic} differently: {expressions}.",
     "Each subscription is a lane, and a message goes to the oldest lane that matches it. A "
     "consumer that must receive all matching messages needs a group of its own.",
 )
 NOT_SUBSCRIBED: Final = Rule(
     Code.NOT_SUBSCRIBED,
-    _not_subscribed,
+    _find_missing_subscription,
     "The members of {group} do not subscribe {topic}, but {subscribed}.",
     "Subscribe to it, or delete the group's offsets of the topic.",
 )
 NO_ROUTE: Final = Rule(
     Code.NO_ROUTE,
-    _no_route,
+    _find_missing_route,
     "The name server has no route for {topic}, so consumers cannot find it.",
     'Create the topic with "sluice topic create {topic}", or start its broker.',
 )
 MISSING_IN_ROUTE: Final = Rule(
     Code.NO_ROUTE,
-    _missing_in_route,
+    _find_brokers_missing_in_route,
     "The broker {brokers} has messages of {topic}, but the route does not list it as readable.",
     "Check in the broker's log why it is not registered, or give the topic read permission there.",
 )
@@ -201,7 +222,7 @@ MISSING_IN_ROUTE: Final = Rule(
 
 
 def compiles(subscription: Subscription) -> bool:
-    """Return whether the filter of a subscription is valid. Tag filters always are."""
+    """Return whether the filter of a subscription is valid. A tag filter is always valid."""
     if not is_tag_kind(subscription.kind):
         try:
             compile_sql92(subscription.expression)
@@ -210,13 +231,17 @@ def compiles(subscription: Subscription) -> bool:
     return True
 
 
-def _broken_filter(subscription: Subscription) -> Iterator[Values]:
+def _find_broken_filter(subscription: Subscription) -> Iterator[Values]:
     if not compiles(subscription):
         yield {"expression": subscription.expression, "topic": subscription.topic}
 
 
-def _ignored_text(subscription: Subscription) -> Iterator[Values]:
-    """Yield the text behind the end of the expression, which RocketMQ's parser ignores."""
+def _find_ignored_text(subscription: Subscription) -> Iterator[Values]:
+    """Yield {"expression", "topic", "ignored"} if RocketMQ ignores the end of the expression.
+
+    RocketMQ's parser stops at the first complete expression: in `a = 1 b = 2` it ignores `b = 2`.
+    The dictionary has the values of the finding's text.
+    """
     if is_tag_kind(subscription.kind) or not compiles(subscription):
         return
     if ignored := compile_sql92(subscription.expression).ignored_text:
@@ -229,13 +254,13 @@ def _ignored_text(subscription: Subscription) -> Iterator[Values]:
 
 BROKEN_FILTER: Final = Rule(
     Code.BROKEN_FILTER,
-    _broken_filter,
+    _find_broken_filter,
     "The filter {expression} of {topic} does not compile, so brokers refuse its pulls.",
     'See the error with "sluice filter check".',
 )
 IGNORED_TEXT: Final = Rule(
     Code.IGNORED_TEXT,
-    _ignored_text,
+    _find_ignored_text,
     "At the end of the filter {expression} of {topic}, {ignored} is ignored.",
     'See the reason with "sluice filter check".',
     Severity.NOTE,
@@ -259,7 +284,7 @@ class GroupQueueFacts:
 
     @property
     def state(self) -> QueueState | None:
-        """What the member that holds the queue reports of it, None if no member does."""
+        """The state of the queue as its reader reports it; None if no member reads it."""
         for member in self.group.members:
             if member.queues is not None and self.progress.queue in member.queues:
                 return member.queues[self.progress.queue]
@@ -267,10 +292,10 @@ class GroupQueueFacts:
 
     @property
     def has_unacknowledged(self) -> bool:
-        """Whether members have fetched messages that the group has not committed.
+        """Whether members have fetched messages that the group has not committed yet.
 
-        It is False while messages are popped: they are delivered again when their invisible time
-        ends.
+        It is False while messages of the queue are popped, because these are delivered again when
+        their invisible time ends.
         """
         progress = self.progress
         return (
@@ -281,7 +306,7 @@ class GroupQueueFacts:
 
     @property
     def idle_ms(self) -> int | None:
-        """For how long the member has finished no message, None if that is unknown."""
+        """The time since the member last finished a message, in ms; None if it is unknown."""
         state = self.state
         now_ms = self.group.now_ms
         if state is None or state.last_consume_ms <= 0 or not now_ms:
@@ -289,7 +314,12 @@ class GroupQueueFacts:
         return max(0, now_ms - state.last_consume_ms)
 
 
-def _beyond_end(facts: GroupQueueFacts) -> Iterator[Values]:
+def _find_offset_beyond_end(facts: GroupQueueFacts) -> Iterator[Values]:
+    """Yield the offsets if the group's committed offset is beyond the end of the queue.
+
+    That happens if the topic was deleted and created again, or if a broker lost messages. The
+    dictionary has the values of the finding's text.
+    """
     progress = facts.progress
     if progress.committed > progress.offset_max:
         yield {
@@ -300,12 +330,13 @@ def _beyond_end(facts: GroupQueueFacts) -> Iterator[Values]:
         }
 
 
-def _no_reader(facts: GroupQueueFacts) -> Iterator[Values]:
+def _find_missing_reader(facts: GroupQueueFacts) -> Iterator[Values]:
     if facts.owner == "":
         yield {"group": facts.group.name, "queue": facts.progress.queue}
 
 
 def _describe_fetched(facts: GroupQueueFacts) -> dict[str, object]:
+    """Return the values of a finding's text about how far the queue was fetched and committed."""
     return {
         "reader": facts.owner or "A member",
         "queue": facts.progress.queue,
@@ -314,8 +345,12 @@ def _describe_fetched(facts: GroupQueueFacts) -> dict[str, object]:
     }
 
 
-def _not_acknowledging(facts: GroupQueueFacts) -> Iterator[Values]:
-    """Yield the queue unless its member has finished a message lately."""
+def _find_missing_acknowledgements(facts: GroupQueueFacts) -> Iterator[Values]:
+    """Yield the fetched and committed offsets, unless the member finished a message recently.
+
+    Recently means within `STUCK_MS`. The text `since` tells for how long no message was finished;
+    it is "" if that is unknown.
+    """
     state = facts.state
     idle_ms = facts.idle_ms
     if idle_ms is not None and idle_ms < STUCK_MS:
@@ -328,7 +363,7 @@ def _not_acknowledging(facts: GroupQueueFacts) -> Iterator[Values]:
     yield {**_describe_fetched(facts), "since": since}
 
 
-def _in_progress(facts: GroupQueueFacts) -> Iterator[Values]:
+def _find_messages_in_progress(facts: GroupQueueFacts) -> Iterator[Values]:
     """Yield the queue if its member has finished a message lately."""
     idle_ms = facts.idle_ms
     if idle_ms is not None and idle_ms < STUCK_MS:
@@ -341,7 +376,7 @@ _FETCHED: Final = (
 )
 BEYOND_END: Final = Rule(
     Code.BEYOND_END,
-    _beyond_end,
+    _find_offset_beyond_end,
     "The committed offset of {group} in queue {queue.queue_id} of {queue.topic} on {queue.broker} "
     "is {committed}, beyond the end of the queue at {end}. The topic was deleted and created "
     "again, or the broker lost messages.",
@@ -352,21 +387,21 @@ BEYOND_END: Final = Rule(
 )
 QUEUE_IDLE: Final = Rule(
     Code.QUEUE_IDLE,
-    _no_reader,
+    _find_missing_reader,
     "No member of {group} reads queue {queue.queue_id} of {queue.topic} on {queue.broker}.",
     "Members that have just joined take over queues within seconds. Otherwise look at their logs, "
     "and for client ids that are used twice.",
 )
 NOT_ACKNOWLEDGING: Final = Rule(
     Code.NOT_ACKNOWLEDGING,
-    _not_acknowledging,
+    _find_missing_acknowledgements,
     _FETCHED + "{since}.",
     "Its handler does not return, or it never acknowledges the messages that it took. See where it "
     'is with "sluice consumer stack".',
 )
 IN_HAND: Final = Rule(
     Code.IN_HAND,
-    _in_progress,
+    _find_messages_in_progress,
     _FETCHED + "; the member finished a message {idle_s} s ago.",
     severity=Severity.DETAIL,
 )
@@ -375,22 +410,27 @@ IN_HAND: Final = Rule(
 # ------------------------------------------------------- lanes, contracts and filter counters
 
 
-def _waiting_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
+def _find_waiting_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
     if facts.lane.client_ids:
         yield {"facts": facts, "readers": ", ".join(facts.lane.client_ids)}
 
 
-def _abandoned_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
+def _find_abandoned_lane(facts: WaitingLaneFacts) -> Iterator[Values]:
     if not facts.lane.client_ids:
         yield {"facts": facts}
 
 
-def _refused_members(contract: GroupContract) -> Iterator[Values]:
+def _find_refused_members(contract: GroupContract) -> Iterator[Values]:
     for client_id, reason in contract.refused.items():
         yield {"broker": contract.broker, "client_id": client_id, "reason": reason}
 
 
-def _forgotten_subscriptions(contract: GroupContract) -> Iterator[Values]:
+def _find_forgotten_subscriptions(contract: GroupContract) -> Iterator[Values]:
+    """Yield the values of one finding for each subscription that the broker has forgotten.
+
+    A broker forgets subscriptions of groups whose members left long ago, although messages for them
+    were unread. `reason` says why.
+    """
     for forgotten in contract.forgotten:
         yield {
             "broker": contract.broker,
@@ -400,8 +440,11 @@ def _forgotten_subscriptions(contract: GroupContract) -> Iterator[Values]:
         }
 
 
-def _failed_evaluations(facts: tuple[str, GroupMatching]) -> Iterator[Values]:
-    """Yield the filter of a broker and topic if it could not be evaluated on some messages."""
+def _find_failed_evaluations(facts: tuple[str, GroupMatching]) -> Iterator[Values]:
+    """Yield the filter and its most frequent error, if it failed on some messages of a topic.
+
+    `facts` is (broker name, counts of the topic).
+    """
     broker, counts = facts
     if any(counts.errors.values()):
         error, _ = max(counts.errors.items(), key=itemgetter(1))
@@ -419,28 +462,28 @@ _WAITING_LANE: Final = (
     "({facts.lane.expression}), which "
 )
 LANE_WAITS: Final = Rule(
-    Code.LANE, _waiting_lane, _WAITING_LANE + "{readers} read.", severity=Severity.DETAIL
+    Code.LANE, _find_waiting_lane, _WAITING_LANE + "{readers} read.", severity=Severity.DETAIL
 )
 LANE_ABANDONED: Final = Rule(
     Code.LANE,
-    _abandoned_lane,
+    _find_abandoned_lane,
     _WAITING_LANE + "has no member.",
     LANE_WITHOUT_MEMBER_FIX,
     Severity.DETAIL,
 )
 REFUSED: Final = Rule(
-    Code.REFUSED, _refused_members, "{broker} refuses the member {client_id}: {reason}"
+    Code.REFUSED, _find_refused_members, "{broker} refuses the member {client_id}: {reason}"
 )
 FORGOTTEN: Final = Rule(
     Code.FORGOTTEN,
-    _forgotten_subscriptions,
+    _find_forgotten_subscriptions,
     "{broker} forgot the subscription {subscription}, which had no member, because {reason}; at "
     "most {messages:,} messages were waiting for it.",
     severity=Severity.NOTE,
 )
 FILTER_FAILED: Final = Rule(
     Code.FILTER_ERROR,
-    _failed_evaluations,
+    _find_failed_evaluations,
     "The filter {expression} could not be evaluated on {count} messages of {topic} on {broker}, "
     "which were dropped. The most frequent error: {error}.",
     'See what to write instead with "sluice filter test".',
@@ -450,19 +493,28 @@ FILTER_FAILED: Final = Rule(
 # ---------------------------------------------------------------------------- lag by itself
 
 
-def _all_in_flight(group: GroupFacts) -> Iterator[Values]:
+def _find_lag_in_flight(group: GroupFacts) -> Iterator[Values]:
+    """Yield {"lag"} if every unread message of the group is popped and not acknowledged yet.
+
+    The dictionary has the values of the finding's text.
+    """
     if group.lag and group.lag == sum(
         queue_progress.in_flight for queue_progress in group.progress
     ):
         yield {"lag": group.lag}
 
 
-def _all_filtered(group: GroupFacts) -> Iterator[Values]:
+def _find_filtered_lag(group: GroupFacts) -> Iterator[Values]:
     if group.lag and group.matching_lag == 0:
         yield {"lag": group.lag}
 
 
-def _behind(group: GroupFacts) -> Iterator[Values]:
+def _find_lag(group: GroupFacts) -> Iterator[Values]:
+    """Yield {"lag", "matching"} if the group has unread messages.
+
+    `matching` is a part of the sentence that says how many of them match the filters, "" if
+    unknown. The dictionary has the values of the finding's text.
+    """
     if group.lag:
         matching = ""
         if group.matching_lag is not None:
@@ -472,21 +524,21 @@ def _behind(group: GroupFacts) -> Iterator[Values]:
 
 ALL_IN_FLIGHT: Final = Rule(
     Code.IN_FLIGHT,
-    _all_in_flight,
+    _find_lag_in_flight,
     "The lag is {lag}: all of these messages are popped and not acknowledged yet.",
     "If that does not change, look in the logs of the consumers why they do not finish.",
     Severity.DETAIL,
 )
 ONLY_FILTERED: Final = Rule(
     Code.ONLY_FILTERED,
-    _all_filtered,
+    _find_filtered_lag,
     "The lag is {lag}, but none of these messages match the group's filters.",
     "Nothing is lost.",
     Severity.DETAIL,
 )
 BEHIND: Final = Rule(
     Code.BEHIND,
-    _behind,
+    _find_lag,
     "The lag is {lag}{matching}; the group is consuming.",
     "If the lag grows, add queues and members, or make the handlers faster.",
     Severity.NOTE,
@@ -504,7 +556,11 @@ LAG_RULES: Final = (ALL_IN_FLIGHT, ONLY_FILTERED, BEHIND)
 
 
 def explain_group(group: GroupFacts) -> GroupExplained:
-    """Return the findings about a group, and its lag. The most important finding comes first."""
+    """Return what is wrong with a group, the most important finding first, and its lag.
+
+    If nothing is wrong, the first rule that explains its lag gives the only finding. A group
+    without a lag then has none.
+    """
     if group.config is None:
         findings = judge([NO_SUCH_GROUP], group)
     else:
@@ -515,11 +571,15 @@ def explain_group(group: GroupFacts) -> GroupExplained:
 
 
 def _judge_known_group(group: GroupFacts) -> list[Finding]:
-    """Return the findings about a group that exists, except those of `LAG_RULES`."""
+    """Return the findings about a group that exists.
+
+    The rules that merely explain a lag (`LAG_RULES`) are not applied.
+    """
     findings = judge(GROUP_RULES, group)
     for topic in group.topics:
         findings += _judge_topic(GroupTopicFacts(group, topic, group.has_lanes(topic)))
 
+    # Whether a member is idle is known only if all members have reported their queues.
     if all(member.queues is not None for member in group.members):
         findings += judge([MEMBER_IDLE], group)
     for queue_progress in group.progress:
@@ -538,7 +598,11 @@ def _judge_known_group(group: GroupFacts) -> list[Finding]:
 
 
 def _judge_topic(facts: GroupTopicFacts) -> list[Finding]:
-    """Return the findings about a group in one topic, without those about lanes."""
+    """Return the findings about a group in one topic.
+
+    A retry topic has only the finding that retries wait. Findings about lanes are made by
+    `_judge_lane`.
+    """
     if facts.topic.startswith(RETRY_PREFIX):
         return judge([RETRIES_PENDING], facts)
 
@@ -561,7 +625,10 @@ def _judge_topic(facts: GroupTopicFacts) -> list[Finding]:
 
 
 def _judge_lane(facts: WaitingLaneFacts) -> list[Finding]:
-    """Return the findings about a lane; [] if no messages wait for it."""
+    """Return the findings about a lane, a subgroup of members with the same filter.
+
+    The result is empty if no messages wait for the lane.
+    """
     if not facts.matching:
         return []
     findings = judge(LANE_RULES, facts)

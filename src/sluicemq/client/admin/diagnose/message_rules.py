@@ -82,7 +82,11 @@ class FilterVerdict:
     explanation: Explanation | None
 
 
-def _tag_differs(verdict: FilterVerdict) -> Iterator[Values]:
+def _find_different_tag(verdict: FilterVerdict) -> Iterator[Values]:
+    """Yield {"expression", "tag"} if the subscription selects tags and the message has another.
+
+    The dictionary has the values of the finding's text.
+    """
     subscription = verdict.subscription
     tag = verdict.message.tag
     if not is_tag_kind(subscription.kind) or not subscription.tags:
@@ -91,8 +95,12 @@ def _tag_differs(verdict: FilterVerdict) -> Iterator[Values]:
         yield {"expression": subscription.expression, "tag": f"'{tag}'" if tag else "absent"}
 
 
-def _not_true(verdict: FilterVerdict) -> Iterator[Values]:
-    """Yield the conditions that decide why the expression is not true."""
+def _find_deciding_conditions(verdict: FilterVerdict) -> Iterator[Values]:
+    """Yield the conditions because of which an SQL92 expression is not true for the message.
+
+    `outcome` is "false", "null" or "error". Nothing is yielded if the expression is true or the
+    filter selects tags.
+    """
     explanation = verdict.explanation
     if explanation is not None and not explanation.matches:
         conditions = [describe_condition(condition) for condition in deciding_atoms(explanation)]
@@ -103,20 +111,21 @@ def _not_true(verdict: FilterVerdict) -> Iterator[Values]:
         }
 
 
-def _evaluates_false(verdict: FilterVerdict) -> Iterator[Values]:
+def _find_false_outcome(verdict: FilterVerdict) -> Iterator[Values]:
     if verdict.explanation is not None and verdict.explanation.outcome is not Outcome.ERROR:
-        yield from _not_true(verdict)
+        yield from _find_deciding_conditions(verdict)
 
 
-def _evaluation_fails(verdict: FilterVerdict) -> Iterator[Values]:
+def _find_failed_evaluation(verdict: FilterVerdict) -> Iterator[Values]:
     if verdict.explanation is not None and verdict.explanation.outcome is Outcome.ERROR:
-        yield from _not_true(verdict)
+        yield from _find_deciding_conditions(verdict)
 
 
 def describe_condition(condition: Explanation) -> str:
-    """Return a condition with its outcome and the values that it compared.
+    """Return one comparison of an SQL92 expression, with its outcome and the values it compared.
 
-    For example `price > 30 is false (price is '7', a String)`.
+    For example `price > 30 is false (price is '7', a String)`. Literals of the expression are not
+    explained.
     """
     descriptions = []
     for operand in condition.operands:
@@ -139,17 +148,17 @@ def describe_condition(condition: Explanation) -> str:
 
 TAG_DIFFERS: Final = Rule(
     Code.FILTER_FALSE,
-    _tag_differs,
+    _find_different_tag,
     "The group subscribes the tags {expression}, and the tag of the message is {tag}.",
 )
 EVALUATES_FALSE: Final = Rule(
     Code.FILTER_FALSE,
-    _evaluates_false,
+    _find_false_outcome,
     "The filter {expression} is {outcome} for the message: {conditions}.",
 )
 EVALUATION_FAILS: Final = Rule(
     Code.FILTER_ERROR,
-    _evaluation_fails,
+    _find_failed_evaluation,
     "The filter {expression} cannot be evaluated for the message: {conditions}.",
     'See how many messages are lost in this way, and what to write instead, with "sluice filter '
     'test".',
@@ -160,11 +169,12 @@ VERDICT_RULES: Final = (TAG_DIFFERS, EVALUATES_FALSE, EVALUATION_FAILS)
 def verdict_on(
     message: StoredMessage, subscription: Subscription | None
 ) -> tuple[Explanation | None, Finding | None]:
-    """Return the result of a subscription's filter on a message.
+    """Evaluate the filter of a subscription on a message.
 
-    Returns (explanation, finding). `explanation` is None unless the filter is a valid SQL92
-    expression. `finding` says why the message does not match; it is None if the message matches or
-    `subscription` is None.
+    Returns (explanation, finding). `explanation` has the outcome of each part of an SQL92
+    expression. It is None for a tag filter and for an invalid expression. `finding` says why the
+    message does not match; it is None if the message matches. Both are None if `subscription` is
+    None or matches everything.
     """
     if subscription is None or subscription.is_everything:
         return None, None
@@ -180,7 +190,11 @@ def verdict_on(
 # ------------------------------------------------------------------ the fate of a message
 
 
-def _dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
+def _find_dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
+    """Yield {"times", "topic", "group"} if the message became a dead letter of the group.
+
+    `times` is the number of retries. The dictionary has the values of the finding's text.
+    """
     if facts.dead_letters:
         yield {
             "times": max(message.reconsume_times for message in facts.dead_letters),
@@ -189,7 +203,11 @@ def _dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
         }
 
 
-def _popped(facts: DeliveryFacts) -> Iterator[Values]:
+def _find_popped_delivery(facts: DeliveryFacts) -> Iterator[Values]:
+    """Yield who popped the message, when and how often, if it is not acknowledged yet.
+
+    `left_s` is the time in seconds until the broker delivers it again.
+    """
     popped = facts.popped
     now_ms = facts.group.now_ms
     if popped is not None:
@@ -201,19 +219,23 @@ def _popped(facts: DeliveryFacts) -> Iterator[Values]:
         }
 
 
-def _pending_retry(facts: DeliveryFacts) -> Iterator[Values]:
+def _find_pending_retry(facts: DeliveryFacts) -> Iterator[Values]:
     retry = facts.last_retry
     if retry is not None and not retry.is_past and not retry.is_popped:
-        yield _retry_values(facts, retry)
+        yield _make_retry_values(facts, retry)
 
 
-def _pending_pop(facts: DeliveryFacts) -> Iterator[Values]:
+def _find_pending_pop(facts: DeliveryFacts) -> Iterator[Values]:
     retry = facts.last_retry
     if retry is not None and not retry.is_past and retry.is_popped:
-        yield _retry_values(facts, retry)
+        yield _make_retry_values(facts, retry)
 
 
-def _retry_values(facts: DeliveryFacts, retry: RetryFacts) -> Values:
+def _make_retry_values(facts: DeliveryFacts, retry: RetryFacts) -> Values:
+    """Return the values of a finding's text about a copy of the message that waits for a retry.
+
+    `retry` describes the copy; `facts` are those about the message in its group.
+    """
     when = "waits in the retry topic"
     if retry.due_ms is not None:
         left_s = max((retry.due_ms - facts.group.now_ms) / 1000, 0)
@@ -227,8 +249,13 @@ def _retry_values(facts: DeliveryFacts, retry: RetryFacts) -> Values:
     }
 
 
-def _offset_past(facts: DeliveryFacts) -> Iterator[Values]:
-    """Yield the group's offset if it is beyond the message, but not beyond the end of the queue."""
+def _find_offset_past_message(facts: DeliveryFacts) -> Iterator[Values]:
+    """Yield the group's committed offset if it is beyond the message.
+
+    Nothing is yielded if it is also beyond the end of the queue, which another rule reports.
+    `evidence` says what traces show: a committed offset does not prove that the message was
+    processed.
+    """
     offset = facts.message.message.queue_offset
     committed = facts.committed
     if committed is None or not offset < committed <= facts.message.offset_max:
@@ -247,7 +274,11 @@ def _offset_past(facts: DeliveryFacts) -> Iterator[Values]:
     }
 
 
-def _messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
+def _count_messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
+    """Yield {"count", "reader"}: how many messages the group must read first, and who reads.
+
+    The dictionary has the values of the finding's text.
+    """
     offset = facts.message.message.queue_offset
     begin = facts.message.offset_min
     owner = facts.owner
@@ -257,35 +288,35 @@ def _messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
 
 DEAD_LETTER: Final = Rule(
     Code.DEAD_LETTER,
-    _dead_letter,
+    _find_dead_letter,
     "{group} could not process the message in {times} retries, so it was moved to the dead-letter "
     "topic {topic}.",
     "Fix the handler, then consume {topic} or send the message again.",
 )
 IN_FLIGHT: Final = Rule(
     Code.IN_FLIGHT,
-    _popped,
+    _find_popped_delivery,
     "{client} popped it {since_s:.0f} s ago (delivery {times}). Unless it is acknowledged, it will "
     "be delivered again in {left_s:.0f} s.",
     severity=Severity.DETAIL,
 )
 RETRY_PENDING: Final = Rule(
     Code.RETRY_PENDING,
-    _pending_retry,
+    _find_pending_retry,
     "A handler of {group} failed to process it {times} times (of {times_max}); a copy {when}.",
     "Look in the log of the consumer for the reason.",
     Severity.NOTE,
 )
 POP_PENDING: Final = Rule(
     Code.RETRY_PENDING,
-    _pending_pop,
+    _find_pending_pop,
     "{group} popped it {times} times and did not acknowledge it in time; a copy {when}.",
     "Look in the log of the consumer for the reason, or make the invisible time longer.",
     Severity.NOTE,
 )
 OFFSET_PAST: Final = Rule(
     Code.OFFSET_PAST,
-    _offset_past,
+    _find_offset_past_message,
     "The committed offset of {group} is {committed}, past the message at {offset}. {evidence}.",
     'Move the group back with "sluice group reset", or have one message processed again with '
     '"sluice message consume".',
@@ -293,7 +324,7 @@ OFFSET_PAST: Final = Rule(
 )
 MESSAGES_AHEAD: Final = Rule(
     Code.BEHIND,
-    _messages_ahead,
+    _count_messages_ahead,
     "{count} messages of its queue come before it; {reader}.",
     severity=Severity.NOTE,
 )
@@ -310,7 +341,7 @@ FATE_RULES: Final = (
 # ----------------------------------------------------------------------- bodies and lanes
 
 
-def _undecodable(message: StoredMessage) -> Iterator[Values]:
+def _find_undecodable_body(message: StoredMessage) -> Iterator[Values]:
     error = message.body_error
     if error is not None:
         yield {"reason": error.reason, "fix": error.fix}
@@ -324,7 +355,11 @@ class LaneChoice:
     lane: LaneFacts | None
 
 
-def _no_lane(choice: LaneChoice) -> Iterator[Values]:
+def _find_missing_lane(choice: LaneChoice) -> Iterator[Values]:
+    """Yield {"group", "count", "lanes"} if the message belongs to no lane of the group.
+
+    The dictionary has the values of the finding's text.
+    """
     if choice.lane is None:
         lanes = choice.facts.lanes
         yield {
@@ -334,7 +369,8 @@ def _no_lane(choice: LaneChoice) -> Iterator[Values]:
         }
 
 
-def _lane_values(choice: LaneChoice, lane: LaneFacts) -> dict[str, object]:
+def _make_lane_values(choice: LaneChoice, lane: LaneFacts) -> dict[str, object]:
+    """Return the values of a finding's text about the lane to which the message belongs."""
     offset = lane.offset
     return {
         "group": choice.facts.group.name,
@@ -346,14 +382,14 @@ def _lane_values(choice: LaneChoice, lane: LaneFacts) -> dict[str, object]:
     }
 
 
-def _lane_with_members(choice: LaneChoice) -> Iterator[Values]:
+def _find_lane_with_members(choice: LaneChoice) -> Iterator[Values]:
     if choice.lane is not None and choice.lane.members:
-        yield _lane_values(choice, choice.lane)
+        yield _make_lane_values(choice, choice.lane)
 
 
-def _lane_without_members(choice: LaneChoice) -> Iterator[Values]:
+def _find_lane_without_members(choice: LaneChoice) -> Iterator[Values]:
     if choice.lane is not None and not choice.lane.members:
-        yield _lane_values(choice, choice.lane)
+        yield _make_lane_values(choice, choice.lane)
 
 
 _IN_LANE: Final = (
@@ -361,23 +397,23 @@ _IN_LANE: Final = (
 )
 UNDECODABLE: Final = Rule(
     Code.UNDECODABLE,
-    _undecodable,
+    _find_undecodable_body,
     "The body of the message cannot be decoded: {reason}.",
     "{fix}",
     Severity.DETAIL,
 )
 NO_LANE: Final = Rule(
     Code.NO_LANE,
-    _no_lane,
+    _find_missing_lane,
     "None of the {count} lanes of {group} matches the message: {lanes}.",
     "No member will receive it until a consumer joins the group with a subscription that matches.",
 )
 IN_LANE: Final = Rule(
-    Code.LANE, _lane_with_members, _IN_LANE + "{members}.", severity=Severity.DETAIL
+    Code.LANE, _find_lane_with_members, _IN_LANE + "{members}.", severity=Severity.DETAIL
 )
 IN_ABANDONED_LANE: Final = Rule(
     Code.LANE,
-    _lane_without_members,
+    _find_lane_without_members,
     _IN_LANE + "no member.",
     LANE_WITHOUT_MEMBER_FIX,
     Severity.DETAIL,
@@ -400,7 +436,11 @@ def explain_message(facts: DeliveryFacts) -> MessageExplained:
 
 
 def _explain(facts: DeliveryFacts) -> MessageExplained:
-    """Return the fate of a message and why, without a finding about an undecodable body."""
+    """Return the fate of a message in a group, with the findings that explain it.
+
+    Bodies that consumers could not decode are not considered here. The fate is UNKNOWN if no broker
+    knows the group.
+    """
     group = facts.group
     if group.config is None:
         unknown = judge([NO_SUCH_GROUP], group)
@@ -424,7 +464,11 @@ _Verdicts = dict[str, tuple[Explanation | None, Finding | None]]
 
 
 def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
-    """Explain by the lane to which the message belongs: its members, filter and offset."""
+    """Return the fate of a message in a group whose members are divided into lanes.
+
+    A lane is a subgroup of members with the same filter, with offsets of its own. The fate is
+    judged by the members, the filter and the offset of the lane to which the message belongs.
+    """
     message = facts.message.message
     verdicts = {lane.lane: verdict_on(message, lane.subscription) for lane in facts.lanes}
     lane = _find_lane(facts, verdicts)
@@ -446,7 +490,11 @@ def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
 
 
 def _explain_without_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> MessageExplained:
-    """Explain a message that no lane matches. The findings say why each lane does not match."""
+    """Return the fate of a message that no lane of the group matches.
+
+    The findings say for each lane why its filter does not match. `verdicts` are the results of the
+    filters by lane.
+    """
     fate, findings = _judge_fate(replace(facts, committed=None), None)
     if fate in {Fate.WAITING, Fate.OFFLINE}:
         fate = Fate.FILTERED
@@ -459,7 +507,7 @@ def _explain_without_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> MessageE
 
 
 def _limit_to_lane(facts: DeliveryFacts, lane: LaneFacts) -> DeliveryFacts:
-    """Return the facts as if the lane were the group: its members, subscription and offset."""
+    """Return the facts with the lane in place of the group: its members, filter and offset."""
     subscriptions = {}
     if lane.subscription is not None:
         subscriptions[facts.topic] = lane.subscription
@@ -473,9 +521,10 @@ def _limit_to_lane(facts: DeliveryFacts, lane: LaneFacts) -> DeliveryFacts:
 
 
 def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
-    """Return the oldest matching lane that has passed the message, else the oldest matching one.
+    """Return the lane to which the message belongs, None if no filter of a lane matches it.
 
-    Return None if no lane matches.
+    It is the oldest matching lane whose offset is beyond the message. If no matching lane is that
+    far, it is the oldest matching lane.
     """
     oldest_matching = None
     for lane in facts.lanes:  # the oldest comes first
@@ -490,7 +539,11 @@ def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
 
 
 def _count_times(fate: Fate, facts: DeliveryFacts) -> int:
-    """Return how often a dead, popped or retried message was delivered or retried, else 0."""
+    """Return how often the message was delivered or retried, according to its fate.
+
+    This is the number of retries of a dead letter, the number of deliveries of a popped message,
+    and otherwise the number of retries so far (0 if there were none).
+    """
     if fate is Fate.DEAD:
         return max(message.reconsume_times for message in facts.dead_letters)
     if fate is Fate.IN_FLIGHT and facts.popped is not None:
@@ -499,9 +552,9 @@ def _count_times(fate: Fate, facts: DeliveryFacts) -> int:
 
 
 def _judge_fate(facts: DeliveryFacts, mismatch: Finding | None) -> tuple[Fate, list[Finding]]:
-    """Return the fate of a message and the findings that explain it.
+    """Return the fate of a message in a group, and the findings that explain it.
 
-    `mismatch` is the finding of `verdict_on` for the group's filter.
+    `mismatch` says why the group's filter does not match the message; None means that it matches.
     """
     for fate, rule in FATE_RULES:
         if findings := judge([rule], facts):
@@ -530,16 +583,20 @@ def _make_queue_facts(facts: DeliveryFacts) -> GroupQueueFacts:
 
 
 def _find_hindrances(facts: DeliveryFacts) -> list[Finding]:
-    """Return why a group has not received a message that it has not reached yet."""
+    """Return findings about what keeps the group from reading on to the message.
+
+    For example the group has no members, or no member reads the message's queue. The result is
+    empty if nothing does.
+    """
     in_topic = facts.in_topic
-    queue = _make_queue_facts(facts)
+    queue_facts = _make_queue_facts(facts)
     findings = judge([CONSUMING_OFF], facts.group) + judge(ROUTE_RULES, in_topic)
     if not facts.group.members:
         return findings + judge([NO_MEMBER], facts.group)
 
     findings += judge([NOT_SUBSCRIBED], in_topic)
     if facts.owner == "":
-        findings += judge([QUEUE_IDLE], queue) + judge([MEMBER_IDLE], facts.group)
+        findings += judge([QUEUE_IDLE], queue_facts) + judge([MEMBER_IDLE], facts.group)
     elif facts.fetched is not None and facts.fetched > facts.message.message.queue_offset:
-        findings += judge([NOT_ACKNOWLEDGING, IN_HAND], queue)
+        findings += judge([NOT_ACKNOWLEDGING, IN_HAND], queue_facts)
     return findings

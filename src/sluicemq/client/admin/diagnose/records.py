@@ -20,7 +20,7 @@ def doctor_record(finding: Finding) -> dict[str, str]:
 
 
 def group_record(explained: GroupExplained) -> dict[str, Any]:
-    """Return an explained group as `sluice explain group --json` prints it."""
+    """Return an explained group as a dictionary, as `sluice explain group --json` prints it."""
     return {
         "group": explained.group,
         "findings": [explain_record(finding) for finding in explained.findings],

@@ -29,21 +29,21 @@ def each(field_name: str, subjects: Iterable[object]) -> Iterator[Values]:
 # ------------------------------------------------------------ what is found at an address
 
 
-def _found(*reaches: Reachability) -> Condition:
+def _make_reach_condition(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a server."""
     return lambda facts: each(
         "server", (server for server in facts.servers if server.reach in reaches)
     )
 
 
-def _name_servers_found(*reaches: Reachability) -> Condition:
+def _make_name_server_reach_condition(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a name server."""
     return lambda facts: each(
         "server", (server for server in facts.name_servers if server.reach in reaches)
     )
 
 
-def _brokers_found(*reaches: Reachability) -> Condition:
+def _make_broker_reach_condition(*reaches: Reachability) -> Condition:
     """Return the condition that one of `reaches` was found at the address of a broker."""
     return lambda facts: each(
         "broker", (broker for broker in facts.brokers if broker.reach in reaches)
@@ -61,7 +61,7 @@ def _is_name_server(facts: ClusterFacts) -> Iterator[Values]:
 ADDRESS_RULES: Final = (
     Rule(
         Code.NAME_UNRESOLVED,
-        _name_servers_found(Reachability.UNRESOLVED),
+        _make_name_server_reach_condition(Reachability.UNRESOLVED),
         "The name server {server.address} cannot be resolved: {server.detail}.",
         "Check the spelling and the DNS of this machine. The name of a Docker Compose service is "
         "known only in its own network.",
@@ -80,51 +80,51 @@ ADDRESS_RULES: Final = (
     ),
     Rule(
         Code.HTTP_SERVER,
-        _found(Reachability.HTTP),
+        _make_reach_condition(Reachability.HTTP),
         "An HTTP server answers at {server.address}.",
         "This is a console, a metrics endpoint or a web server. Use the port of the remoting "
         "protocol.",
     ),
     Rule(
         Code.GRPC_SERVER,
-        _found(Reachability.GRPC),
+        _make_reach_condition(Reachability.GRPC),
         "A gRPC server, such as the proxy, answers at {server.address}.",
         "Only gRPC clients use this port. Use the port of the name server: 9876 unless its "
         "listenPort is set.",
     ),
     Rule(
         Code.TLS_DEMANDED,
-        _found(Reachability.TLS),
+        _make_reach_condition(Reachability.TLS),
         "{server.address} requires TLS, but the client connected without TLS.",
         "Connect with --tls (SLUICE_TLS=true; Java: -Dtls.enable=true).",
     ),
     Rule(
         Code.TLS_NOT_SPOKEN,
-        _found(Reachability.PLAIN),
+        _make_reach_condition(Reachability.PLAIN),
         "{server.address} does not speak TLS, but the client connected with TLS.",
         "Connect without --tls, or set tls.server.mode = permissive on the server.",
     ),
     Rule(
         Code.CERTIFICATE_EXPIRED,
-        _found(Reachability.EXPIRED),
+        _make_reach_condition(Reachability.EXPIRED),
         "The certificate of {server.address} has expired.",
         "Replace the file at tls.server.certPath. SluiceMQ servers read it without a restart.",
     ),
     Rule(
         Code.CERTIFICATE_WRONG_NAME,
-        _found(Reachability.WRONG_NAME),
+        _make_reach_condition(Reachability.WRONG_NAME),
         "The certificate of {server.address} was issued for another name: {server.detail}.",
         "Connect to a name in the certificate, or use --tls-verify ca.",
     ),
     Rule(
         Code.CERTIFICATE_UNTRUSTED,
-        _found(Reachability.UNTRUSTED),
+        _make_reach_condition(Reachability.UNTRUSTED),
         "The certificate of {server.address} is not trusted: {server.detail}.",
         "Pass the certificate of the authority that signed it with --tls-ca.",
     ),
     Rule(
         Code.CLIENT_CERTIFICATE,
-        _found(Reachability.CLIENT_CERTIFICATE),
+        _make_reach_condition(Reachability.CLIENT_CERTIFICATE),
         "{server.address} refuses the TLS handshake: {server.detail}.",
         "Pass a client certificate that is signed by an authority of the server, with "
         "--tls-certificate and --tls-key.",
@@ -148,10 +148,11 @@ A remark belongs to the first pattern that it contains.
 _PROTECTED, _NO_KEY, _UNKNOWN_KEY, _WRONG_SECRET, _OTHER = _REFUSALS
 
 
-def _refused(pattern: str) -> Condition:
-    """Return the condition that a server refused a request with a remark of this pattern.
+def _make_refusal_condition(pattern: str) -> Condition:
+    """Return the condition that a server refused a request for one reason.
 
-    The same remark is reported for one server only.
+    `pattern` is one of the patterns of remarks. The condition yields {"address", "remark"}; servers
+    with the same remark are reported once.
     """
 
     def condition(facts: ClusterFacts) -> Iterator[Values]:
@@ -172,32 +173,32 @@ def _classify_refusal(remark: str) -> str:
 ACCESS_RULES: Final = (
     Rule(
         Code.PROTECTED_MODE,
-        _refused(_PROTECTED),
+        _make_refusal_condition(_PROTECTED),
         "{address} accepts local connections only (protected mode).",
         "Set bindAddress (or --host) or aclEnable on the server.",
     ),
     Rule(
         Code.ACCESS_KEY_MISSING,
-        _refused(_NO_KEY),
+        _make_refusal_condition(_NO_KEY),
         "{address} requires authentication, but no access key was supplied: {remark}.",
         "Pass --access-key and --secret-key, or set SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
     ),
     Rule(
         Code.ACCESS_KEY_UNKNOWN,
-        _refused(_UNKNOWN_KEY),
+        _make_refusal_condition(_UNKNOWN_KEY),
         "{address} does not know the account: {remark}.",
         "Check the spelling of the access key, and that plain_acl.yml of the server contains it.",
     ),
     Rule(
         Code.SECRET_KEY_WRONG,
-        _refused(_WRONG_SECRET),
+        _make_refusal_condition(_WRONG_SECRET),
         "{address} knows the account, but the secret key is wrong: {remark}.",
         "Use the secret key in plain_acl.yml of the server. The signature contains no time, so a "
         "wrong clock is not the reason.",
     ),
     Rule(
         Code.RIGHT_MISSING,
-        _refused(_OTHER),
+        _make_refusal_condition(_OTHER),
         "{address} refuses the request: {remark}.",
         "Give the account the permission (topicPerms, groupPerms). See which rule decides with "
         '"sluice acl check".',
@@ -208,8 +209,12 @@ ACCESS_RULES: Final = (
 # ----------------------------------------------- servers that do not answer, wrong addresses
 
 
-def _registered_elsewhere(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the brokers at addresses of the user that register with none of the name servers."""
+def _find_brokers_registered_elsewhere(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker"} for each broker that registers with none of the asked name servers.
+
+    Only brokers whose address the user gave are checked, because name servers do not know the
+    others. The dictionary has the values of the finding's text.
+    """
     asked_addresses = {server.address for server in facts.name_servers}
     registered_addresses = {broker.address for broker in facts.brokers if broker.name}
     for broker in facts.brokers:
@@ -221,14 +226,18 @@ def _registered_elsewhere(facts: ClusterFacts) -> Iterator[Values]:
             yield {"broker": broker}
 
 
-def _no_brokers(facts: ClusterFacts) -> Iterator[Values]:
+def _find_missing_brokers(facts: ClusterFacts) -> Iterator[Values]:
     for server in facts.name_servers:
         if server.cluster is not None and not server.cluster.brokers:
             yield {"server": server}
 
 
-def _lost_brokers(facts: ClusterFacts, address_kind: str) -> Iterator[BrokerFacts]:
-    """Yield the brokers that are not reachable because their address is of `address_kind`."""
+def _find_lost_brokers(facts: ClusterFacts, address_kind: str) -> Iterator[BrokerFacts]:
+    """Yield the brokers that clients cannot reach, because they registered a wrong kind of address.
+
+    `address_kind` is "wildcard" (0.0.0.0), "loopback" or "private". An address of another kind is
+    not considered. A loopback address is right if the name server is on this machine.
+    """
     reached_networks = {server.network for server in facts.name_servers if server.is_up}
     for broker in facts.brokers:
         if not broker.name or broker.address_kind != address_kind:
@@ -247,30 +256,36 @@ def _lost_brokers(facts: ClusterFacts, address_kind: str) -> Iterator[BrokerFact
             yield broker
 
 
-def _lost_at(address_kind: str) -> Condition:
+def _make_lost_broker_condition(address_kind: str) -> Condition:
     """Return the condition that a broker is not reachable at an address of this kind."""
-    return lambda facts: each("broker", _lost_brokers(facts, address_kind))
+    return lambda facts: each("broker", _find_lost_brokers(facts, address_kind))
 
 
-def _down(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the brokers that do not answer, unless their address is wrong."""
+def _find_brokers_down(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker"} for each broker that does not answer at an address that is right.
+
+    The dictionary has the values of the finding's text.
+    """
     wrongly_registered: list[BrokerFacts] = []
     for address_kind in ("wildcard", "loopback", "private"):
-        wrongly_registered += _lost_brokers(facts, address_kind)
+        wrongly_registered += _find_lost_brokers(facts, address_kind)
     for broker in facts.brokers:
         is_down = broker.reach in (Reachability.REFUSED, Reachability.UNREACHABLE)
         if is_down and broker not in wrongly_registered:
             yield {"broker": broker}
 
 
-def _other_broker(facts: ClusterFacts) -> Iterator[Values]:
+def _find_other_brokers(facts: ClusterFacts) -> Iterator[Values]:
     for broker in facts.brokers:
         if broker.is_other_broker and broker.address_kind != "loopback":
             yield {"broker": broker}
 
 
-def _without_master(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the names of brokers that have no master in the route, or at the name servers."""
+def _find_brokers_without_master(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"name"} for each broker without a master in the route or at the name servers.
+
+    The dictionary has the values of the finding's text.
+    """
     with_master = {broker.name for broker in facts.masters}
     without_master = {
         broker.name for broker in facts.brokers if broker.name and broker.name not in with_master
@@ -282,11 +297,11 @@ def _without_master(facts: ClusterFacts) -> Iterator[Values]:
     return each("name", sorted(without_master))
 
 
-def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the clocks that are wrong.
+def _find_skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"machine", "ahead_s"} for each clock that is wrong by more than `SKEW_MS`.
 
-    If there are several brokers, and the clocks of all differ from this machine's by the same time,
-    the clock of this machine is wrong.
+    If the clocks of two or more brokers all differ from this machine's clock by the same time, only
+    the clock of this machine is reported. The dictionary has the values of the finding's text.
     """
     differences_ms = []
     skewed = []
@@ -308,7 +323,7 @@ def _skewed_clocks(facts: ClusterFacts) -> Iterator[Values]:
 REACHABILITY_RULES: Final = (
     Rule(
         Code.NAME_SERVER_DOWN,
-        _name_servers_found(
+        _make_name_server_reach_condition(
             Reachability.REFUSED, Reachability.UNREACHABLE, Reachability.UNRESPONSIVE
         ),
         "The name server {server.address} does not answer: {server.reach} ({server.detail}).",
@@ -317,14 +332,14 @@ REACHABILITY_RULES: Final = (
     ),
     Rule(
         Code.BROKER_REGISTERS_ELSEWHERE,
-        _registered_elsewhere,
+        _find_brokers_registered_elsewhere,
         "The broker at {broker.address} registers with {broker.config[namesrvAddr]}, but with none "
         "of the name servers that were asked.",
         "Set namesrvAddr of the broker, or use its name servers.",
     ),
     Rule(
         Code.NO_BROKER_REGISTERED,
-        _no_brokers,
+        _find_missing_brokers,
         "No broker is registered with the name server {server.address}.",
         "Start a broker with this namesrvAddr. After a restart of the name server, brokers "
         "register "
@@ -332,21 +347,21 @@ REACHABILITY_RULES: Final = (
     ),
     Rule(
         Code.BROKER_ADDRESS_WILDCARD,
-        _lost_at("wildcard"),
+        _make_lost_broker_condition("wildcard"),
         "The broker {broker.name} is registered with {broker.address}, to which clients cannot "
         "connect.",
         "Set brokerIP1 to an address that clients can reach, and restart the broker.",
     ),
     Rule(
         Code.BROKER_ADDRESS_LOOPBACK,
-        _lost_at("loopback"),
+        _make_lost_broker_condition("loopback"),
         "The broker {broker.name} is registered with {broker.address}, so each client looks for it "
         "on its own machine.",
         "Set brokerIP1 to an address that clients can reach, and restart the broker.",
     ),
     Rule(
         Code.BROKER_ADDRESS_PRIVATE,
-        _lost_at("private"),
+        _make_lost_broker_condition("private"),
         "The broker {broker.name} is registered with {broker.address}, a private address that "
         "cannot be reached from here ({broker.detail}): the broker is behind NAT or in a "
         "container.",
@@ -355,40 +370,40 @@ REACHABILITY_RULES: Final = (
     ),
     Rule(
         Code.BROKER_IS_ANOTHER,
-        _other_broker,
+        _find_other_brokers,
         "At {broker.address}, where {broker.name} is registered, {broker.config[brokerName]} "
         "answers.",
         "Check brokerIP1 and the ports: two brokers use one address, or NAT leads to another one.",
     ),
     Rule(
         Code.BROKER_UNRESOLVED,
-        _brokers_found(Reachability.UNRESOLVED),
+        _make_broker_reach_condition(Reachability.UNRESOLVED),
         "The broker {broker.name} is registered as {broker.address}, which cannot be resolved "
         "here.",
         "Set brokerIP1 to a name or an address that clients can resolve.",
     ),
     Rule(
         Code.BROKER_DOWN,
-        _down,
+        _find_brokers_down,
         "The broker {broker.name} (id {broker.id}) at {broker.address} does not answer: "
         "{broker.reach}.",
         "Start it, or open its port. A name server removes a dead broker after two minutes.",
     ),
     Rule(
         Code.BROKER_MUTE,
-        _brokers_found(Reachability.UNRESPONSIVE),
+        _make_broker_reach_condition(Reachability.UNRESPONSIVE),
         "The broker {broker.name} at {broker.address} accepts connections but does not respond.",
         "Look at its log and its machine: it hangs, or another program has its port.",
     ),
     Rule(
         Code.NO_MASTER,
-        _without_master,
+        _find_brokers_without_master,
         "The broker {name} has no master: its topics can be read, but not written.",
         'Start the master, or see which replica can become master with "sluice cluster status".',
     ),
     Rule(
         Code.CLOCK_SKEW,
-        _skewed_clocks,
+        _find_skewed_clocks,
         "The clock of {machine} is {ahead_s:+.0f} s off.",
         "Synchronize it with a time server (chrony, systemd-timesyncd). Delays, retention and "
         "searches by time depend on it.",
@@ -403,10 +418,11 @@ _DISK_FORCED: Final = "diskSpaceCleanForciblyRatio", 85
 _DISK_FULL: Final = "diskSpaceWarningLevelRatio", 90
 
 
-def _disk_between(low: tuple[str, int], high: tuple[str, int] | None) -> Condition:
-    """Return the condition that a disk is fuller than `low`, and not fuller than `high`.
+def _make_disk_condition(low: tuple[str, int], high: tuple[str, int] | None) -> Condition:
+    """Return the condition that a broker's disk is fuller than one limit, and not than another.
 
-    Each is a setting with its default in percent; None means no limit.
+    `low` and `high` are (name of the setting with the limit, its default), in percent. None as
+    `high` means no upper limit. The condition yields {"broker"}.
     """
 
     def condition(facts: ClusterFacts) -> Iterator[Values]:
@@ -423,9 +439,9 @@ def _read_only(facts: ClusterFacts) -> Iterator[Values]:
 
 
 def wiped_brokers(facts: ClusterFacts) -> Iterator[BrokerFacts]:
-    """Yield the masters that the name server forbids to write to, although they allow it.
+    """Yield the masters to which the name server forbids to send, although the broker allows it.
 
-    WIPE_WRITE_PERM_OF_BROKER (205) sets this.
+    An operator sets this with WIPE_WRITE_PERM_OF_BROKER (request code 205).
     """
     if facts.route is None:
         return
@@ -438,27 +454,39 @@ def wiped_brokers(facts: ClusterFacts) -> Iterator[BrokerFacts]:
             yield broker
 
 
-def _wiped(facts: ClusterFacts) -> Iterator[Values]:
+def _find_wiped_brokers(facts: ClusterFacts) -> Iterator[Values]:
     return each("broker", wiped_brokers(facts))
 
 
-def _waiting_requests(facts: ClusterFacts) -> Iterator[Values]:
+def _find_waiting_requests(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker", "pool", "wait_ms"} for each thread pool in which requests wait too long.
+
+    The dictionary has the values of the finding's text.
+    """
     for broker in facts.brokers:
         for pool, wait_ms in broker.request_waits_ms:
             if wait_ms > REQUEST_WAIT_MS:
                 yield {"broker": broker, "pool": pool, "wait_ms": wait_ms}
 
 
-def _parked_pulls(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the brokers that park as many pulls as they may."""
+def _find_brokers_with_full_parking(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker"} for each broker that has no room for another long poll.
+
+    A broker parks a pull, which means that it answers only when a message arrives. Their number is
+    limited by the setting sluiceParkedPullsMax. The dictionary has the values of the finding's
+    text.
+    """
     for broker in facts.brokers:
         pulls_max = broker.number("sluiceParkedPullsMax")
         if 0 < pulls_max <= broker.number("sluiceParkedPulls"):
             yield {"broker": broker}
 
 
-def _cut_off(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the slaves that have no connection to their master, although it answers."""
+def _find_cut_off_slaves(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker"} for each slave without a connection to its master, if the master answers.
+
+    The dictionary has the values of the finding's text.
+    """
     up = {broker.name for broker in facts.masters if broker.is_up}
     for broker in facts.brokers:
         if broker.replica.get("isLinked") is False and broker.name in up:
@@ -469,18 +497,22 @@ def _is_out_of_sync(broker: BrokerFacts) -> bool:
     return broker.replica.get("inSync") is False and broker.replica.get("role") == "slave"
 
 
-def _out_of_sync(facts: ClusterFacts) -> Iterator[Values]:
+def _find_slaves_out_of_sync(facts: ClusterFacts) -> Iterator[Values]:
     return each("broker", (broker for broker in facts.brokers if _is_out_of_sync(broker)))
 
 
-def _lagging(facts: ClusterFacts) -> Iterator[Values]:
+def _find_lagging_slaves(facts: ClusterFacts) -> Iterator[Values]:
     for broker in facts.brokers:
         if not _is_out_of_sync(broker) and (broker.lag_bytes or 0) > LAG_BYTES:
             yield {"broker": broker}
 
 
-def _small_in_sync_sets(facts: ClusterFacts) -> Iterator[Values]:
-    """Yield the masters whose in-sync set is smaller than a send requires."""
+def _find_small_in_sync_sets(facts: ClusterFacts) -> Iterator[Values]:
+    """Yield {"broker", "in_sync", "required"} for each master with too few replicas in sync.
+
+    A send needs `required` replicas, the master included, that have its whole log. The dictionary
+    has the values of the finding's text.
+    """
     for broker in facts.masters:
         in_sync = broker.replica.get("inSyncSize")
         required = int(broker.number("inSyncReplicas", 2 if broker.is_sync_master else 1))
@@ -491,20 +523,20 @@ def _small_in_sync_sets(facts: ClusterFacts) -> Iterator[Values]:
 STORE_RULES: Final = (
     Rule(
         Code.DISK_FULL,
-        _disk_between(_DISK_FULL, None),
+        _make_disk_condition(_DISK_FULL, None),
         "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so sends are refused.",
         "Free disk space, lower fileReservedTime, or use a larger disk.",
     ),
     Rule(
         Code.DISK_FORCED,
-        _disk_between(_DISK_FORCED, _DISK_FULL),
+        _make_disk_condition(_DISK_FORCED, _DISK_FULL),
         "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so files are deleted "
         "before they expire, consumed or not.",
         "Free disk space, lower fileReservedTime, or use a larger disk.",
     ),
     Rule(
         Code.DISK_FILLING,
-        _disk_between(_DISK_USED, _DISK_FORCED),
+        _make_disk_condition(_DISK_USED, _DISK_FORCED),
         "The disk of {broker.name} is {broker.disk_percent:.0f} % full, so expired files are "
         "deleted at any hour.",
         "Plan for a larger disk, or lower fileReservedTime.",
@@ -519,27 +551,27 @@ STORE_RULES: Final = (
     ),
     Rule(
         Code.WRITE_PERM_WIPED,
-        _wiped,
+        _find_wiped_brokers,
         "The name server does not let producers send to {broker.name}: the broker is being drained "
         "(wipeWritePerm).",
         'To let it accept messages again, run "mqadmin addWritePerm -b {broker.name}".',
     ),
     Rule(
         Code.REQUESTS_QUEUE,
-        _waiting_requests,
+        _find_waiting_requests,
         "Requests wait {wait_ms:.0f} ms at {broker.name} before they are processed ({pool} queue).",
         "The broker is overloaded: look at its disk and CPU, or add a broker.",
     ),
     Rule(
         Code.POLLS_FULL,
-        _parked_pulls,
+        _find_brokers_with_full_parking,
         "{broker.runtime[sluiceParkedPulls]} pulls are parked at {broker.name}, the maximum. "
         "Further pulls are answered immediately and repeated.",
         "Raise sluiceParkedPullsMax, or use fewer consumers or queues.",
     ),
     Rule(
         Code.REPLICA_CUT_OFF,
-        _cut_off,
+        _find_cut_off_slaves,
         "The replica {broker.id} of {broker.name} follows no master: it has no connection to the "
         "replication port of its master ({broker.replica[master]}).",
         "Check that it can reach that address (brokerIP2 and haListenPort of the master, "
@@ -547,20 +579,20 @@ STORE_RULES: Final = (
     ),
     Rule(
         Code.REPLICA_NOT_IN_SYNC,
-        _out_of_sync,
+        _find_slaves_out_of_sync,
         "The replica {broker.id} of {broker.name} is not in sync: it cannot become master, and "
         "sends do not wait for it.",
         'Look at its log and its network. See how far behind it is with "sluice cluster status".',
     ),
     Rule(
         Code.REPLICAS_TOO_FEW,
-        _small_in_sync_sets,
+        _find_small_in_sync_sets,
         "{in_sync} replicas of {broker.name} are in sync, but a send requires {required}.",
         "Start the missing replicas, or lower inSyncReplicas (its default is 2 for a SYNC_MASTER).",
     ),
     Rule(
         Code.REPLICA_BEHIND,
-        _lagging,
+        _find_lagging_slaves,
         "The replica {broker.id} of {broker.name} is {broker.lag_bytes:,} bytes behind its master.",
         "Look at its disk and its network.",
     ),
