@@ -158,10 +158,10 @@ __all__ = [
 
 
 def _load_export(name: str) -> Any:
-    """Import an exported name from its module and return its value.
+    """Import an exported name from its module, and return its value.
 
-    The value becomes an attribute of this package, so that the next access is a plain one. Raises
-    AttributeError or ImportError, with a suggestion, if the name is not exported.
+    The value becomes an attribute of this package, so that this function is not called again for
+    it. Raises AttributeError or ImportError, with a suggestion, if the name is not exported.
     """
     if name not in __all__:
         raise _error_for_unknown(name)
@@ -174,16 +174,17 @@ def _load_export(name: str) -> Any:
 def _error_for_unknown(name: str) -> Exception:
     """Return the error for a name that this package does not export, with a suggestion.
 
-    Return an AttributeError for `sluicemq.NAME`. For `from sluicemq import NAME`, Python calls
-    `__getattr__` as well, but discards the text of an AttributeError; so return an ImportError if
-    there is a suggestion. If the name is a submodule that is not imported yet, return an
-    AttributeError, after which Python imports the submodule.
+    It is an AttributeError for `sluicemq.NAME`. For `from sluicemq import NAME`, Python discards
+    the text of an AttributeError, so it is an ImportError if there is a suggestion. If the name is
+    a submodule that is not imported yet, it is an AttributeError, after which Python imports the
+    submodule.
     """
     from importlib.util import find_spec  # noqa: PLC0415 - needed for wrong names only
 
     from sluicemq.hints import intended_name  # noqa: PLC0415 - needed for wrong names only
 
     fact = f"module 'sluicemq' has no attribute {name!r}."
+    # Python's function for the names of `from … import`.
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and find_spec(f"{__name__}.{name}") is not None:
         return AttributeError(fact)

@@ -59,6 +59,7 @@ class SteadyClock:
     __slots__ = ("_clock", "_latest_ms", "_peak_ms")
 
     def __init__(self, clock: Clock) -> None:
+        """Create a clock that follows `clock`, but never goes back."""
         self._clock = clock
         self._latest_ms = 0
         # The largest difference seen between the wall clock and the monotonic clock.
@@ -82,13 +83,14 @@ class SteadyClock:
         """Continue from `time_ms`, this clock's time before a restart, if it is later than now."""
         behind_ms = time_ms - self.now_ms()
         if behind_ms > 0:
+            # A whole number of steps, rounded up: `-(-a // b)` rounds up.
             self._peak_ms += -(-behind_ms // STEP_MS) * STEP_MS
 
     def _lead_ms(self, wall_ms: int) -> int:
-        """Return how far this clock is ahead of the wall clock when that shows `wall_ms`.
+        """Return how far this clock is ahead of the wall clock, which shows `wall_ms` now, in ms.
 
-        The wall clock was set back if it has advanced less than the monotonic clock since their
-        difference was at its peak.
+        If the wall clock was set back, the difference between it and the monotonic clock is smaller
+        than its largest value so far. This clock is ahead by the missing time.
         """
         difference_ms = wall_ms - round(self._clock.monotonic_s() * 1000)
         self._peak_ms = max(self._peak_ms, difference_ms)

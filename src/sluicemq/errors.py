@@ -47,9 +47,9 @@ from typing import Final
 
 
 def install_extra(name: str) -> str:
-    """Return the fix for a missing package that the extra `name` installs.
+    """Return a text that tells the user how to install the extra `name`.
 
-    No package index has SluiceMQ yet, so it must be installed again from a checkout or a wheel.
+    SluiceMQ is not in a package index yet, so the text names a checkout or a wheel.
     """
     return (
         f"Install the extra {name!r}: pip install '.[{name}]' in the checkout,"
@@ -303,8 +303,8 @@ class RequestError(SluiceError):
     def __init__(self, code: int, remark: str, *, address: str = "", fix: str = "") -> None:
         """Create the error of a response with this code and remark.
 
-        `address` is that of the server; "" if the server is this process. `fix` says what the user
-        can do.
+        `address` is the address of the server that responded; "" means this process. `fix` says
+        what the user can do.
         """
         server = f" by {address}" if address else ""
         is_sentence = remark.endswith((".", "!", "?"))
@@ -516,7 +516,10 @@ class UndecodableBodyError(ClientError):
         reason: str,
         fix: str,
     ) -> None:
-        """Create the error of one message. `reason` says why its body cannot be decoded."""
+        """Create the error of one message, which the first five arguments identify.
+
+        `reason` says why its body cannot be decoded, and `fix` what the user can do.
+        """
         super().__init__(
             f"The body of message {message_id} cannot be decoded (topic {topic!r}, "
             f"queue {queue_id} of {broker or '-'}, offset {queue_offset}): {reason}.",
@@ -566,6 +569,7 @@ class RetryLaterError(ClientError):
         suspend_s: float | None = None,
         done: int = 0,
     ) -> None:
+        """Create the error. The arguments are stored in attributes of the same names."""
         super().__init__(text)
         self.done = done
         self.delay_level = delay_level

@@ -102,9 +102,9 @@ _ATTRIBUTE_SYNONYMS: Final[Mapping[str, str]] = {
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known name that is most similar to `name`, or None if none is similar.
 
-    Return None also if `name` itself is known: then it is not what was wrong. The comparison
-    ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal). The search takes
-    about 1 microsecond per known name, so call this only for a name that is wrong.
+    The result is also None if `name` itself is known, because then the name is not what was wrong.
+    The comparison ignores case. `cutoff` is the least similarity, from 0 (anything) to 1 (equal).
+    The search takes about 1 microsecond per known name.
     """
     import difflib  # noqa: PLC0415 - most programs never mistype a name
 
@@ -124,7 +124,7 @@ def did_you_mean(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) 
 
 
 def suggest(name: str, known_names: Iterable[str], *, shown_max: int = 20) -> str:
-    """Return "Did you mean …?" if a known name is near, else a sentence that lists known names.
+    """Return "Did you mean …?" if a known name is similar to `name`, else a list of known names.
 
     The list has at most `shown_max` names: "There are: a, b and 7 more." or "There are: none."
     """
@@ -142,10 +142,10 @@ def suggest(name: str, known_names: Iterable[str], *, shown_max: int = 20) -> st
 def intended_name(
     name: str, known_names: Iterable[str], synonyms: Mapping[str, str] = _OPTION_SYNONYMS
 ) -> str | None:
-    """Return the known name that `name` probably means, or None.
+    """Return the known name that a user of another library probably means by `name`, or None.
 
-    `synonyms` maps a known name to the words that other libraries use for it, separated by spaces.
-    A synonym is preferred to a name that is only spelt similarly.
+    `synonyms` maps a known name to the words of other libraries for it, separated by spaces. If
+    `name` is not a synonym, the most similar known name is returned.
     """
     known_names = list(known_names)
     for known_name in known_names:
@@ -155,10 +155,10 @@ def intended_name(
 
 
 def keyword_options(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the names by which arguments may be passed, each with whether it is keyword-only.
+    """Return the names of a function's arguments, each with whether it is keyword-only.
 
-    If the function ends with `**options: Unpack[SomeTypedDict]`, the keys of the TypedDict are
-    included as keyword-only names.
+    Positional-only arguments are left out. If the function ends with `**options:
+    Unpack[SomeTypedDict]`, the keys of the TypedDict are included as keyword-only names.
     """
     is_keyword_only_by_name: dict[str, bool] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -176,9 +176,9 @@ def unexpected_keyword_text(
 ) -> str:
     """Return the text of a TypeError for a keyword argument that `function` does not accept.
 
-    `wrong_name` is the name of the argument. `hidden_options` are keyword-only options that the
-    function accepts although its signature does not show them. The text suggests the option that
-    was probably meant, or lists all keyword-only options if none is near.
+    `wrong_name` is the name of the argument. `hidden_options` are further keyword-only options that
+    the function accepts, although its signature does not show them. The text suggests the option
+    that was probably meant, or lists all keyword-only options.
     """
     fact = f"{_shown_name(function)} got an unexpected keyword argument {wrong_name!r}."
     options = keyword_options(function) | dict.fromkeys(hidden_options, True)
@@ -200,11 +200,11 @@ def _keyword_only_names(options: Mapping[str, bool]) -> list[str]:
 def improve_type_error(
     error: TypeError, function: Callable[..., Any], keywords: Iterable[str]
 ) -> None:
-    """Add a suggestion to the text of a TypeError that the call of `function` itself raised.
+    """Add a suggestion to the text of a TypeError, if wrong arguments of a call have caused it.
 
-    `keywords` are the keyword arguments of the call. An error that the body of the function raised
-    stays unchanged. Call this in the frame that called the function: the traceback of `error` must
-    begin there.
+    `keywords` are the keyword arguments of the call of `function`. An error that was raised in the
+    body of the function is not changed. This must be called in the frame that has called the
+    function, because the traceback of `error` must begin there.
     """
     trace = error.__traceback__
     if trace is None or trace.tb_next is not None:
@@ -231,6 +231,7 @@ def _keywords_annotation(function: Callable[..., Any]) -> Any:
     """Return the annotation of the function's `**options`, or None if it has no such parameter."""
     if not function.__code__.co_flags & inspect.CO_VARKEYWORDS:
         return None
+    # `**options` is always the last parameter.
     parameters = inspect.signature(function).parameters
     return parameters[next(reversed(parameters))].annotation
 
@@ -241,12 +242,16 @@ def _shown_name(function: Callable[..., Any]) -> str:
 
 
 def with_call_hints(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that its TypeErrors for wrong arguments have suggestions."""
+    """Return a function that calls `function`, and adds suggestions to its TypeErrors.
+
+    Only a TypeError that wrong arguments have caused gets a suggestion.
+    """
     passes_options_on = bool(get_args(_keywords_annotation(function)))
     options = keyword_options(function).keys() if passes_options_on else frozenset()
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+        """Call the function. Add a hint to a TypeError about a wrong argument."""
         # A function that passes its options on would fail too late, in another function.
         if passes_options_on and not keywords.keys() <= options:
             wrong_name = next(keyword for keyword in keywords if keyword not in options)
@@ -272,10 +277,12 @@ class _ForeignAttribute:
 
 
 def with_hints(cls: C) -> C:
-    """Decorate a class: give hints at its public methods, and at the verbs of other libraries.
+    """Add suggestions to the errors of a class for wrong arguments and wrong names of attributes.
 
-    A method that another function already wraps (`functools.wraps`) improves its errors itself, so
-    it only gets its own name here, under which errors show it.
+    This is a decorator. Each public method with optional parameters is wrapped. For names that
+    other libraries use, such as `publish`, attributes are added that raise an AttributeError with
+    the right name. A method that is wrapped already only gets its own name, under which errors show
+    it.
     """
     for name, function in list(vars(cls).items()):
         is_private = name.startswith("_") and name != "__init__"
@@ -294,7 +301,10 @@ def with_hints(cls: C) -> C:
 
 
 def _add_foreign_attributes(cls: type) -> None:
-    """Add an attribute that raises AttributeError for each foreign verb that the class lacks."""
+    """Add attributes for method names of other libraries, which raise AttributeError with a hint.
+
+    A name that the class has itself is left out. The attributes are not listed by `dir`.
+    """
     foreign_verbs = set()
     for own_name, synonyms in _ATTRIBUTE_SYNONYMS.items():
         if not hasattr(cls, own_name):
@@ -311,7 +321,7 @@ def _add_foreign_attributes(cls: type) -> None:
 
 
 def _hide_from_dir(cls: type, hidden_names: set[str]) -> None:
-    """Let `dir` of the instances of a class not list some of its attributes."""
+    """Change a class so that `dir` of its instances does not list the hidden names."""
     list_names: Any = cls.__dir__
 
     def list_own_names(self: object) -> list[str]:

@@ -72,7 +72,11 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object as text without a line break."""
+        """Return a log record as a JSON object in one line.
+
+        Its members are time (ISO 8601, UTC), level, logger, message and, if there is an exception,
+        error.
+        """
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -27,7 +27,7 @@ _UNITS_SHOWN: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_
 
 
 def natural(digits: str | bytes, maximum: int = LONG_MAX) -> int | None:
-    """Return the number from 0 to `maximum` that `digits` writes in ASCII digits, or None.
+    """Return the whole number from 0 to `maximum` that the ASCII digits in `digits` mean, or None.
 
     A text with a sign, a space, an underscore or more than 64 digits gives None.
     """
@@ -38,10 +38,11 @@ def natural(digits: str | bytes, maximum: int = LONG_MAX) -> int | None:
 
 
 def other_unit(number: int) -> tuple[str, int] | None:
-    """Return the unit in which `number` is a time of today, and that time in milliseconds.
+    """Return (unit, milliseconds) if `number` is probably a time in another unit than milliseconds.
 
-    `number` counts from 1970. The unit is "seconds", "microseconds" or "nanoseconds". Return None
-    if the number may be in milliseconds already.
+    `number` counts from 1970. The unit is "seconds", "microseconds" or "nanoseconds", in which the
+    number is a time since 2001. The second item is this time in milliseconds. Return None if the
+    number may be in milliseconds already.
     """
     for unit, numbers_since_2001, factor, divisor in _TIME_UNITS:
         if number in numbers_since_2001:

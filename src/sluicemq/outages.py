@@ -74,6 +74,7 @@ class Outages:
     __slots__ = ("_clock", "_ended", "_lock", "_logger", "current")
 
     def __init__(self, clock: Clock, logger: logging.Logger) -> None:
+        """Create an object without outages. Warnings are written to `logger`."""
         self._clock = clock
         self._logger = logger
         self._lock = threading.Lock()
@@ -83,12 +84,12 @@ class Outages:
         """The outages in progress by name: empty while everything works."""
 
     def report_failure(self, name: str, text: str, *arguments: object, kind: object = None) -> None:
-        """Count a failure of `name` and log `text % arguments`.
+        """Count a failure of `name`, and log `text % arguments` as a warning or at DEBUG.
 
-        It is logged as a warning if it begins an outage, or if it is the first of its `kind` in the
-        outage. If the outage began within `FLAP_S` seconds after the last one that was logged, and
-        that one had the same kind, the warning comes when the outage has lasted longer than
-        `FLAP_S`. Every other failure is logged at DEBUG.
+        An outage is the time from a failure of `name` to its next success. The first failure of
+        each `kind` in an outage is a warning. But if the last outage ended less than `FLAP_S`
+        seconds ago and had the same kind, the warning comes only when the new outage has lasted
+        longer than `FLAP_S`. All other failures are logged at DEBUG.
         """
         if self._count_failure(name, kind):
             warning = f"{text} [until it works again, failures of %s are logged at DEBUG]"
@@ -97,7 +98,12 @@ class Outages:
             self._logger.debug(text, *arguments)
 
     def _count_failure(self, name: str, kind: object) -> bool:
-        """Count a failure of `name`. Return whether it has to be logged as a warning."""
+        """Count a failure of `name`, and return whether it must be logged as a warning.
+
+        It must if it is the first of its kind in the outage and the last outage did not end a
+        moment ago, or if nothing was logged for the outage although it has lasted longer than
+        `FLAP_S` seconds.
+        """
         now_s = self._clock.monotonic_s()
         with self._lock:
             outage = self.current.get(name)
@@ -116,7 +122,10 @@ class Outages:
             return False
 
     def _is_flap(self, name: str, kind: object, now_s: float) -> bool:
-        """Return whether an outage of `name` with a failure of this kind ended a moment ago."""
+        """Return whether an outage of `name` with this kind of failure ended a moment ago.
+
+        A moment is at most `FLAP_S` seconds.
+        """
         ended = self._ended.get(name)
         if ended is None:
             return False
@@ -124,24 +133,24 @@ class Outages:
         return now_s - ended_s <= FLAP_S and kind in kinds
 
     def report_success(self, name: str) -> None:
-        """End the outage of `name`, if it has one.
+        """End the outage of `name`, if there is one.
 
-        If a warning was logged for the outage, log its end, with its length in seconds and the
-        number of failures that were logged at DEBUG.
+        If a warning was logged for it, log its end, with its length in seconds and the number of
+        failures that were logged at DEBUG.
         """
         if name not in self.current:
             return
         now_s = self._clock.monotonic_s()
         with self._lock:
-            over = self.current.pop(name, None)
-            if over is None or not over.is_logged:  # None: another thread was faster
+            ended = self.current.pop(name, None)
+            if ended is None or not ended.is_logged:  # None: another thread was faster
                 return
             if len(self._ended) >= ENDED_MAX:
                 self._ended.clear()
-            self._ended[name] = now_s, over.kinds
+            self._ended[name] = now_s, ended.kinds
         self._logger.warning(
             "the outage of %s is over after %.0f s; %d more failures were logged at DEBUG",
             name,
-            now_s - over.since_s,
-            over.quiet_count,
+            now_s - ended.since_s,
+            ended.quiet_count,
         )

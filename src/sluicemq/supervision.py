@@ -46,7 +46,10 @@ class Supervisor:
     """Runs the background jobs of one server and keeps the state of each by name."""
 
     def __init__(self, clock: Clock, log: logging.Logger) -> None:
-        """Measure pauses by `clock`, and log failures to `log`."""
+        """Create a supervisor without jobs.
+
+        `clock` measures the pauses after failures, and failures are logged to `log`.
+        """
         self._clock = clock
         self._log = log
         self._jobs: dict[str, _Job] = {}
@@ -62,9 +65,10 @@ class Supervisor:
         return self._clock.monotonic_s() >= self.resume_s(name) and self.run_now(name, work)
 
     def run_now(self, name: str, work: Work) -> bool:
-        """Call `work`, even while the job `name` pauses. Return whether it succeeded.
+        """Call `work` as the job `name`, and return whether it succeeded.
 
-        An Exception that `work` raises is counted and logged, not raised.
+        The call is made even during the pause after a failure of the job. An Exception is counted
+        and logged, not raised.
         """
         job = self._jobs.setdefault(name, _Job())
         try:
@@ -86,9 +90,11 @@ class Supervisor:
         period_s: Callable[[], float],
         work: Callable[[], Awaitable[object] | None],
     ) -> None:
-        """Sleep for `period_s()` seconds, then `run_async` the job once; repeat until cancelled.
+        """Repeat a job until the task is cancelled.
 
-        After a failure, sleep at least until the pause of the job is over.
+        Sleep for `period_s()` seconds, then call `work()`, and await its result if it is not None.
+        After a failure, the sleep lasts at least until the end of the job's pause. Failures are
+        counted and logged, not raised.
         """
         job = self._jobs.setdefault(name, _Job())
         while True:
@@ -97,7 +103,10 @@ class Supervisor:
             await self.run_async(name, work)
 
     async def retry_until_success(self, name: str, begin: Callable[[], Awaitable[object]]) -> None:
-        """Await `begin()` until it succeeds once, with the pause of the job between attempts."""
+        """Await `begin()` until it succeeds once, with a growing pause after each failure.
+
+        Failures are counted and logged, not raised.
+        """
         job = self._jobs.setdefault(name, _Job())
         while True:
             if await self.run_async(name, begin):
@@ -107,11 +116,12 @@ class Supervisor:
     async def run_async(
         self, name: str, work: Callable[[], Awaitable[object] | None], *, is_last: bool = False
     ) -> bool:
-        """Call `work` once and await what it returns, even while the job `name` pauses.
+        """Call `work()` once, await its result, and return whether it succeeded.
 
-        Return whether it succeeded. An Exception is counted and logged; only the cancellation of
-        the current task is raised. `is_last` says that the job is not tried again, so the log
-        promises no retry.
+        The call is made even during the pause after a failure of the job `name`. The result of
+        `work()` is awaited if it is not None. An Exception is counted and logged. Only the
+        cancellation of the current task is raised. `is_last` means that the job is not tried again,
+        so that the log does not promise it.
         """
         job = self._jobs.setdefault(name, _Job())
         task = asyncio.current_task()
@@ -131,9 +141,9 @@ class Supervisor:
         return True
 
     def _failed(self, name: str, job: _Job, error: BaseException, *, is_last: bool = False) -> None:
-        """Count a failure of a job, lengthen its pause, and log the error if it is a new one.
+        """Count a failure of a job, double its next pause, and log the error if it is a new one.
 
-        `is_last` is that of `run_async`.
+        `is_last` means that the job is not tried again.
         """
         self.failures[name] += 1
         job.failures_in_a_row += 1
@@ -153,7 +163,7 @@ class Supervisor:
             )
 
     def _succeeded(self, name: str, job: _Job) -> None:
-        """Log that a job works again, and reset its pause, if it had failed."""
+        """Reset the pause of a job that had failed, and log that it works again."""
         if job.failures_in_a_row:
             self._log.info(
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row

@@ -52,9 +52,9 @@ class Change(NamedTuple):
 
     @property
     def remark(self) -> str | None:
-        """The remark of a successful response: pending keys, then keys without effect.
+        """The remark of a successful response, or None if the whole change has taken effect.
 
-        None if the whole change is in force.
+        It names the keys that take effect at the next start, then the keys that have no effect.
         """
         sentences = list(self.without_effect)
         if self.pending:
@@ -71,11 +71,12 @@ def change_settings(
 ) -> Change:
     """Return the result of changing settings by the text of a request, in properties syntax.
 
-    `in_force` are the present settings, and `at_next_start` those that pending changes lead to. A
-    key without a value gets its default. Raises PermissionDeniedError for a key in `black_list`.
-    Raises ConfigurationError for a value that is invalid or would be refused at the next start, and
-    if no key has an effect, because RocketMQ's tools show only errors. If some keys have an effect,
-    `Change.remark` names those that have none.
+    `in_force` are the settings that the server uses now. `at_next_start` are the settings that it
+    will use after a restart. A key without a value gets its default.
+
+    Raises PermissionDeniedError for a key in `black_list`. Raises ConfigurationError for an invalid
+    value, and if no key has an effect, because RocketMQ's tools show only errors. If some keys have
+    an effect, the others are only named in `Change.remark`.
     """
     if len(text) > CHANGE_LENGTH_MAX:
         raise ConfigurationError(
@@ -98,11 +99,12 @@ def change_settings(
 def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Change:
     """Return the result of reading the configuration file again while its server runs.
 
-    `text` is the text of the file. Keys that the command line has set do not change. Keys that were
-    removed from the file keep their value until the next start. Raises ConfigurationError for an
-    invalid value.
+    `text` is the text of the file. `in_force` are the settings that the server uses now, and
+    `at_next_start` those after a restart. Keys that the command line has set do not change. A key
+    that was removed from the file keeps its value until the next start. Raises ConfigurationError
+    for an invalid value.
     """
-    fixed_names = set(ALWAYS_BLACK)
+    fixed_names = set(ALWAYS_BLACK)  # keys that a running server never changes
     for config in in_force.values():
         fixed_names |= config.origin.command_line
     file_entries = with_system_properties(parse_properties(text))
@@ -111,11 +113,13 @@ def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Cha
 
 
 def _apply_entries(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str]) -> Change:
-    """Return the result of setting the keys in `entries`.
+    """Return the result of setting the keys in `entries`, which maps keys to texts.
 
-    Entries that have the value already, as a response shows it, are left out. An empty text means
-    the default. Live keys change in both settings, other keys only in `at_next_start`. Raises
-    ConfigurationError for an invalid value, and for a key that the command line has set.
+    An entry is skipped if the key has this value already. An empty text means the default. A live
+    key, which takes effect at once, changes in both settings. Any other key changes only in
+    `at_next_start`. Neither argument is modified.
+
+    Raises ConfigurationError for an invalid value, and for a key that the command line has set.
     """
     changed_entries = _select_changes(entries, at_next_start)
     loaded = find_values(changed_entries, tuple(in_force), _refuse_variables)
@@ -149,7 +153,11 @@ def _apply_entries(in_force: Configs, at_next_start: Configs, entries: Mapping[s
 
 
 def _select_changes(entries: Mapping[str, str], configs: Configs) -> dict[str, str]:
-    """Return the entries whose text is not the one that a response shows; unknown keys included."""
+    """Return the entries that would change a setting, and the entries with an unknown key.
+
+    `entries` maps the names of keys or aliases to texts. An entry is left out if its text equals
+    the text in which a response shows the present value.
+    """
     key_by_name = index_keys(*configs)
     return {
         name: text
@@ -159,7 +167,10 @@ def _select_changes(entries: Mapping[str, str], configs: Configs) -> dict[str, s
 
 
 def _check_not_fixed(name: str, key: Key, in_force: Configs) -> None:
-    """Raise ConfigurationError if the command line has set a key, which a file calls `name`."""
+    """Raise ConfigurationError if the command line or tls.config.file has set a key.
+
+    `name` is the key or the alias that the request or file uses.
+    """
     if key.name in in_force[key.part].origin.command_line:
         raise ConfigurationError(
             f"{name} is set on the command line or in tls.config.file, which take precedence "
@@ -171,9 +182,10 @@ def _check_not_fixed(name: str, key: Key, in_force: Configs) -> None:
 def _replace_settings(
     in_force: Configs, at_next_start: Configs, loaded: LoadedValues
 ) -> tuple[Configs, Configs]:
-    """Return both settings with the loaded values: only those of live keys in the first.
+    """Return both settings with the loaded values, as (in force, at next start).
 
-    Live keys take effect at once. Raises ConfigurationError if the values contradict each other.
+    The settings in force change only in live keys, which take effect at once. Raises
+    ConfigurationError if the values contradict each other.
     """
     new_at_next_start = {}
     for part, settings in at_next_start.items():
@@ -192,10 +204,11 @@ def _replace_settings(
 
 
 def settings_text(in_force: Configs, at_next_start: Configs) -> str:
-    """Return the settings as GET_BROKER_CONFIG (26) and GET_NAMESRV_CONFIG (319) return them.
+    """Return the settings as text, as requests for the settings of a server return them.
 
-    There is a line `key=value` for each key, then one for each value that differs at the next
-    start, with the prefix `PENDING`. Paths are shown as the file has them, with variables.
+    There is a line `key=value` for each key, in the settings in force. Then comes a line with the
+    prefix `PENDING` for each value that differs at the next start. Paths are shown as the file has
+    them, with variables. Secrets are empty.
     """
     lines = [f"{key.name}={_show_value(key, in_force)}\n" for key in keys_of(*in_force)]
     lines += [
@@ -213,9 +226,9 @@ def _find_pending_keys(in_force: Configs, at_next_start: Configs) -> Iterator[Ke
 
 
 def _refuse_variables(name: str, path: str) -> str:
-    """Return a path unchanged (a `PathOf`). Raises ConfigurationError if it has a variable.
+    """Return `path` unchanged if it has no variable such as `$HOME` and does not begin with `~`.
 
-    `name` is the key of the setting.
+    Otherwise raise ConfigurationError. `name` is the key of the setting.
     """
     if "$" in path or path.startswith("~"):
         raise ConfigurationError(
@@ -234,7 +247,7 @@ def _replace_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
 
 
 def _show_value(key: Key, configs: Configs) -> str:
-    """Return the value of a key as a response shows it: empty for a secret."""
+    """Return the value of a key as a response shows it; "" for a secret."""
     settings = configs[key.part]
     if key.is_secret:
         return ""

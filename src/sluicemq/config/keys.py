@@ -80,11 +80,11 @@ def setting(
     kind: Kind | None = None,
     **key_fields: Any,
 ) -> Any:
-    """Declare a field of a dataclass together with its key.
+    """Declare a field of a dataclass together with the key of the configuration file that sets it.
 
-    Without `kind`, the kind follows from the type of the default. A `default` that is a function is
-    called for each new object. `choices` are the valid words, or maps them to values. `key_fields`
-    are further fields of `Key`.
+    `name` is the key. A `default` that is a function is called for each new object. `choices` are
+    the valid words, or a dict from words to values. If `kind` is None, the kind follows from
+    `choices` and the type of the default. `key_fields` are further fields of `Key`.
     """
     if kind is None:
         kind = Kind.CHOICE if choices else _KINDS.get(type(default), TEXT)
@@ -109,9 +109,9 @@ class Origin(NamedTuple):
 
 
 def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
-    """Return the text that is parsed as `value`; "" for None.
+    """Return the text in a configuration file that is parsed as `value`; "" for None.
 
-    `written` maps paths to the text of the file, if that has variables.
+    `written` maps paths to the text of the file, for paths whose text contains variables.
     """
     if key.kind is Kind.CHOICE:
         return next(word for word, meaning in key.choices if meaning == value)
@@ -263,7 +263,11 @@ class PushedConfig(MeasuredConfig):
 
     @property
     def otlp_headers_parsed(self) -> dict[str, str] | None:
-        """The headers of OTLP pushes by name, or None. Raises ConfigurationError."""
+        """The headers of OTLP pushes by name, or None if there are none.
+
+        The setting has the form `name:value,name:value`. Raises ConfigurationError for a header
+        without a colon or name.
+        """
         headers = {}
         for pair in filter(None, self.otlp_headers.split(",")):
             name, colon, content = pair.partition(":")

@@ -77,7 +77,10 @@ class LoadedValues(NamedTuple):
     """The warnings about keys that have no effect: unknown ones and some of RocketMQ."""
 
     def values_of(self, part: Part) -> dict[str, Any]:
-        """Return the values of one part by field."""
+        """Return the values of one part of the settings by the name of the field.
+
+        A part is, for example, the store.
+        """
         values_of_part = {}
         for (owner, field), value in self.values.items():
             if owner is part:
@@ -91,17 +94,21 @@ def load_broker_config(
     overrides: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """Return the settings of a broker and its store from the text of a broker.conf, and warnings.
+    """Return the settings of a broker, the settings of its store, and warnings.
 
-    `overrides` are values by RocketMQ's keys that take precedence over the file (the command line).
-    `environment` is that of the process unless given. Each warning is a sentence. Raises
-    ConfigurationError for an invalid value.
+    `text` is the text of a broker.conf. `overrides` are the values of the command line by key,
+    which take precedence over the file. `environment` contains the environment variables; None
+    means the environment of the process. Each warning is a sentence. Raises ConfigurationError for
+    an invalid value.
     """
     environment = os.environ if environment is None else environment
     entries = _collect_broker_entries(text, environment) | dict(overrides or {})
 
     def build(path_of: PathOf) -> tuple[BrokerConfig, StoreConfig, LoadedValues]:
-        """Return the settings, whose paths are what `path_of` returns, and the values of keys."""
+        """Return the settings of broker and store, and the values of keys they are made of.
+
+        `path_of(key, text)` returns the path for the text of a setting that is a path.
+        """
         loaded = find_values(entries, (Part.BROKER, Part.STORE), path_of)
         broker = BrokerConfig(**loaded.values_of(Part.BROKER))
         store = StoreConfig(**loaded.values_of(Part.STORE))
@@ -129,9 +136,10 @@ def load_broker_config(
 
 
 def _collect_broker_entries(text: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment and the text of a broker.conf set, by key.
+    """Return the texts that the environment and the text of a broker.conf set, by key.
 
-    The text takes precedence over $NAMESRV_ADDR, and system properties of Java over the text.
+    If a key is set several times, Java's system properties (`-Dname=value` in $JAVA_OPT) take
+    precedence over the file, and the file over $NAMESRV_ADDR.
     """
     options = java_options(environment)
     entries = parse_properties(text)
@@ -147,23 +155,29 @@ def load_name_server_config(
     overrides: Mapping[str, str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[NameServerConfig, list[str]]:
-    """Return the settings of a name server from the text of a namesrv.conf, and warnings.
+    """Return the settings of a name server, and warnings.
 
-    The arguments are those of `load_broker_config`.
+    `text` is the text of a namesrv.conf. `overrides` are the values of the command line by key,
+    which take precedence over the file. `environment` contains the environment variables; None
+    means the environment of the process. Each warning is a sentence. Raises ConfigurationError for
+    an invalid value.
     """
     environment = os.environ if environment is None else environment
     tls_options = tls_entries(java_options(environment), Part.NAME_SERVER)
     entries = parse_properties(text) | tls_options | dict(overrides or {})
 
     def build(path_of: PathOf) -> tuple[NameServerConfig, LoadedValues]:
-        """Return the settings, whose paths are what `path_of` returns, and the values of keys."""
+        """Return the settings, and the values of keys that they are made of.
+
+        `path_of(key, text)` returns the path for the text of a setting that is a path.
+        """
         loaded = find_values(entries, (Part.NAME_SERVER,), path_of)
         config = NameServerConfig(**loaded.values_of(Part.NAME_SERVER))
         directory = _directory_of(config.kv_config_path)
         acl_files = _list_acl_files(config.config_path, directory, environment)
         return replace(config, acl_files=config.acl_files or acl_files), loaded
 
-    # Build the settings twice, as in `load_broker_config`.
+    # Build the settings twice: with the variables in paths replaced, and as the file has them.
     config, loaded = build(functools.partial(_expand_path, environment))
     config_as_written, _ = build(_return_as_written)
     paths_as_written = _map_paths_to_texts(config, config_as_written)
@@ -178,10 +192,13 @@ def load_proxy_config(
     environment: Mapping[str, str] | None = None,
     path: str = "",
 ) -> tuple[ProxyConfig, list[str]]:
-    """Return the settings of a proxy from the text of a rmq-proxy.json, and warnings.
+    """Return the settings of a proxy, and warnings.
 
-    `path` is the path of that file, next to which plain_acl.yml may be. The other arguments are
-    those of `load_broker_config`.
+    `text` is the text of a rmq-proxy.json, and `path` the path of that file. plain_acl.yml is
+    looked for in the same directory. `overrides` are the values of the command line by key, which
+    take precedence over the file. `environment` contains the environment variables; None means the
+    environment of the process. Each warning is a sentence. Raises ConfigurationError for an invalid
+    value.
     """
     environment = os.environ if environment is None else environment
     entries = _parse_proxy_entries(text, path)
@@ -209,14 +226,17 @@ def load_local_proxy_config(
     environment: Mapping[str, str] | None = None,
     path: str = "",
 ) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
-    """Read a rmq-proxy.json for the proxy in the process of `broker`.
+    """Read a rmq-proxy.json for a proxy that runs in the process of `broker`.
 
-    `text` is the content of the file, and `path` its path, for errors.
+    `text` is the content of the file, and `path` its path, for errors. `environment` contains the
+    environment variables; None means the environment of the process. Return
 
-    Return the settings of the broker with the port, address, TLS settings and connection limits of
-    the proxy's file; the limits of the proxy; and warnings. The warnings name keys that count only
-    in the broker's own file. Raises ConfigurationError as `load_broker_config` does, and if the
-    file enables access control while the broker has none.
+    - `broker` with the port, address, TLS settings and connection limits of the proxy's file
+    - the limits of the proxy
+    - warnings, which also name the keys that only the broker's own file can set
+
+    Raises ConfigurationError for an invalid value, and if the file enables access control while the
+    broker has none.
     """
     environment = os.environ if environment is None else environment
     entries = _parse_proxy_entries(text, path)
@@ -248,7 +268,10 @@ def load_local_proxy_config(
 
 
 def _take_limits(value_by_field: dict[str, Any]) -> ProxyLimits:
-    """Remove the limits of the proxy from the values of its file, and return them."""
+    """Remove the limits of the proxy from `value_by_field`, and return them as an object.
+
+    `value_by_field` has the values of the proxy's file.
+    """
     limits = {}
     for declared in fields(ProxyLimits):
         if declared.name in value_by_field:
@@ -259,11 +282,12 @@ def _take_limits(value_by_field: dict[str, Any]) -> ProxyLimits:
 def _choose_server_values(
     value_by_field: Mapping[str, Any], broker: BrokerConfig
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a proxy's file that replace fields of `broker`, and the unused keys.
+    """Return the values of a proxy's file that replace fields of `broker`, and the ignored keys.
 
-    `value_by_field` has the values of the file, without the limits of the proxy. Only settings of
-    every server are replaced (`ServerConfig`), and none that the broker's command line has set. The
-    unused keys are those of the other settings, which only the broker's own file can set.
+    `value_by_field` has the values of the file, without the limits of the proxy. A value is used if
+    it is a setting of every server (`ServerConfig`), except settings of access control, and if the
+    broker's command line has not set it. The ignored keys are all other settings, which only the
+    broker's own file can set.
     """
     server_fields = {declared.name for declared in fields(ServerConfig)}
     server_fields -= {"acl_files", "acl_compatible"}
@@ -292,10 +316,10 @@ _JSON_ERRORS: Final = {
 
 
 def parse_json(text: str, path: str = "") -> dict[str, str]:
-    """Return the keys and values of a flat JSON object, as a properties file would have them.
+    """Return the members of a flat JSON object as strings: `{"a": 1}` becomes {"a": "1"}.
 
-    Raises ConfigurationError if the text is not such an object. The error names the file `path`
-    if it is given.
+    Members that are null are left out, and an empty text has no members. Raises ConfigurationError
+    if the text is not such an object. The error names the file `path` if it is not "".
     """
     source_name = repr(path) if path else "the text of the settings"
     fix = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
@@ -327,9 +351,10 @@ def _return_as_written(_name: str, path_text: str) -> str:
 
 
 def _map_paths_to_texts(settings: Settings, as_written: Settings) -> dict[str, str]:
-    """Return the paths of `settings` that contain variables in the file, mapped to that text.
+    """Return a dict from paths in `settings` to the text that the file has for them.
 
-    The two arguments differ only in that variables are replaced in the first one.
+    Only paths whose text differs, because it has variables, are returned. `as_written` has the same
+    settings with the texts of the file, in which the variables are not replaced.
     """
     text_by_path: dict[str, str] = {}
     for setting in fields(settings):
@@ -370,7 +395,11 @@ def _directory_of(path: str) -> str:
 
 
 def java_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the system properties that a start script would pass to Java (`-Dname=value`)."""
+    """Return the system properties that a start script of RocketMQ would pass to Java.
+
+    They are the options `-Dname=value` in $JAVA_OPT and $JAVA_OPT_EXT. The result maps name to
+    value.
+    """
     arguments = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
     properties = {}
     for argument in arguments:
@@ -381,7 +410,10 @@ def java_options(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
-    """Return the entries that are TLS settings of the part. A file may have those of all parts."""
+    """Return the entries that are TLS settings of `part`.
+
+    A file may also contain the TLS settings of other parts, which are left out.
+    """
     known_names = index_keys(part)
     return {
         name: text
@@ -391,7 +423,7 @@ def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
 
 
 def index_keys(*parts: Part) -> dict[str, Key]:
-    """Return the keys of the parts by name and by alias."""
+    """Return the keys of some parts of the settings, by their names and aliases."""
     key_by_name = {}
     for key in keys_of(*parts):
         for name in (key.name, *key.aliases):
@@ -400,7 +432,10 @@ def index_keys(*parts: Part) -> dict[str, Key]:
 
 
 def key_files(config: TlsConfig) -> list[str]:
-    """Return the paths of the files that contain private keys."""
+    """Return the paths of the files that contain private keys, without duplicates.
+
+    If no file is set for a key, it is in the file of its certificate.
+    """
     paths = [config.tls_key or config.tls_certificate]
     if isinstance(config, BrokerConfig):
         paths.append(config.tls_client_key or config.tls_client_certificate)
@@ -409,9 +444,11 @@ def key_files(config: TlsConfig) -> list[str]:
 
 
 def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries with `SYSTEM_PROPERTIES` under the names of their keys, in percent.
+    """Return the entries with Java's system properties for some keys replaced by these keys.
 
-    Raises ConfigurationError for a value that is not a number.
+    `SYSTEM_PROPERTIES` maps the names of these properties to keys. A property has a fraction as its
+    value, and the key has percents: `0.85` becomes `85`. Raises ConfigurationError for a value that
+    is not a number.
     """
     renamed_entries = dict(entries)
     for property_name, key in SYSTEM_PROPERTIES.items():
@@ -421,7 +458,9 @@ def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
         try:
             renamed_entries[key] = str(round(float(fraction) * 100))
         except (ValueError, OverflowError):
-            raise _not_valid(property_name, fraction, "Write a fraction, as in 0.85.") from None
+            raise _invalid_value_error(
+                property_name, fraction, "Write a fraction, as in 0.85."
+            ) from None
     return renamed_entries
 
 
@@ -435,11 +474,12 @@ HINTED_LENGTH_MAX: Final = 100
 def _warn_about_unknown_keys(unknown_names: list[str], known_names: Iterable[str]) -> Iterator[str]:
     """Yield a warning for each of the first HINTED_MAX unknown keys, then one for all others.
 
-    A warning suggests the nearest of the known keys, if one is near. Searching it takes 0.2 ms.
+    A warning suggests the most similar known key, if one is similar.
     """
     if not unknown_names:
         return
     candidates = [*known_names, *INERT]
+    # The number of hints is limited because each search takes 0.2 ms.
     for name in unknown_names[:HINTED_MAX]:
         is_short = len(name) <= HINTED_LENGTH_MAX
         hint = did_you_mean(name, candidates) if is_short else ""
@@ -451,12 +491,13 @@ def _warn_about_unknown_keys(unknown_names: list[str], known_names: Iterable[str
 def find_values(
     entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf
 ) -> LoadedValues:
-    """Return the values that the entries set, for the keys of some parts, and warnings.
+    """Return the values that `entries` set for the keys of some parts, with warnings.
 
-    `path_of(key, text)` returns the path that a text means. Keys may be aliases; an alias is
-    ignored, with a warning, if the key itself is set too. Empty texts set nothing. Unknown keys and
-    keys without effect give warnings. Raises ConfigurationError for an invalid value, and for a key
-    in `REFUSED` that is switched on.
+    `entries` maps keys or their aliases to texts. An empty text sets nothing. `path_of(key, text)`
+    returns the path that a text means. There is a warning for each unknown key, for each key
+    without effect (`INERT`), and for each alias that is ignored because the key itself is set too.
+
+    Raises ConfigurationError for an invalid value, and for a key in `REFUSED` that is switched on.
     """
     key_by_name = index_keys(*parts)
     loaded = LoadedValues({}, [], [])
@@ -483,14 +524,20 @@ def find_values(
 
 
 def _check_not_refused(name: str, text: str) -> None:
-    """Raise ConfigurationError if a key of RocketMQ is switched on that SluiceMQ refuses."""
+    """Raise ConfigurationError if a key of RocketMQ is switched on that SluiceMQ refuses.
+
+    "" and "false" mean that the key is off. Any other key is accepted here.
+    """
     is_on = text.lower() not in ("", "false")
     if name in REFUSED and is_on:
         raise ConfigurationError(f"{name} = {text}: {REFUSED[name]}.", fix=f"Set {name} = false.")
 
 
 def _warn_about_inert_keys(names: list[str]) -> Iterator[str]:
-    """Yield a warning for each reason why some of these keys of `INERT` have no effect."""
+    """Yield one warning for each reason why some of these keys have no effect.
+
+    `names` are keys in `INERT`, which maps each to its reason.
+    """
     names_by_reason: dict[str, list[str]] = {}
     for name in names:
         names_by_reason.setdefault(INERT[name], []).append(name)
@@ -499,9 +546,10 @@ def _warn_about_inert_keys(names: list[str]) -> Iterator[str]:
 
 
 def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
-    """Return the value that `text` means for a key, which the file calls `name`.
+    """Return the value that `text` means for a key.
 
-    Raises ConfigurationError if it is not valid.
+    `name` is the key or alias that the file uses. `path_of(name, text)` returns the path for a
+    text. Raises ConfigurationError if the text is not valid.
     """
     match key.kind:
         case Kind.BOOLEAN:
@@ -525,9 +573,10 @@ def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
 
 
 def _parse_integer(key: Key, name: str, text: str) -> int:
-    """Return the whole number that `text` means for a key, which the file calls `name`.
+    """Return the whole number that `text` means for a key.
 
-    Raises ConfigurationError if it is not a number in the range of the key.
+    `name` is the key or alias that the file uses. Raises ConfigurationError if the text is not a
+    number in the range of the key.
     """
     # int() alone would accept "1_000" and digits that Java does not accept.
     has_sign = text[0] in "+-"
@@ -541,7 +590,7 @@ def _parse_integer(key: Key, name: str, text: str) -> int:
         fix = f"Write {key.minimum}: {key.doc}"
     else:
         fix = f"Write a whole number from {key.minimum} to {key.maximum}."
-    raise _not_valid(name, text, fix)
+    raise _invalid_value_error(name, text, fix)
 
 
 def _split_list(text: str) -> tuple[str, ...]:
@@ -551,7 +600,10 @@ def _split_list(text: str) -> tuple[str, ...]:
 
 
 def _check_address(name: str, text: str, address: str) -> None:
-    """Raise ConfigurationError if an address in the value `text` of key `name` is not host:port."""
+    """Raise ConfigurationError if `address` does not have the form host:port.
+
+    `name` is the key of the setting, and `text` its whole value, which the error shows.
+    """
     host, _, port = address.rpartition(":")
     if not natural(port, 65_535):
         raise ConfigurationError(
@@ -562,24 +614,26 @@ def _check_address(name: str, text: str, address: str) -> None:
 
 
 def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
-    """Raise ConfigurationError if `text` is not a value of this kind.
+    """Raise ConfigurationError if `text` is not a valid value of this kind.
 
-    The error names the key `name` and the value `shown`, of which `text` may be a part. Kinds
-    without a pattern accept every text.
+    `text` may be a part of the value, such as the host of an address. The error names the key
+    `name` and the whole value `shown`. It also names the first character that is not allowed, if
+    there is one. Kinds without a pattern accept every text.
     """
     pattern, fix = _PATTERNS.get(kind, (None, ""))
     if pattern is None or pattern.fullmatch(text):
         return
     reason = ""
     for character in text:
+        # Tested after a letter, because a name may contain dots, but not consist of them.
         is_allowed = pattern.fullmatch(f"a{character}")
         if not is_allowed:
             reason = "it contains a space" if character == " " else f"it contains {character!r}"
             break
-    raise _not_valid(name, shown, fix, reason)
+    raise _invalid_value_error(name, shown, fix, reason)
 
 
-def _not_valid(name: str, text: str, fix: str, reason: str = "") -> ConfigurationError:
+def _invalid_value_error(name: str, text: str, fix: str, reason: str = "") -> ConfigurationError:
     """Return the error for an invalid value `text` of the key `name`. `reason` is a phrase."""
     explanation = f": {reason}" if reason else ""
     return ConfigurationError(f"{name} = {text:.80} is not valid{explanation}.", fix=fix)
@@ -591,10 +645,11 @@ def _parse_choice(
     choices: tuple[tuple[str, object], ...],
     refused: Mapping[str, str] = {},
 ) -> object:
-    """Return the value that `choices`, pairs of (word, value), have for the word `text`.
+    """Return the value that belongs to the word `text`.
 
-    Raises ConfigurationError if there is none. `refused` has the fixes for words of RocketMQ that
-    SluiceMQ does not support.
+    `choices` contains (word, value) pairs. Raises ConfigurationError if `text` is not one of the
+    words. `refused` maps words that RocketMQ accepts, but SluiceMQ does not, to the fix in that
+    error.
     """
     for word, meaning in choices:
         if word == text:
@@ -603,13 +658,14 @@ def _parse_choice(
     fix = f"Write {last_word}."
     if first_words:
         fix = f"Write {', '.join(first_words)} or {last_word}."
-    raise _not_valid(name, text, refused.get(text, fix))
+    raise _invalid_value_error(name, text, refused.get(text, fix))
 
 
 def _expand_path(environment: Mapping[str, str], name: str, path: str) -> str:
-    """Return a path with `~`, `$NAME`, `${NAME}` and Java's `${user.home}` replaced.
+    """Return a path in which `~`, `$NAME`, `${NAME}` and Java's `${user.home}` are replaced.
 
-    `name` is the key of the setting. Raises ConfigurationError if a variable is not set.
+    `environment` has the values of variables, and `name` is the key of the setting, for errors.
+    Raises ConfigurationError if a variable is not set.
     """
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - text, not Path
     path = path.replace("${user.home}", home)
@@ -635,7 +691,7 @@ def _expand_path(environment: Mapping[str, str], name: str, path: str) -> str:
 def warnings_about(loaded: LoadedValues, *settings: Settings) -> list[str]:
     """Return warnings about settings that are valid but probably not what the user expects.
 
-    `loaded` are the values of which the settings were made.
+    `loaded` are the values that the file sets. `settings` are made of them.
     """
     warnings = list(_warn_about_clamped_values(loaded))
     for config in settings:
@@ -649,7 +705,10 @@ def warnings_about(loaded: LoadedValues, *settings: Settings) -> list[str]:
 
 
 def _warn_about_clamped_values(loaded: LoadedValues) -> Iterator[str]:
-    """Yield a warning for each value of the store that RocketMQ clamps silently to a range."""
+    """Yield a warning for each value of the store that RocketMQ silently replaces by a limit.
+
+    A value outside of the allowed range is replaced by the nearer end of the range.
+    """
     for key in keys_of(Part.STORE):
         if key.clamped_to is None:
             continue

@@ -21,7 +21,10 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def decode_properties_file(file_bytes: bytes) -> str:
-    """Return the text of a file in UTF-8, or else in ISO-8859-1, as Java reads it."""
+    """Decode the bytes of a properties file.
+
+    They are read as UTF-8, or as ISO-8859-1 (like Java) if they are not valid UTF-8.
+    """
     try:
         return file_bytes.decode("utf-8")
     except UnicodeDecodeError:
@@ -31,7 +34,8 @@ def decode_properties_file(file_bytes: bytes) -> str:
 def parse_properties(text: str) -> dict[str, str]:
     r"""Return the keys and values of a properties text, in its order.
 
-    The last of equal keys counts. Raises ConfigurationError for a malformed `\uXXXX`.
+    If a key occurs several times, its last value counts. Raises ConfigurationError for a malformed
+    `\uXXXX`.
     """
     value_by_key: dict[str, str] = {}
     for logical_line, _ in _split_logical_lines(text):
@@ -42,12 +46,13 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def edit_properties(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text with the values of the keys in `changes` replaced.
+    """Return the text of a properties file with some values replaced.
 
-    Comments and the order of lines stay. If a key occurs several times, its first line gets the new
-    value, and the others are removed. Keys that the text does not have come last.
+    `changes` maps keys to new values. Comments and the order of lines do not change. If a key
+    occurs several times, its first line gets the new value, and the other lines are removed. A key
+    that the text does not have is added at the end.
     """
-    unwritten_changes = dict(changes)
+    unwritten_changes = dict(changes)  # the changes whose key has not occurred yet
     edited_lines: list[str] = []
     for logical_line, physical_lines in _split_logical_lines(text):
         key = None
@@ -71,8 +76,9 @@ def _format_entry(key: str, value: str) -> str:
 def _split_logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
     """Yield (logical line, physical lines) for each logical line of the text.
 
-    The logical line is the joined text, still escaped; None for a comment or an empty line. The
-    physical lines are those of the file, without their line ends.
+    A line that ends with a backslash continues on the next line. The logical line is the text
+    joined from such lines, with its escapes. It is None for a comment or an empty line. The
+    physical lines are the lines as they are in the file, without their line ends.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if not text:
@@ -83,6 +89,7 @@ def _split_logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
         physical_lines.append(line)
         content = line.lstrip(_BLANKS)
         is_first = len(physical_lines) == 1
+        # An even number of backslashes at the end are escaped backslashes.
         backslash_count = len(content) - len(content.rstrip("\\"))
         if is_first and (not content or content[0] in "#!"):
             yield None, physical_lines
@@ -98,10 +105,15 @@ def _split_logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
 
 
 def _split_key_and_value(logical_line: str) -> tuple[str, str]:
-    """Return the key and the value of a logical line, both still escaped."""
+    """Return the key and the value of a logical line, both still with their escapes.
+
+    The key ends before the first `=`, `:` or blank that is not escaped by a backslash. The value is
+    "" if nothing follows.
+    """
     key_end = 0
     while key_end < len(logical_line) and logical_line[key_end] not in "=:" + _BLANKS:
-        key_end += 2 if logical_line[key_end] == "\\" else 1
+        is_escape = logical_line[key_end] == "\\"
+        key_end += 2 if is_escape else 1
     value = logical_line[key_end:].lstrip(_BLANKS)
     if value.startswith(("=", ":")):
         value = value[1:].lstrip(_BLANKS)
@@ -109,7 +121,10 @@ def _split_key_and_value(logical_line: str) -> tuple[str, str]:
 
 
 def _unescape(escaped: str) -> str:
-    r"""Return the text with its escapes replaced. Raises ConfigurationError for a bad `\uXXXX`."""
+    r"""Return a text with its escapes, such as `\n` or `\u4e2d`, replaced by their characters.
+
+    Raises ConfigurationError for a malformed `\uXXXX`.
+    """
     if "\\" not in escaped:
         return escaped
     unescaped = _ESCAPE.sub(_replace_escape, escaped)
@@ -118,7 +133,12 @@ def _unescape(escaped: str) -> str:
 
 
 def _replace_escape(escape: re.Match[str]) -> str:
-    """Return the character for one match of `_ESCAPE`: the escape of `_ESCAPES`, or itself."""
+    r"""Return the character that an escape stands for.
+
+    `escape` is a match of `_ESCAPE`: `\n` becomes a newline, `\u4e2d` the character with this code,
+    and `\x` becomes x, as does every other character without a meaning of its own. Raises
+    ConfigurationError for a `\u` without four hex digits.
+    """
     follower = escape[2]
     hex_digits = escape[1]
     if hex_digits is None:

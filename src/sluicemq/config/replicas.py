@@ -124,6 +124,12 @@ class ReplicaConfig(PushedConfig):
         kind=PATH)
 
     def __post_init__(self) -> None:
+        """Check that the role and the id fit together, and set the id of a master to 0.
+
+        With consensus, the replicas choose the master: a configured slave is not allowed, and each
+        replica needs an id other than 0, which stays. Without consensus, a slave needs an id other
+        than 0. Raises ConfigurationError.
+        """
         if self.consensus:
             if self.is_slave:
                 raise ConfigurationError(

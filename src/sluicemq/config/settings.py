@@ -58,9 +58,12 @@ _DELAY_MAX_MS: Final = 40 * 86_400_000
 
 @lru_cache(maxsize=16)
 def parse_delay_levels(levels_text: str) -> tuple[int, ...]:
-    """Return the delay of each level in milliseconds. Raises ConfigurationError.
+    """Return the delay of each level in milliseconds, in order.
 
-    Like RocketMQ this accepts only whole numbers, and neither milliseconds nor an empty text.
+    `"1s 5m"` becomes (1000, 300000). The delays are whole numbers with the unit s, m, h or d.
+
+    Raises ConfigurationError if a delay has another form (as `500ms`) or is more than 40 days, or
+    if the text has no level. RocketMQ does not accept these either.
     """
     levels = []
     for delay_text in levels_text.split():
@@ -509,20 +512,23 @@ class StoreConfig:
         return parse_delay_levels(self.delay_levels)
 
     def with_changes(self, **changes: Any) -> Self:
-        """Return the settings with some fields changed.
+        """Return a copy of the settings with some fields changed.
 
-        Derived fields (`_DERIVED`) that still have their derived value are derived again.
+        Some fields (`_DERIVED`) are computed from others if they are not set, such as a path from
+        the root directory. A derived field that still has its computed value is computed again from
+        the new values, unless `changes` sets it.
         """
-        unset: dict[str, Any] = {
+        # The empty value of a field's type means "not set".
+        empty_values: dict[str, Any] = {
             name: type(getattr(self, name))() for name in _DERIVED if name not in changes
         }
-        derived = replace(self, **unset)
-        follows = {
+        all_derived = replace(self, **empty_values)
+        fields_to_derive = {
             name: empty
-            for name, empty in unset.items()
-            if getattr(derived, name) == getattr(self, name)
+            for name, empty in empty_values.items()
+            if getattr(all_derived, name) == getattr(self, name)
         }
-        return replace(self, **follows, **changes)
+        return replace(self, **fields_to_derive, **changes)
 
     def __post_init__(self) -> None:
         """Check the values, derive those that are not set, and clamp those that RocketMQ clamps.
@@ -535,7 +541,7 @@ class StoreConfig:
         self._check_values()
         put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
         put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
-        # Rounded up to whole units, as RocketMQ does (spec/config.md).
+        # Rounded up to whole units, as RocketMQ does (spec/config.md). `-(-a // b)` rounds up.
         unit = CONSUME_QUEUE_UNIT_BYTES
         put(self, "consume_queue_file_bytes", -(-self.consume_queue_file_bytes // unit) * unit)
         if not self.index_slots:
@@ -548,7 +554,7 @@ class StoreConfig:
                 put(self, key.field, min(max(getattr(self, key.field), low), high))
 
     def _check_values(self) -> None:
-        """Raise ConfigurationError for values that are invalid or contradict each other."""
+        """Raise ConfigurationError if a value is invalid or two values contradict each other."""
         parse_delay_levels(self.delay_levels)
         if "," in self.commit_log_path:
             raise ConfigurationError(
@@ -665,7 +671,10 @@ _CONFIGS: Final = BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
 
 
 def _declared_keys() -> Iterator[Key]:
-    """Yield the keys of all classes. Keys of a class itself come before those that it inherits."""
+    """Yield the key of each field of all classes of settings, class by class.
+
+    Within a class, the keys of fields that it declares itself come before those that it inherits.
+    """
     for part, config_class in zip(Part, _CONFIGS, strict=True):
         inherited_names = set()
         for base_class in config_class.__bases__:

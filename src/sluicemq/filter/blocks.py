@@ -76,11 +76,13 @@ _DIGITS_MAX: Final = {JavaClass.INTEGER: 9, JavaClass.LONG: 18, JavaClass.DOUBLE
 _COMMA: Final = ord(",")
 
 
-def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64] | None:
-    """Return `count` texts as numbers if each consists of 1 to `digits_max` digits, else None.
+def _convert_whole_numbers_at_once(
+    joined: str, count: int, digits_max: int
+) -> NDArray[np.int64] | None:
+    """Convert `count` texts to whole numbers at once, ten times as fast as one by one.
 
-    `joined` contains the texts, each followed by a comma. A text that contains a comma makes the
-    result None. This is ten times as fast as converting each text.
+    `joined` contains the texts, each followed by a comma. Return None if a text does not consist of
+    1 to `digits_max` digits.
     """
     if not joined.isascii():
         return None
@@ -95,19 +97,23 @@ def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64
     digits = np.count_nonzero(characters - np.uint8(ord("0")) < np.uint8(10))
     if digits + count != len(characters):
         return None
-    return np.fromstring(joined[:-1], np.int64, sep=",")
+    without_last_comma = joined[:-1]
+    return np.fromstring(without_last_comma, np.int64, sep=",")
 
 
 def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNumbers:
-    """Return the values of a column as numbers of the class INTEGER, LONG or DOUBLE.
+    """Convert the values of a column to numbers of the class INTEGER, LONG or DOUBLE.
 
-    `values` must not be empty. There are three ways, from fast to slow, with the same result: all
-    values at once, each value by Python's int or float, and each value by the scalar engine.
+    `values` must not be empty. Return an array of the numbers, and an array that is True for each
+    value that cannot be converted. The second one is None if all can.
+
+    The result is that of Java's conversion. If all values are plain digits, they are converted at
+    once, which is fast. Otherwise they are converted one by one.
     """
     is_double = number_class is JavaClass.DOUBLE
     dtype: Any = np.float64 if is_double else np.int64
     joined = ",".join(values) + ","
-    whole_numbers = _whole_numbers(joined, len(values), _DIGITS_MAX[number_class])
+    whole_numbers = _convert_whole_numbers_at_once(joined, len(values), _DIGITS_MAX[number_class])
     if whole_numbers is not None:
         return ParsedNumbers(whole_numbers.astype(dtype, copy=False), None)
 
@@ -158,9 +164,11 @@ def compare_two_columns(
 ) -> NDArray[np.uint8] | None:
     """Return the outcome of each row for a comparison of two properties that are both columns.
 
-    Return None if the comparison is not an Order or Equal of two properties. Each row is sorted
-    into one of five cases, such as "less", and the scalar engine decides the outcome of each case
-    by an example.
+    An outcome is a number with one bit set, `1 << verdict`. Return None if the comparison is not an
+    Order or Equal of two properties.
+
+    Each row is sorted into one of five cases, such as "less". The outcome of a case is found by
+    evaluating one example of it.
     """
     node = leaf.node
     if not isinstance(node, Order | Equal):
@@ -188,7 +196,10 @@ def compare_two_columns(
 
 
 def _find_order_cases(left_column: Column, right_column: Column) -> NDArray[Any]:
-    """Return for each row how its two values compare as Doubles: an index of `_ORDER_CASES`."""
+    """Return for each row how its two values compare as Doubles.
+
+    The result contains indices of `_ORDER_CASES`: less, same, more, error or null.
+    """
     left_keys, left_fails = _sort_keys(left_column)
     right_keys, right_fails = _sort_keys(right_column)
     cases = np.where(left_keys < right_keys, _LESS, np.where(left_keys == right_keys, _SAME, _MORE))
@@ -201,7 +212,10 @@ def _find_order_cases(left_column: Column, right_column: Column) -> NDArray[Any]
 
 
 def _find_equal_cases(left_column: Column, right_column: Column) -> NDArray[Any]:
-    """Return for each row whether its two strings are equal: an index of `_EQUAL_CASES`."""
+    """Return for each row whether its two strings are equal, and whether one is absent.
+
+    The result contains indices of `_EQUAL_CASES`.
+    """
     # Compare codes of the left column. A value that only the right column has becomes -2, which is
     # no code.
     code_by_value = {value: code for code, value in enumerate(left_column.values)}
@@ -222,11 +236,11 @@ def _find_equal_cases(left_column: Column, right_column: Column) -> NDArray[Any]
 
 
 def _sort_keys(column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Return (keys, fails), both with one entry for each row.
+    """Return (keys, fails), two arrays with one entry for each row.
 
-    A key is an integer, and keys compare as Double.compareTo compares the values. `fails` says
-    whether a value is not a number; None means that all values are numbers. Both entries of a row
-    without a value are arbitrary.
+    A key is an integer. Keys compare as Double.compareTo of Java compares the values. `fails` is
+    True for a value that is not a number; None means that all values are numbers. For a row without
+    a value, both entries are arbitrary.
     """
     doubles, errors = parse_numbers(column.values, JavaClass.DOUBLE)
     # There are many bit patterns of NaN, but Double.compareTo treats all of them as equal.
@@ -270,10 +284,11 @@ _VERDICT_OF: Final = VERDICT_OF_SET.ljust(256, b"\0")
 
 
 def evaluate_block(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
-    """Return a verdict for each row of a block: FALSE, TRUE, NULL, ERROR or NEEDS_RECORD.
+    """Return the verdict of a filter for each row of a block, as an array.
 
-    NEEDS_RECORD means that the columns do not decide. Odd rows, which could not be decoded, always
-    have it.
+    A verdict is FALSE, TRUE, NULL, ERROR or NEEDS_RECORD. NEEDS_RECORD means that the columns of
+    the block do not decide, and the record of the message must be read. Rows that could not be
+    decoded (odd rows) always have it.
     """
     outcomes = _evaluate_plan(plan, _Rows(block, {}))
     if isinstance(outcomes, int):
@@ -286,10 +301,10 @@ def evaluate_block(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
 
 
 def count_matches(plan: Plan, names: frozenset[str], block: ColumnBlock) -> int | None:
-    """Return the number of rows for which a plan is TRUE.
+    """Return the number of rows of a block for which a filter is TRUE, or None if unknown.
 
-    `names` are the properties that the plan reads. Return None if one of them is not a column, or
-    if the block has odd rows, because the columns may then not decide every row.
+    `names` are the properties that the filter reads. The number is unknown if one of them is not a
+    column of the block, or if some rows could not be decoded (odd rows).
     """
     if len(block.odd) or not block.excluded.isdisjoint(names):
         return None
@@ -305,15 +320,25 @@ def _translate(table: bytes, outcomes: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _look_up(table: bytes, operand: Outcomes) -> Outcomes:
-    """Return the outcomes of a join with one operand: `table[operand]`, for each of its entries."""
+    """Return the outcomes of a join with one operand, which are looked up in `table`.
+
+    The operand is an int for all rows, or an array with a verdict set for each row or value. The
+    result has the same form.
+    """
     if isinstance(operand, int):
         return table[operand]
     return _translate(table.ljust(256, b"\0"), operand)
 
 
 def _join(table: bytes, left_outcomes: Outcomes, right_outcomes: Outcomes) -> Outcomes:
-    """Return the outcomes of a join with two operands: `table[left << 4 | right]` for each."""
-    # If one operand is the same for all rows, a part of the table is the table of the other one.
+    """Return the outcomes of an AND or OR of two conditions, for each row of a block.
+
+    An outcome is a set of verdicts in 4 bits. `table[left << 4 | right]` is the outcome of the AND
+    or OR. An argument is an array with one outcome for each row, or an int if all rows have the
+    same.
+    """
+    # If one operand has the same outcome for all rows, 16 of the 256 entries suffice: a table with
+    # the outcome of the other operand as its index.
     if isinstance(right_outcomes, int):
         return _look_up(table[right_outcomes::16], left_outcomes)
     if isinstance(left_outcomes, int):
@@ -336,7 +361,10 @@ class _Rows(NamedTuple):
     tables: dict[SinglePropertyPlan, Outcomes]
 
     def table(self, leaf: SinglePropertyPlan) -> Outcomes:
-        """Return the outcome of each distinct value, followed by that of rows without a value.
+        """Return the outcomes of a condition on one property, for each distinct value.
+
+        The last entry is the outcome of rows without a value. An outcome is a number with bit `1 <<
+        verdict` set for each possible verdict.
 
         Return an int if the property is not a column of the block, because all rows then have the
         same outcome. The result is stored in `tables`.
@@ -360,7 +388,11 @@ class _Rows(NamedTuple):
 
 
 def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
-    """Return the outcomes of a plan for `rows`: a verdict set for each, or one int for all."""
+    """Evaluate a filter, given as a plan, for some rows of a block.
+
+    Return an array with the outcome of each row, or one int if all have the same. An outcome is a
+    number with bit `1 << verdict` set for each possible verdict.
+    """
     if isinstance(plan, ConstantPlan):
         return plan.verdict_set
     if isinstance(plan, SeveralPropertiesPlan):
@@ -379,12 +411,13 @@ def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
 
 
 def _join_operands(table: bytes, outcomes: Outcomes, operands: list[Plan], rows: _Rows) -> Outcomes:
-    """Return the outcomes of a join, given the joined outcomes of its first operands.
+    """Return the outcomes of an AND or OR, given the outcomes of its first operands.
 
-    `table` is the table of the join, `outcomes` the result of the first operands for `rows`, and
-    `operands` contains the other operands, in order. `outcomes` may be changed in place. Operands
-    are not evaluated for rows that are settled, which means that no further operand can change
-    them.
+    `table` is the table of the AND or OR. `outcomes` is the result of the first operands for
+    `rows`, and may be changed in place. `operands` contains the other operands, in order.
+
+    A row is open if a further operand can still change its outcome. If there are few open rows, the
+    operands are evaluated only for these.
     """
     for index, operand in enumerate(operands):
         if isinstance(outcomes, int):
@@ -404,7 +437,12 @@ def _join_operands(table: bytes, outcomes: Outcomes, operands: list[Plan], rows:
 
 
 def _find_open_rows(table: bytes, outcomes: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """Return the indices of the rows whose outcome the following operands can change."""
+    """Return the indices of the rows whose outcome further operands of an AND or OR can change.
+
+    `table` is the table of the AND or OR, and `outcomes` the result of the first operands for each
+    row.
+    """
+    # With few settled sets, one comparison for each is faster than a look-up in a table.
     if len(settled_sets(table)) > FEW:
         return np.flatnonzero(_open_sets(table).take(outcomes))
     is_open = np.ones(len(outcomes), np.bool_)
@@ -420,12 +458,14 @@ def _open_sets(table: bytes) -> NDArray[np.bool_]:
 
 
 def _order_operands(join: JoinPlan, rows: _Rows) -> list[Plan]:
-    """Return the operands of a join, those first that leave the fewest rows open.
+    """Return the operands of an AND or OR in the order in which it is cheapest to evaluate them.
+
+    An operand comes first if few rows stay open after it: rows whose outcome another operand can
+    still change. This share is estimated from the operand's outcomes for the distinct values, as if
+    all values were equally frequent.
 
     Only the first operands are sorted: those that read one property, up to the first one whose
-    order makes a difference for the outcomes that occur. The other operands follow in their order.
-    The share of rows that an operand leaves open is estimated from its outcomes for the distinct
-    values, as if all values were equally frequent.
+    order changes the result. The other operands keep their order.
     """
     open_share_by_index: list[float] = []  # of the operands that may be exchanged
     previous_sets: set[int] = set()
@@ -448,10 +488,10 @@ def _order_operands(join: JoinPlan, rows: _Rows) -> list[Plan]:
 
 
 def _are_exchangeable(table: bytes, sets: Iterable[int], other_sets: Iterable[int]) -> bool:
-    """Return whether a join has the same result for both orders of two operands.
+    """Return whether an AND or OR has the same result for both orders of two operands.
 
-    `sets` are the verdict sets that occur as results of one operand, and `other_sets` those of the
-    other.
+    `table` is its table. `sets` are the outcomes that occur for one operand, and `other_sets` the
+    outcomes that occur for the other one.
     """
     return all(
         table[left << 4 | right] == table[right << 4 | left]
@@ -460,9 +500,10 @@ def _are_exchangeable(table: bytes, sets: Iterable[int], other_sets: Iterable[in
 
 
 def _gather_outcomes(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
-    """Return `table[codes]`, or an int if that is the same for all rows.
+    """Return the outcome `table[code]` of each row, or an int if all rows have the same.
 
-    The last entry of `table` is for the code -1.
+    `codes` has, for each row, the index of its value in `table`. The code -1 of a row without a
+    value selects the last entry.
     """
     # If at most FEW entries differ from the usual outcome, fill the rows with the usual outcome and
     # add the difference where a row has one of these codes.
@@ -489,11 +530,14 @@ def _gather_outcomes(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
 
 
 def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> Outcomes:
-    """Return the outcomes of a comparison of several properties for the rows of a block.
+    """Return the outcome of a comparison of several properties for each row of a block.
 
-    The scalar engine evaluates every combination of values that occurs. Two columns with many
-    values are compared by `compare_two_columns`, if possible. If one of the properties is not a
-    column, all rows have all possible outcomes.
+    The comparison is evaluated once for every combination of values that occurs. Two columns with
+    many values are instead compared by numpy, if possible. If all rows have the same outcome,
+    because no property has a column, the result is an int.
+
+    `block.excluded` contains properties with too many values for a column. If one of these is read,
+    all verdicts are possible.
     """
     if not block.excluded.isdisjoint(leaf.names):
         return leaf.possible_set
@@ -516,7 +560,10 @@ def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> O
 def _iterate_properties(
     columns: Mapping[str, Column], rows: NDArray[np.intp]
 ) -> Iterator[dict[str, str]]:
-    """Yield the properties that each of these rows has, without those that are absent."""
+    """Yield the properties of each of these rows, as a dict from name to value.
+
+    A property that the row does not have is left out.
+    """
     codes_by_column = [column.codes[rows].tolist() for column in columns.values()]
     for codes_of_row in zip(*codes_by_column, strict=True):
         properties = {}
@@ -538,7 +585,11 @@ class _Combinations(NamedTuple):
 
 
 def _find_combinations(columns: Sequence[Column]) -> _Combinations:
-    """Return the combinations of codes that occur in these columns."""
+    """Return the distinct combinations of values that occur in the rows of some columns.
+
+    The result has an example row for each combination, and the index of the combination for each
+    row.
+    """
     keys, key_count = _make_combination_keys(columns)
     if key_count > COMBINATIONS_DENSE_MAX:
         _, example_rows, combination_of_row = np.unique(
@@ -557,10 +608,11 @@ def _find_combinations(columns: Sequence[Column]) -> _Combinations:
 
 
 def _make_combination_keys(columns: Sequence[Column]) -> tuple[NDArray[np.int64], int]:
-    """Return a key for each row, and a number above all keys.
+    """Return (an integer key for each row, a number above all keys).
 
-    Rows have equal keys if their codes are equal in all columns. A key is a number in mixed radix:
-    each column is one digit, its code plus 1, so that 0 means "absent".
+    Rows have equal keys if, and only if, they have equal codes in all columns. A key is a number
+    with one digit for each column, the code plus 1, so that 0 means "absent". The base of a digit
+    is the number of values of its column plus 1.
     """
     keys = np.zeros(len(columns[0].codes), np.int64)
     key_count = 1
@@ -579,7 +631,11 @@ def _make_combination_keys(columns: Sequence[Column]) -> tuple[NDArray[np.int64]
 
 
 def _evaluate_values(leaf: SinglePropertyPlan, values: tuple[str, ...]) -> Outcomes:
-    """Return the outcome of each value, followed by that of rows without a value."""
+    """Return the outcome of a plan for each of `values`, and for rows without a value.
+
+    The result is an array with one entry for each value, followed by the outcome of an absent
+    value.
+    """
     if len(values) <= SCALAR_VALUES_MAX:
         table: Outcomes = _evaluate_scalar(leaf, values)
     else:
@@ -593,9 +649,9 @@ def _evaluate_values(leaf: SinglePropertyPlan, values: tuple[str, ...]) -> Outco
 def _evaluate_scalar(
     leaf: SinglePropertyPlan | AtomPlan, values: tuple[str, ...]
 ) -> NDArray[np.uint8]:
-    """Return the outcome of each value by the scalar engine, and a last entry.
+    """Evaluate a condition for each of `values`, one by one, and return the outcomes.
 
-    The last entry, for rows without a value, is 0. The caller must set it.
+    The array has one more entry, for rows without a value. It is 0, and the caller must set it.
     """
     table = bytearray(len(values) + 1)
     properties: dict[str, str] = {}
@@ -606,10 +662,10 @@ def _evaluate_scalar(
 
 
 def _evaluate_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
-    """Return the outcome of an atom for each value, and a last entry for rows without a value.
+    """Return the outcome of an atom, a single comparison, for each of `values`.
 
-    The last entry may be 0, because `_evaluate_values` sets it after joining the atoms. Comparisons
-    with strings and numbers are evaluated for all values at once, others by the scalar engine.
+    The array has one more entry, for rows without a value. It may be 0, because the caller sets it.
+    Comparisons with strings and numbers are evaluated for all values at once, others one by one.
     """
     assert isinstance(leaf, AtomPlan)  # the leaves of a SinglePropertyPlan.atom_plan are atoms
     match leaf.node:
@@ -632,11 +688,13 @@ def _evaluate_number_atom(
     operator: str,
     bound: float,
 ) -> NDArray[np.uint8]:
-    """Return the table of `_evaluate_atom` for an atom that compares a property with a number.
+    """Return the outcome of a comparison with a number for each of `values`.
 
-    Values are converted to `number_class`; ERROR is the outcome of those that cannot be.
+    The comparison is `value operator bound`. The values are converted to `number_class`. A value
+    that cannot be converted has the outcome ERROR. The array has one more entry, the outcome of
+    rows without a value.
     """
-    parsed_numbers, errors = _memoized(
+    parsed_numbers, errors = _compute_cached(
         values, number_class, lambda: parse_numbers(values, number_class)
     )
     is_true = _TESTS[operator](parsed_numbers, bound)
@@ -651,15 +709,15 @@ def _evaluate_number_atom(
 def _evaluate_string_atom(
     values: tuple[str, ...], leaf: AtomPlan, compared_strings: tuple[str, ...]
 ) -> NDArray[np.uint8]:
-    """Return the table of `_evaluate_atom` for an atom that compares a property with strings.
+    """Return the outcome of a comparison with one or more strings for each of `values`.
 
-    The scalar engine evaluates only each of `compared_strings`, and one other string that
-    represents all other values.
+    The condition is evaluated once for each of `compared_strings`, and once for a string that
+    represents all others. The array has one more entry, the outcome of rows without a value.
     """
     other_string = "".join(compared_strings) + "."  # longer than each of them
     other_outcome = 1 << evaluate_verdict(leaf.condition, {leaf.name: other_string})
     table = np.full(len(values) + 1, other_outcome, np.uint8)
-    code_by_value = _memoized(
+    code_by_value = _compute_cached(
         values, "codes", lambda: {value: code for code, value in enumerate(values)}
     )
     for compared_string in compared_strings:
@@ -670,10 +728,11 @@ def _evaluate_string_atom(
     return table
 
 
-def _memoized(values: tuple[str, ...], key: object, compute: Callable[[], _T]) -> _T:
-    """Return `compute()`, which must depend only on `values` and must not return None.
+def _compute_cached(values: tuple[str, ...], key: object, compute: Callable[[], _T]) -> _T:
+    """Return `compute()`, from a cache if possible.
 
-    If `values` is a `Values`, its cache keeps the result under `key`, so all filters share it.
+    The result must depend only on `values`, and must not be None. If `values` is a `Values`, its
+    cache keeps the result under `key`, so that all filters share it.
     """
     if not isinstance(values, Values):
         return compute()

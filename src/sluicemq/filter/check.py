@@ -119,7 +119,12 @@ _NOTES: dict[JavaClass, tuple[str, str]] = {
 
 
 def find_property_uses(tree: Node) -> list[PropertyUse]:
-    """Return every comparison of a property in a tree, in the order of their positions."""
+    """Return every comparison of a property in a tree, in the order of their positions.
+
+    A PropertyUse has the name of the property, the Java class to which its value is converted, the
+    comparison, and the text and position of the operand that it is compared with. For IN, this text
+    is the first listed string.
+    """
     uses: list[PropertyUse] = []
     for node in walk(tree):
         match node:
@@ -144,7 +149,10 @@ def find_property_uses(tree: Node) -> list[PropertyUse]:
 
 
 def float_fix(number_text: str) -> str:
-    """Return the advice how to write a whole number so that values are compared as floats."""
+    """Return the advice how to write a whole number so that values are compared as floats.
+
+    `5` gives "Write 5.0.". 0 has its own advice, because RocketMQ refuses 0.0.
+    """
     digits = number_text.rstrip("lL")
     is_zero = digits.lstrip("-") == "0"
     return _ZERO if is_zero else f"Write {digits}.0."
@@ -153,7 +161,7 @@ def float_fix(number_text: str) -> str:
 def literal_text(node: Node) -> str:
     """Return a constant as it was written, with its sign.
 
-    Return the name of a property, and "a condition" for any other node.
+    A property returns its name. Every other node, such as an AND, returns "a condition".
     """
     if isinstance(node, Negate):
         return f"-{literal_text(node.operand)}"
@@ -163,7 +171,11 @@ def literal_text(node: Node) -> str:
 
 
 def _find_uses_in_pair(node: Node, left: Node, right: Node) -> Iterator[PropertyUse]:
-    """Yield the uses of those of two operands that are properties; `node` compares the operands."""
+    """Yield a PropertyUse for each of the two operands that is a property.
+
+    `node` is the comparison of the two operands. `a > b` gives two uses, and `a > 5` one. An
+    operand is left out if the class to which its value is converted is not known.
+    """
     for subject, compared_with in ((left, right), (right, left)):
         if not isinstance(subject, Property):
             continue
@@ -174,9 +186,11 @@ def _find_uses_in_pair(node: Node, left: Node, right: Node) -> Iterator[Property
 
 
 def _find_class_to_read_as(node: Node, compared_with: Node) -> JavaClass | None:
-    """Return the class to which a property is converted that `node` compares with an operand.
+    """Return the Java class to which `node` converts a property.
 
-    Return None if that is not known, as for an operand that is always null.
+    `node` compares the property with `compared_with`. Two properties are compared as strings by `=`
+    and `<>`, and as Doubles by other operators. A constant or condition decides the class itself.
+    Return None for every other operand, such as the minus of a property, which is always null.
     """
     if isinstance(compared_with, Property):
         return JavaClass.STRING if isinstance(node, Equal) else JavaClass.DOUBLE
@@ -187,10 +201,10 @@ def _find_class_to_read_as(node: Node, compared_with: Node) -> JavaClass | None:
 
 
 def find_node_warnings(tree: Node) -> Iterator[Finding]:
-    """Yield the warnings of `_RULES` about the nodes of a tree, each of which concerns one node.
+    """Yield the warnings that concern one node each, in the order of the tree.
 
-    The operand of a misplaced NOT has no warnings of its own, because the warning about the NOT
-    covers it.
+    Each rule of `_RULES` is tried on each node. The operand of a misplaced NOT has no warnings of
+    its own, because the warning about the NOT covers it.
     """
     nodes = list(walk(tree))
     covered_ids = set()
@@ -213,7 +227,10 @@ def _first_operand(node: Any) -> Node:
 
 
 def _find_misplaced_not(node: Node) -> Not | None:
-    """Return the NOT that a comparison has as its first operand, None if it has none."""
+    """Return the NOT that is the first operand of a comparison, as in `NOT a = 5`.
+
+    NOT applies only to the next operand, so this is `(NOT a) = 5`. Return None for any other node.
+    """
     if not isinstance(node, Equal | IsNull | Match):
         return None
     operand = _first_operand(node)
@@ -237,7 +254,7 @@ class _Rule(NamedTuple):
     marked: Callable[[Any], Node] = lambda node: node
 
     def make_warning(self, node: Node) -> Finding:
-        """Return the warning of this rule about a node."""
+        """Return the warning of this rule about a node, with the node's text filled in."""
         position = self.marked(node).position
         length = len(self.token.format(n=node))
         what = self.what.format(n=node)
@@ -355,9 +372,10 @@ _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 def find_mixed_type_warnings(tree: Node) -> Iterator[Finding]:
     """Yield the warnings about properties that are compared in several ways in one expression.
 
-    There are three: a property is compared with numbers of different classes (mixed-numbers), or
-    with numbers and with a number in quotes (number-in-quotes), or a comparison with a string is
-    never reached (string-behind-number).
+    - mixed-numbers: a property is compared with numbers of different classes.
+    - number-in-quotes: a property is compared with numbers, and with a number in quotes.
+    - string-behind-number: a comparison with a string is never reached, because a comparison with a
+      number comes before it.
     """
     by_name: dict[str, list[PropertyUse]] = {}
     for use in find_property_uses(tree):
@@ -425,7 +443,10 @@ class _AcceptedString(NamedTuple):
 
 
 def _find_accepted_strings(condition: Node) -> list[_AcceptedString]:
-    """Return the strings of a condition of the form `a = 'x'` or `a IN ('x', 'y')`, else []."""
+    """Return the strings that make a condition `a = 'x'` or `a IN ('x', 'y')` TRUE.
+
+    Return an empty list for every other condition, and for a negated one.
+    """
     match condition:
         case Equal(
             left=Property(name=name), right=Literal(value=str(string)) as right, negated=False
@@ -468,12 +489,12 @@ FINDINGS_MAX = 50
 
 
 def check_sql92(text: str) -> list[Finding]:
-    """Return all findings about a SQL92 expression, in the order of their positions.
+    """Return the errors and warnings about a SQL92 expression, in the order of their positions.
 
-    The list is empty if the expression has no errors and no warnings. It contains at most one
-    error, except that each character that looks like another one (`LOOK_ALIKES`) is an error of its
-    own. Such a character is corrected and the text parsed again, so that the faults behind it are
-    found too. This ends after FINDINGS_MAX errors.
+    The list is empty if there are none. The parser stops at the first error, so there is at most
+    one. Characters that only look like plain ones, such as typographic quotes, are an exception.
+    Each is an error. It is replaced by the plain character, and the text is parsed again, until
+    there are FINDINGS_MAX errors.
     """
     findings: list[Finding] = []
     corrected_text = text
@@ -492,19 +513,25 @@ def check_sql92(text: str) -> list[Finding]:
 
 
 def _replace_look_alikes(text: str, finding: Finding) -> str:
-    """Return the text with the first and the last character that `finding` marks replaced.
+    """Return the text with the characters that `finding` marks replaced by plain ones.
 
-    They are one character that looks like another one, or the quotes of a string, whose content
-    stays as it is.
+    The finding marks one character that only looks like a plain one, or a string in typographic
+    quotes. In the string, only the quotes at both ends are replaced.
     """
     characters = list(text)
-    for index in (finding.position, finding.position + finding.length - 1):
+    first_index = finding.position
+    last_index = finding.position + finding.length - 1
+    for index in {first_index, last_index}:
         characters[index] = characters[index].translate(LOOK_ALIKES)
     return "".join(characters)
 
 
 def _find_warnings(text: str, tree: Node, ignored_start: int | None) -> list[Finding]:
-    """Return the warnings about an expression that compiles, given the result of its parse."""
+    """Return the warnings about an expression that compiles.
+
+    `tree` and `ignored_start` are the results of parsing `text`. `ignored_start` is the index from
+    which RocketMQ ignores the text; None means that it reads all of it.
+    """
     warnings = [*find_node_warnings(tree), *find_mixed_type_warnings(tree)]
     if ignored_start is None:
         return warnings
@@ -520,10 +547,10 @@ def _find_warnings(text: str, tree: Node, ignored_start: int | None) -> list[Fin
 
 
 def describe_types(text: str) -> tuple[TypeNote, ...]:
-    """Return a note for each property of a SQL92 expression and each class that it is read as.
+    """Return a note for each property of a SQL92 expression about how its value is converted.
 
-    The notes are in the order of their positions. The tuple is empty if the expression does not
-    compile.
+    A property that is converted to several Java classes has one note for each. The notes are in the
+    order of their positions. The tuple is empty if the expression does not compile.
     """
     try:
         tree, _ = _parse(text)
@@ -537,7 +564,10 @@ def describe_types(text: str) -> tuple[TypeNote, ...]:
 
 
 def _make_type_note(use: PropertyUse) -> TypeNote:
-    """Return the note about a property that is read as the class of this use."""
+    """Return a note about how the value of a property is converted in a comparison.
+
+    It says which values are accepted, and which are errors.
+    """
     accepts, errors = _NOTES[use.read_as]
     instead = ""
     if use.read_as in (JavaClass.INTEGER, JavaClass.LONG):
@@ -553,9 +583,10 @@ def _make_type_note(use: PropertyUse) -> TypeNote:
 
 
 def check_tags(expression: str | None) -> list[Finding]:
-    """Return the warnings about a tag expression; None or "" means all messages.
+    """Return the warnings about a tag expression, such as `A|B`, which is one tag.
 
-    Raises FilterSyntaxError if the expression cannot be parsed.
+    None and "" mean all messages, and have no warnings. Raises FilterSyntaxError if the expression
+    cannot be parsed.
     """
     tag_expression, tags, _ = parse_tags(expression)
     if tag_expression == ALL:
@@ -580,10 +611,10 @@ def check_tags(expression: str | None) -> list[Finding]:
 
 
 def check_subscription(subscription: Subscription) -> list[Finding]:
-    """Return the warnings about the expression of a subscription. Clients call it at start.
+    """Return the warnings about the expression of a subscription. Clients call it when they start.
 
-    Raises FilterSyntaxError, with the position and the fix, if the expression has errors or
-    continues with text that RocketMQ ignores, or if the kind of the subscription is unknown.
+    Raises FilterSyntaxError if the expression has errors or continues with text that RocketMQ
+    ignores, or if the kind of the subscription is unknown. The error has the position and the fix.
     """
     if is_tag_kind(subscription.kind):
         return check_tags(subscription.expression)

@@ -89,7 +89,7 @@ def parse_integer(text: str, name: str) -> int:
         return int(text)
     number = try_parse_integer(text)
     if number is None:
-        raise _conversion_error("whole number of 32 bits (Integer)", text, name)
+        raise _make_conversion_error("whole number of 32 bits (Integer)", text, name)
     return number
 
 
@@ -104,7 +104,7 @@ def parse_long(text: str, name: str) -> int:
         return int(text)
     number = try_parse_long(text)
     if number is None:
-        raise _conversion_error("whole number of 64 bits (Long)", text, name)
+        raise _make_conversion_error("whole number of 64 bits (Long)", text, name)
     return number
 
 
@@ -117,12 +117,15 @@ def parse_double(text: str, name: str) -> float:
     """
     number = try_parse_double(text)
     if number is None:
-        raise _conversion_error("number (Double)", text, name)
+        raise _make_conversion_error("number (Double)", text, name)
     return number
 
 
 def try_parse_integer(text: str) -> int | None:
-    """Return a text as a whole number of 32 bits, None where Integer.valueOf throws."""
+    """Return a text as a whole number of 32 bits, as Java's Integer.valueOf reads it.
+
+    Return None if the text is not such a number.
+    """
     number = _parse_whole_number(text)
     if number is None or not -INTEGER_MAX - 1 <= number <= INTEGER_MAX:
         return None
@@ -130,7 +133,10 @@ def try_parse_integer(text: str) -> int | None:
 
 
 def try_parse_long(text: str) -> int | None:
-    """Return a text as a whole number of 64 bits, None where Long.valueOf throws."""
+    """Return a text as a whole number of 64 bits, as Java's Long.valueOf reads it.
+
+    Return None if the text is not such a number.
+    """
     number = _parse_whole_number(text)
     if number is None or not -LONG_MAX - 1 <= number <= LONG_MAX:
         return None
@@ -138,7 +144,10 @@ def try_parse_long(text: str) -> int | None:
 
 
 def try_parse_double(text: str) -> float | None:
-    """Return a text as a float, None where Double.valueOf throws."""
+    """Return a text as a float, as Java's Double.valueOf reads it.
+
+    Return None if the text is not a number.
+    """
     # This is called for every message, so the plain case comes first: Java and Python read ASCII
     # digits with or without a dot alike.
     if text.isascii() and text.replace(".", "", 1).isdigit():
@@ -169,9 +178,10 @@ def compare_whole_numbers(left: int, right: int) -> int:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """Return a number below, equal to or above 0 for less, equal or greater, as Double.compareTo.
+    """Compare two floats as Double.compareTo of Java.
 
-    NaN equals itself and is greater than every other number. -0.0 is less than 0.0.
+    Return a number below 0 if `left` is less, 0 if they are equal, and above 0 if `left` is
+    greater. NaN equals itself and is greater than every other number. -0.0 is less than 0.0.
     """
     if left < right:
         return -1
@@ -179,10 +189,10 @@ def compare_doubles(left: float, right: float) -> int:
         return 1
     if left == right and left != 0:
         return 0
-    return _rank(left) - _rank(right)
+    return _rank_in_java_order(left) - _rank_in_java_order(right)
 
 
-def _rank(number: float) -> int:
+def _rank_in_java_order(number: float) -> int:
     """Return 0 for -0.0, 1 for other numbers, 2 for NaN.
 
     This is the order of Double.compareTo among numbers that Python's `<` and `>` do not order.
@@ -214,7 +224,7 @@ def _parse_whole_number(text: str) -> int | None:
     return -magnitude if text[0] == "-" else magnitude
 
 
-def _conversion_error(wanted_class: str, text: str, name: str) -> FilterEvaluationError:
+def _make_conversion_error(wanted_class: str, text: str, name: str) -> FilterEvaluationError:
     """Return the error for a text that is not a `wanted_class`, such as "number (Double)".
 
     `name` is the property that has the text as its value, "" if the text is a literal.
@@ -266,7 +276,7 @@ def compile_node(node: Node) -> ValueFunction:
 
 
 def constant_number(node: Node) -> int | float | None:
-    """Return the number that a node is in every message: a literal number, negated or not.
+    """Return the value of a literal number, with its minus sign if it has one.
 
     Return None for every other node.
     """
@@ -294,7 +304,11 @@ def _compile_literal(node: Literal) -> ValueFunction:
 
 @compile_node.register
 def _compile_minus(node: Negate) -> ValueFunction:
-    """Return a function that returns a negated number; null if the operand is not a number."""
+    """Return a function that evaluates a minus.
+
+    Before a literal number, it returns the negative number. Before any other operand, it returns
+    null.
+    """
     constant = constant_number(node)
     if constant is not None:
         return lambda properties: constant
@@ -320,7 +334,7 @@ def _compile_not(node: Not) -> ConditionFunction:
 
 
 def _negate(condition: ConditionFunction) -> ConditionFunction:
-    """Return the function of NOT `condition`. The NOT of null is null."""
+    """Return a function that evaluates NOT `condition`. NOT of null is null."""
 
     def negated(properties: Properties) -> bool | None:
         verdict = condition(properties)
@@ -331,13 +345,19 @@ def _negate(condition: ConditionFunction) -> ConditionFunction:
 
 @compile_node.register
 def _compile_and(node: And) -> ConditionFunction:
-    """Return the condition of an AND. It evaluates its parts in order, until one is FALSE."""
+    """Return a function that evaluates an AND. It evaluates the parts in order, until one is FALSE.
+
+    The result is null if a part is null and none is FALSE.
+    """
     conditions = tuple(map(compile_node, node.parts))
     first_condition = conditions[0]
     last_condition = conditions[-1]
 
     def both(properties: Properties) -> bool | None:
-        """Return the verdict of an AND of two conditions, without a loop."""
+        """Return the verdict of an AND of two conditions, without a loop.
+
+        FALSE if one of them is FALSE; otherwise null (None) if one is null, else TRUE.
+        """
         first_verdict = first_condition(properties)
         if first_verdict is False:
             return False
@@ -345,7 +365,10 @@ def _compile_and(node: And) -> ConditionFunction:
         return last_verdict if first_verdict or last_verdict is False else None
 
     def every(properties: Properties) -> bool | None:
-        """Return the verdict of an AND of several conditions."""
+        """Return the verdict of an AND of several conditions.
+
+        FALSE at the first FALSE; otherwise null (None) if one is null, else TRUE.
+        """
         joined_verdict: bool | None = True
         for condition in conditions:
             verdict = condition(properties)
@@ -360,10 +383,14 @@ def _compile_and(node: And) -> ConditionFunction:
 
 @compile_node.register
 def _compile_or(node: Or) -> ConditionFunction:
-    """Return the condition of an OR. It evaluates its parts in order, until one is TRUE."""
+    """Return a function that evaluates an OR. It evaluates the parts in order, until one is TRUE.
+
+    The result is null if a part is null and none is TRUE.
+    """
     conditions = tuple(map(compile_node, node.parts))
 
     def some(properties: Properties) -> bool | None:
+        """Return True if a condition is True; otherwise None if one is None (null), else False."""
         joined_verdict: bool | None = False
         for condition in conditions:
             verdict = condition(properties)
@@ -378,23 +405,28 @@ def _compile_or(node: Or) -> ConditionFunction:
 
 @compile_node.register
 def _compile_equal(node: Equal) -> ConditionFunction:
-    """Return the condition of an `=` or `<>`, with short forms for a property and a constant."""
+    """Return a function that evaluates `=` or `<>`.
+
+    A property and a constant are compared in a faster way than other operands.
+    """
     left = node.left
     right = node.right
     number = constant_number(right)
     condition: ConditionFunction
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
-        condition = _equals_string(left.name, right.value)
+        condition = _compile_string_equality(left.name, right.value)
     elif isinstance(left, Property) and number is not None:
         # A constant is never NaN and never 0.0, so == of Python agrees with Double.compareTo.
-        condition = _number_test(left.name, java_class(right), lambda value: value == number)
+        condition = _compile_number_test(
+            left.name, java_class(right), lambda value: value == number
+        )
     else:
-        condition = _general_equal(left, right)
+        condition = _compile_general_equality(left, right)
     return _negate(condition) if node.negated else condition
 
 
-def _equals_string(name: str, string: str) -> ConditionFunction:
-    """Return the condition that property `name` is `string`; null without the property."""
+def _compile_string_equality(name: str, string: str) -> ConditionFunction:
+    """Return a function that compares property `name` with `string`; null without the property."""
 
     def equal(properties: Properties) -> bool | None:
         value = properties.get(name)
@@ -403,7 +435,7 @@ def _equals_string(name: str, string: str) -> ConditionFunction:
     return equal
 
 
-def _number_test(
+def _compile_number_test(
     name: str, number_class: JavaClass, test: Callable[[Any], bool]
 ) -> ConditionFunction:
     """Return a condition that tests a property as a number of class `number_class`.
@@ -419,7 +451,7 @@ def _number_test(
     return condition
 
 
-def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
+def _compile_general_equality(left_node: Node, right_node: Node) -> ConditionFunction:
     """Return the condition `left = right` for operands of any classes.
 
     As in RocketMQ, the condition is TRUE if both operands are null, null if only the left one is
@@ -427,7 +459,7 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     """
     evaluate_left = compile_node(left_node)
     evaluate_right = compile_node(right_node)
-    are_equal = _equality_test(left_node, right_node)
+    are_equal = _choose_equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
         """Return the verdict for one message, with the rules for null."""
@@ -440,12 +472,12 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     return equal
 
 
-def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
+def _choose_equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
     """Return a function that says whether a value of `left` equals a value of `right`.
 
-    The values must not be null. Which function depends on the Java classes of the operands. The
-    function raises FilterEvaluationError if a value cannot be converted, or if a Boolean is
-    compared with a string on its right.
+    The function takes two values that are not null. How it compares them depends on the Java
+    classes of the operands. It raises FilterEvaluationError if a value cannot be converted, or if
+    the left operand is Boolean and the right one a string.
     """
     classes = (java_class(left), java_class(right))
     if classes == (JavaClass.STRING, JavaClass.STRING):
@@ -463,10 +495,9 @@ def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
 
 
 def _raise_class_cast(_flag: bool, string: str) -> NoReturn:
-    """Raise FilterEvaluationError, because a Boolean is on the left of the string `string`.
+    """Raise FilterEvaluationError, because a Boolean was compared with `string` on its right.
 
-    RocketMQ fails with a ClassCastException there. `_flag` is the value of the Boolean, which does
-    not matter.
+    RocketMQ fails with a ClassCastException there. The value of the Boolean, `_flag`, is ignored.
     """
     raise FilterEvaluationError(
         f"a condition on the left cannot be compared with the string {string!r}.",
@@ -477,17 +508,18 @@ def _raise_class_cast(_flag: bool, string: str) -> NoReturn:
 
 @compile_node.register
 def _compile_order(node: Order) -> ConditionFunction:
-    """Return the condition of `<`, `<=`, `>` or `>=`; null if an operand is null."""
+    """Return a function that evaluates `<`, `<=`, `>` or `>=`; null if an operand is null."""
     if isinstance(node.left, Property) and constant_number(node.right) is not None:
-        return _order_to_number(node.left, node.operator, node.right)
+        return _compile_order_to_number(node.left, node.operator, node.right)
     if isinstance(node.right, Property) and constant_number(node.left) is not None:
-        return _order_to_number(node.right, MIRRORED_OPERATORS[node.operator], node.left)
+        return _compile_order_to_number(node.right, MIRRORED_OPERATORS[node.operator], node.left)
     evaluate_left = compile_node(node.left)
     evaluate_right = compile_node(node.right)
     compare = _comparison(node.left, node.right)
     is_true = _SIGN_TESTS[node.operator]
 
     def order(properties: Properties) -> bool | None:
+        """Return whether the comparison holds for these properties; None if a side is null."""
         left_value = evaluate_left(properties)
         right_value = evaluate_right(properties)
         if left_value is None or right_value is None:
@@ -497,8 +529,11 @@ def _compile_order(node: Order) -> ConditionFunction:
     return order
 
 
-def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> ConditionFunction:
-    """Return the condition that compares a property with a constant number."""
+def _compile_order_to_number(subject: Property, symbol: str, bound_node: Node) -> ConditionFunction:
+    """Return the condition `subject symbol bound`, which compares a property with a number.
+
+    `symbol` is `<`, `<=`, `>` or `>=`. The property is converted to the class of the number.
+    """
     bound = constant_number(bound_node)
     number_class = java_class(bound_node)
     # Java differs from Python only for NaN, which is greater than every constant.
@@ -508,7 +543,7 @@ def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> Condit
         "<": lambda number: number < bound,
         "<=": lambda number: number <= bound,
     }
-    return _number_test(subject.name, number_class, tests[symbol])
+    return _compile_number_test(subject.name, number_class, tests[symbol])
 
 
 def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
@@ -519,14 +554,14 @@ def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
     """
     left_class = java_class(left)
     right_class = java_class(right)
-    common_class = _common_number_class(left_class, right_class)
-    convert_left = _conversion(left, left_class, common_class)
-    convert_right = _conversion(right, right_class, common_class)
+    common_class = _choose_number_class(left_class, right_class)
+    convert_left = _choose_conversion(left, left_class, common_class)
+    convert_right = _choose_conversion(right, right_class, common_class)
     compare = compare_doubles if common_class is JavaClass.DOUBLE else compare_whole_numbers
     return lambda left, right: compare(convert_left(left), convert_right(right))
 
 
-def _common_number_class(left_class: JavaClass, right_class: JavaClass) -> JavaClass:
+def _choose_number_class(left_class: JavaClass, right_class: JavaClass) -> JavaClass:
     """Return the class of numbers to which both operands of a comparison are converted.
 
     A string is converted to the class of the number, two strings to Double, and two numbers to the
@@ -538,10 +573,11 @@ def _common_number_class(left_class: JavaClass, right_class: JavaClass) -> JavaC
     return JavaClass.DOUBLE
 
 
-def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
+def _choose_conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
     """Return the function that converts a value of `node` from class `source` to class `target`.
 
-    It raises FilterEvaluationError for a string that is not a number of this class.
+    `target` is a class of numbers. The function raises FilterEvaluationError for a string that is
+    not a number of this class.
     """
     if source is JavaClass.STRING:
         parse_number = _PARSE_NUMBER[target]
@@ -554,7 +590,8 @@ def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[A
 def _compile_between(node: Between) -> ConditionFunction:
     """Return the condition of a BETWEEN or NOT BETWEEN.
 
-    It has a short form for a property and two constants of one class.
+    A property between two constants of one class is converted once. Any other BETWEEN is evaluated
+    as two comparisons.
     """
     number_class = java_class(node.low)
     low = constant_number(node.low)
@@ -570,13 +607,16 @@ def _compile_between(node: Between) -> ConditionFunction:
     def is_outside(number: float) -> bool:
         return number < low or not number <= high
 
-    return _number_test(node.value.name, number_class, is_outside if node.negated else is_inside)
+    return _compile_number_test(
+        node.value.name, number_class, is_outside if node.negated else is_inside
+    )
 
 
 def expand_between(node: Between) -> Node:
-    """Return the two comparisons that a BETWEEN consists of, joined by AND, or OR if it is negated.
+    """Return the two comparisons that a BETWEEN stands for.
 
-    Each comparison converts the value to the class of its own bound.
+    `a BETWEEN 1 AND 5` becomes `a >= 1 AND a <= 5`, and `a NOT BETWEEN 1 AND 5` becomes `a < 1 OR a
+    > 5`. Each comparison converts the value to the class of its own bound.
     """
     operand = node.value
     position = node.position
@@ -591,7 +631,7 @@ def expand_between(node: Between) -> Node:
 
 @compile_node.register
 def _compile_in(node: In) -> ConditionFunction:
-    """Return the condition of an IN or NOT IN; null if the message has no such property."""
+    """Return a function that evaluates IN or NOT IN; null if the message has no such property."""
     name = node.operand.name
     listed_strings = frozenset(node.values)
     negated = node.negated
@@ -607,8 +647,8 @@ def _compile_in(node: In) -> ConditionFunction:
 def _compile_match(node: Match) -> ConditionFunction:
     """Return the condition of CONTAINS, STARTSWITH or ENDSWITH, negated or not.
 
-    As in RocketMQ it is FALSE, also with NOT, if the value is not a string or the searched string
-    is empty.
+    The condition is FALSE if the value is not a string or the searched string is empty. As in
+    RocketMQ, it is then FALSE with NOT too.
     """
     operand = compile_node(node.operand)
     negated = node.negated
@@ -621,8 +661,14 @@ def _compile_match(node: Match) -> ConditionFunction:
         is_found = _search_in_utf16_units(is_found)
 
     def match(properties: Properties) -> bool:
+        """Return whether the operand is a string that fits the search; reversed if `negated`.
+
+        A value that is not a string, or null, is always False, even with `negated`.
+        """
         value = operand(properties)
-        return is_found(value, search) is not negated if isinstance(value, str) else False
+        if not isinstance(value, str):
+            return False
+        return is_found(value, search) is not negated
 
     return match
 

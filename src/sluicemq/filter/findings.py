@@ -77,9 +77,9 @@ class Rejected(Exception):  # noqa: N818 - it never leaves the package
 def caret_lines(text: str, position: int, length: int) -> tuple[str, str]:
     """Return the line of the expression that contains `position`, and a line of carets below it.
 
-    The carets mark `length` characters from `position`, as far as they are on that line. Control
-    characters are replaced by spaces. A line of more than LINE_LENGTH_MAX characters is cut to a
-    part around `position`. A character of double width (Chinese) gets two carets.
+    The carets mark `length` characters from `position`, but only on that line. Control characters
+    are replaced by spaces. A line of more than LINE_LENGTH_MAX characters is cut to a part around
+    `position`. A character of double width (Chinese) gets two carets.
     """
     last_line_end = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position))
     line_start = last_line_end + 1
@@ -103,9 +103,10 @@ def _replace_unprintable(text: str) -> str:
 
 
 def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
-    """Return the exception for an error in the expression `text`, or for ignored text.
+    """Return the exception for a finding that makes an expression unusable.
 
-    Its message shows the position, the line with carets, the fact and the fix.
+    The finding is an error, or a warning about text that RocketMQ ignores. The message of the
+    exception shows the position, the line with carets, the fact and the fix.
     """
     line, carets = caret_lines(text, finding.position, finding.length)
     problem = "does not compile at"
@@ -127,8 +128,8 @@ def _terminal_width(text: str) -> int:
 def ignored_text_warning(text: str, ignored_start: int) -> Finding:
     """Return the warning about the text from `ignored_start` on, which RocketMQ ignores.
 
-    Its code is "open-comment" for a line comment without a line end, else IGNORED_TEXT. The reason
-    and the fix are those of the first of `_IGNORED_REASONS` that applies.
+    Its code is "open-comment" for a line comment without a line end, and IGNORED_TEXT for other
+    text. It says why the text is ignored and what to write instead.
     """
     text_before = text[:ignored_start]
     ignored_text = text[ignored_start:]
@@ -139,7 +140,11 @@ def ignored_text_warning(text: str, ignored_start: int) -> Finding:
 
 
 def _explain_ignored_text(text_before: str, ignored_text: str) -> tuple[str, str]:
-    """Return (what, fix) of the first of `_IGNORED_REASONS` that applies to ignored text."""
+    """Return (what, fix) for text that RocketMQ ignores.
+
+    `text_before` is the text before it. The first reason in `_IGNORED_REASONS` that applies is
+    used.
+    """
     for reason in _IGNORED_REASONS:
         match_before = re.search(reason.before_pattern, text_before)
         if match_before is not None and re.match(reason.ignored_pattern, ignored_text):
@@ -280,27 +285,31 @@ _TOKEN_NAMES = {
 
 
 def lexical_finding(text: str, position: int) -> Finding:
-    """Return the error for the character at `position`, which begins no token.
+    """Return the error for the character at `position`, at which no token can begin.
 
-    The causes are tried in this order: a string in typographic quotes, a character that looks like
-    another one, a sign from another language, a letter or digit that no name may contain. Any other
-    character "means nothing in SQL92".
+    The causes are tried in this order: a string in typographic quotes, a character that only looks
+    like a plain one, a sign from another language such as `!=`, and a letter or digit that no name
+    may contain. Any other character "means nothing in SQL92".
     """
     character = text[position]
-    finding = _explain_look_alike(text, position) or _explain_habit(text, position)
+    finding = _explain_look_alike(text, position) or _explain_foreign_sign(text, position)
     if finding is not None:
         return finding
     if character.isalnum():
         what = f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $."
         fix = "Rename the property; strings in quotes may contain any character."
         return Finding(position, 1, "name", what, fix)
-    return Finding(position, 1, "character", f"{_visible(character)} means nothing in SQL92.", "")
+    return Finding(
+        position, 1, "character", f"{_show_character(character)} means nothing in SQL92.", ""
+    )
 
 
 def _explain_look_alike(text: str, position: int) -> Finding | None:
-    """Return the error for a string in typographic quotes, or a character of `LOOK_ALIKES`.
+    """Return the error for a string in typographic quotes or a character that looks like another.
 
-    Return None for other characters, and for a backtick, which has an explanation of its own.
+    `LOOK_ALIKES` contains these characters, such as the non-breaking space. Return None for any
+    other character. A backtick returns None too, because it is explained as a sign from another
+    language.
     """
     character = text[position]
     if character == "`":
@@ -314,12 +323,15 @@ def _explain_look_alike(text: str, position: int) -> Finding | None:
         return None
     plain_character = LOOK_ALIKES[ord(character)]
     plain_name = "space" if plain_character == " " else plain_character
-    what = f"{_visible(character)} is not the plain {plain_name}, it only looks like it."
+    what = f"{_show_character(character)} is not the plain {plain_name}, it only looks like it."
     return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {plain_name} instead.")
 
 
-def _explain_habit(text: str, position: int) -> Finding | None:
-    """Return the error for a sign from another language (`_HABITS`) at `position`, or None."""
+def _explain_foreign_sign(text: str, position: int) -> Finding | None:
+    """Return the error for a sign at `position` that other languages use, such as `!=` or `&&`.
+
+    Return None if there is no such sign.
+    """
     for sign in sorted(_HABITS, key=len, reverse=True):  # `!=` before `!`
         if not text.startswith(sign, position):
             continue
@@ -335,7 +347,11 @@ def _explain_habit(text: str, position: int) -> Finding | None:
 
 
 def _explain_double_quotes(text: str, position: int) -> tuple[int, str]:
-    """Return the length to mark and the fix for a string in double quotes at `position`."""
+    """Return (length, fix) for a string in double quotes that begins at `position`.
+
+    `length` is the number of characters to mark, with both quotes. It is 1 if the closing quote is
+    missing.
+    """
     end = text.find('"', position + 1)
     if end < 0:
         _, _, fix = _HABITS['"']
@@ -350,9 +366,12 @@ def _explain_double_quotes(text: str, position: int) -> tuple[int, str]:
 def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     """Return the error for a token that cannot follow the tokens before it.
 
-    `expected` contains the terminals that can follow. The causes are tried in this order: the
-    expression is empty, it ends too early, an operator that does not exist, such as `=>`, a wrong
-    list or operand (`_explain_wrong_list`), and a wrong word (`_explain_wrong_word`).
+    `expected` contains the kinds of tokens that can follow. The causes are tried in this order:
+
+    - the expression is empty, or ends too early
+    - an operator that does not exist, such as `=>`
+    - a wrong token in the list of IN, after BETWEEN, or after CONTAINS, STARTSWITH or ENDSWITH
+    - any other wrong word, such as LIKE or a reserved word
     """
     if not text.strip():
         return Finding(
@@ -376,7 +395,8 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
 def _explain_early_end(text: str, expected: frozenset[str], open_index: int | None) -> Finding:
     """Return the error for an expression that ends too early.
 
-    `open_index` is the index of an open parenthesis, None if there is none.
+    `open_index` is the index of a parenthesis that is not closed, None if there is none. `expected`
+    contains the kinds of tokens that could follow.
     """
     if open_index is not None:
         what = "This parenthesis is not closed."
@@ -386,9 +406,10 @@ def _explain_early_end(text: str, expected: frozenset[str], open_index: int | No
 
 
 def _explain_wrong_operator(text: str, token: Token) -> tuple[str, str, str] | None:
-    """Return (code, what, fix) for an operator that does not exist, such as `=>`, or None.
+    """Return (code, what, fix) for an operator that does not exist, such as `=>`; None for others.
 
-    Its first character was a token of its own, and `token` begins with the second one.
+    The tokenizer has split `=>` into two tokens. `token` begins with the second character, `>`. The
+    first one is the character before it.
     """
     if token.kind not in ("EQUAL", "ORDER", "UNEQUAL"):
         return None
@@ -404,9 +425,9 @@ def _explain_wrong_operator(text: str, token: Token) -> tuple[str, str, str] | N
 def explain_name_with_digit(text: str, finding: Finding) -> Finding:
     """Return a better finding if a name that begins with a digit caused `finding`.
 
-    `1a = 5` is parsed as the number 1, followed by the name a. So `finding` says that the number is
-    not a condition, and the returned one marks `1a` and says that a name cannot begin with a digit.
-    Every other finding is returned unchanged.
+    `1a = 5` is parsed as the number 1, followed by the name a. So `finding` marks `1` and says that
+    a number is not a condition. The better finding marks `1a` and says that a name cannot begin
+    with a digit. Every other finding is returned unchanged.
     """
     if finding.code != "not-a-condition" or not text[finding.position].isdigit():
         return finding
@@ -421,7 +442,12 @@ def explain_name_with_digit(text: str, finding: Finding) -> Finding:
 def _explain_wrong_list(
     text: str, token: Token, expected: frozenset[str]
 ) -> tuple[str, str, str] | None:
-    """Return (code, what, fix) for a wrong token after IN, BETWEEN or a search; None elsewhere."""
+    """Return (code, what, fix) for a wrong token where a list, a bound or a string must be.
+
+    These are the places after IN, between the bounds of BETWEEN, and after CONTAINS, STARTSWITH and
+    ENDSWITH. `expected` contains the kinds of tokens that could follow. Return None for other
+    places.
+    """
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
     if token.kind == "COMMA" and "AND" in expected:
@@ -434,6 +460,7 @@ def _explain_wrong_list(
     text_before = text[: token.position].rstrip(" \t\r\n\f")
     is_in_list = text_before.endswith(("(", ","))
     if not is_in_list:
+        # The last word; the longest operator, STARTSWITH, has 10 characters.
         operator = text_before[-10:].split()[-1].upper()
         what = f"{operator} needs a string in quotes after it."
         return "match-operand", what, f"Write {operator} 'x'."
@@ -450,9 +477,10 @@ def _explain_wrong_list(
 def _explain_wrong_word(
     token: Token, expected: frozenset[str], open_index: int | None
 ) -> tuple[str, str, str]:
-    """Return (code, what, fix) for a token that is wrong at its position.
+    """Return (code, what, fix) for a token that is wrong at its position, whatever the reason.
 
-    `open_index` is the index of an open parenthesis, None if there is none.
+    `expected` contains the kinds of tokens that could follow. `open_index` is the index of a
+    parenthesis that is not closed, None if there is none.
     """
     word = token.text
     if token.kind == "NAME" and word.upper() == "LIKE":
@@ -470,7 +498,7 @@ def _explain_wrong_word(
 
 
 def _find_open_parenthesis(text: str) -> int | None:
-    """Return the index of the last open parenthesis, None if there is none.
+    """Return the index of the last `(` that is not closed, None if all are closed.
 
     Parentheses in strings are ignored.
     """
@@ -484,9 +512,10 @@ def _find_open_parenthesis(text: str) -> int | None:
 
 
 def _list_expected(expected: frozenset[str], verb: str = "Write") -> str:
-    """Return a sentence that lists the expected terminals, "" if there are none.
+    """Return a sentence that lists the expected kinds of tokens, "" if there are none.
 
-    `verb` begins the sentence: "Write", or "Add" at the end of the text.
+    If an operand is expected, the sentence is "Write a property name, a number, …". `verb` is its
+    first word: "Write", or "Add" if the text has ended.
     """
     if "NAME" in expected:
         operands = "a property name, a number, a string in single quotes, or an opening parenthesis"
@@ -502,8 +531,11 @@ def _list_expected(expected: frozenset[str], verb: str = "Write") -> str:
     return f"Expected: {', '.join(first_names)} or {last_name}."
 
 
-def _visible(character: str) -> str:
-    """Return a character with its code point, or the code point alone if it is not printable."""
+def _show_character(character: str) -> str:
+    """Return a character with its code point, as `é (U+00E9)`.
+
+    If the character is a space or cannot be printed, return only the code point: `(U+00A0)`.
+    """
     code_point = f"(U+{ord(character):04X})"
     if character.isprintable() and not character.isspace():
         return f"{character} {code_point}"

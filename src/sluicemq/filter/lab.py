@@ -48,8 +48,9 @@ from sluicemq.record.columns import Column, ColumnBlock, Values
 def build_block(rows: Sequence[Mapping[str, str]], first_offset: int = 0) -> ColumnBlock:
     """Return a block of columns with the properties of some messages.
 
-    Each property gets a column, and no row is odd. The first message gets the queue offset
-    `first_offset`.
+    Each row is one message, and each property gets a column: an array of codes and a list of the
+    distinct values, which the codes index. The code -1 means that the message lacks the property.
+    The first message gets the queue offset `first_offset`.
     """
     code_by_value_by_name: dict[str, dict[str, int]] = {}
     codes_by_name: dict[str, list[int]] = {}  # the code of each row; -1 without the property
@@ -100,10 +101,11 @@ class Cost:
 def estimate_cost(
     tree: Node, rows: int, records_asked: int, excluded: frozenset[str] = frozenset()
 ) -> Cost:
-    """Return the cost of an expression that was tried on `rows` messages.
+    """Return how expensive a filter is for the broker, with the reason and a fix.
 
-    `records_asked` is the number of these messages whose record had to be read to decide.
-    `excluded` contains the properties that have too many values to be columns.
+    `rows` is the number of messages on which the filter was tried. For `records_asked` of these,
+    the record had to be read to decide. `excluded` contains the properties that have too many
+    values to be columns.
     """
     names = property_names(tree)
     if not names:
@@ -131,8 +133,8 @@ def estimate_cost(
 def equivalent_tags(tree: Node) -> tuple[str, ...] | None:
     """Return the tags of the tag subscription that selects the same messages as an expression.
 
-    Return None if the expression is not a comparison of TAGS with strings by `=` or IN, or such
-    comparisons joined by OR.
+    `TAGS = 'A' OR TAGS IN ('B', 'C')` returns ("A", "B", "C"). Return None if the expression
+    contains anything else than comparisons of TAGS by `=` or IN, joined by OR.
     """
     match tree:
         case Equal(left=Property(name="TAGS"), right=Literal(value=str(tag)), negated=False):
@@ -192,6 +194,7 @@ class _ConversionFailures:
     """
 
     def __init__(self, use: PropertyUse) -> None:
+        """Count nothing yet. `use` is the comparison that converts the property to a number."""
         self.use = use
         self.failing = 0
         """The number of messages whose value cannot be converted."""
@@ -200,7 +203,10 @@ class _ConversionFailures:
         self.examples: list[str] = []
 
     def add(self, value: str, message_count: int) -> None:
-        """Count a value that `message_count` messages have, unless it can be converted."""
+        """Count a value that cannot be converted. Do nothing if it can.
+
+        `message_count` is the number of messages with this value.
+        """
         if TRY_PARSE_NUMBER[self.use.read_as](value) is not None:
             return
         self.failing += message_count
@@ -210,12 +216,12 @@ class _ConversionFailures:
             self.examples.append(value)
 
     def make_finding(self, present: int) -> ValueFinding:
-        """Return the finding about the values that cannot be converted, at least one.
+        """Return the finding about the values that cannot be converted.
 
-        `present` is the number of messages that have the property. The code of the finding is
-        whole-against-fraction if all of these values are numbers of another class, such as '30.5'
-        for a comparison with 30. Otherwise it is text-against-number, because some are no numbers
-        at all.
+        At least one value must have been counted. `present` is the number of messages that have the
+        property. If all counted values are numbers of another class, such as '30.5' for a
+        comparison with 30, the code of the finding is whole-against-fraction. Otherwise some values
+        are not numbers at all, and the code is text-against-number.
         """
         use = self.use
         what = (
@@ -238,6 +244,7 @@ class _PropertyStatistics:
     """
 
     def __init__(self, tree: Node, name: str) -> None:
+        """Count nothing yet for the property `name`, which the expression `tree` reads."""
         self.name = name
         self.present = 0
         """The number of messages that have the property as a column."""
@@ -251,6 +258,8 @@ class _PropertyStatistics:
 
     def add(self, column: Column) -> None:
         """Count the values of the property in one block, and those that cannot be converted."""
+        # A code is an index into `values`, or -1 for a message without the property. bincount
+        # needs numbers from 0, so the first count is that of the messages without it.
         counts_with_absent = np.bincount(column.codes + 1, minlength=len(column.values) + 1)
         count_of_each_value = counts_with_absent[1:].tolist()
         self.present += sum(count_of_each_value)
@@ -263,9 +272,9 @@ class _PropertyStatistics:
                 failures.add(value, count)
 
     def report(self, rows: int, names: set[str]) -> PropertyReport:
-        """Return the report on the property after `rows` messages.
+        """Return the report on the property after `rows` messages were added.
 
-        `names` contains the names of the properties that the messages have.
+        `names` contains the names of all properties that occur in the messages.
         """
         examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
         return PropertyReport(
@@ -278,11 +287,15 @@ class _PropertyStatistics:
         )
 
     def _find_problems(self, rows: int, names: set[str]) -> Iterator[ValueFinding]:
-        """Yield the findings after `rows` messages, which have the properties `names`.
+        """Yield a finding for each problem of the property that the messages show.
 
-        They are: none of the messages has the property (only this one), values cannot be converted,
-        and strings with another spelling occur. The last is not searched if there are too many
-        values.
+        `rows` is the number of messages, and `names` contains the names of all their properties.
+
+        - If no message has the property, that is the only finding.
+        - Otherwise there is a finding for each class of numbers to which some value cannot be
+          converted.
+        - There is a finding for each compared string that occurs only in another spelling. This is
+          skipped if there are too many values to count.
         """
         is_never_present = not self.present and not self.is_excluded and rows > 0
         if is_never_present:
@@ -311,11 +324,10 @@ class _PropertyStatistics:
         return ValueFinding("never-there", what, fix)
 
     def _find_other_spelling(self, compared_string: str) -> ValueFinding | None:
-        """Return a finding if no message has a string as its value, but one has a similar value.
+        """Return a finding if a compared string does not occur, but a similar value does.
 
-        A value is similar if only case or surrounding spaces differ, or if it is the same number:
-        '5.0' for '5'. Return None if there is none, or if a message has the value
-        `compared_string`.
+        A value is similar if only case or surrounding spaces differ, or if it is the same number,
+        as '5.0' for '5'. Return None if no value is similar, or if `compared_string` occurs itself.
         """
         if compared_string in self.values:
             return None
@@ -330,9 +342,10 @@ class _PropertyStatistics:
 
 
 def _make_failure_counters(tree: Node, name: str) -> list[_ConversionFailures]:
-    """Return a counter for each class of numbers with which the expression compares a property.
+    """Return an empty counter for each class of numbers to which a property is converted.
 
-    It counts for the first comparison with a number of this class.
+    A counter counts the values that cannot be converted to its class. It belongs to the first
+    comparison of property `name` in `tree` with a number of this class.
     """
     first_uses: dict[JavaClass, PropertyUse] = {}
     for use in reversed(find_property_uses(tree)):  # an earlier use replaces a later one
@@ -471,6 +484,11 @@ class Trial:
     """
 
     def __init__(self, expression: Expression, against: "Expression | None" = None) -> None:
+        """Start a trial of `expression` without messages.
+
+        `against` is a second filter whose matches are compared with the matches of the first. None
+        means that there is no comparison.
+        """
         self.tree = to_tree(expression)
         self._selector = Selector("", self.tree)
         self._comparison = None
@@ -511,9 +529,9 @@ class Trial:
     ) -> None:
         """Evaluate the filters for all rows of a block of columns, and count the results.
 
-        Samples from the block carry `source`. If the columns do not decide a row,
-        `properties_of(row)` is called, which returns the properties in its record. Without that
-        function, the row is counted as unknown.
+        `source` is stored in the samples that are taken from this block. `properties_of(row)`
+        returns the properties in the record of a message. It is called for each row that the
+        columns do not decide. If it is None, such rows are counted as unknown.
         """
         # Both filters may need the same record: read each one once.
         read_record = None if properties_of is None else cache(properties_of)
@@ -527,7 +545,7 @@ class Trial:
             for row in _decide_by_records(self._selector, verdicts, read_record):
                 self._add_cause(read_record(row), Sample(source, block.first_offset + row))
 
-        # From here on, `verdicts` contains those that the records decide.
+        # From here on, `verdicts` also contains the verdicts that the records decided.
         is_match = verdicts == TRUE
         self._verdict_counts.update(_count_verdicts(verdicts))
         self._matched_samples.add(source, block.first_offset, is_match)
@@ -536,7 +554,11 @@ class Trial:
             self._comparison.add(block, is_match, source, read_record)
 
     def _count_atom_verdicts(self, block: ColumnBlock) -> list[NDArray[np.uint8]]:
-        """Evaluate and count each atom for all rows of a block; return the verdicts by atom."""
+        """Evaluate each atom for all rows of a block, and count the verdicts of each atom.
+
+        An atom is a condition without AND, OR and NOT. Return a list with the verdicts of each
+        atom: an array with one entry (FALSE, TRUE, NULL, ERROR or NEEDS_RECORD) for each row.
+        """
         verdicts_by_atom = []
         for atom, verdict_counts in self._atoms:
             verdicts = atom.vectorised.verdicts(block)
@@ -545,7 +567,7 @@ class Trial:
         return verdicts_by_atom
 
     def _add_statistics(self, block: ColumnBlock) -> None:
-        """Add the names and values of the properties of a block to the statistics."""
+        """Add the properties in a block to the statistics: all names, and the values that count."""
         self._excluded |= block.excluded
         if len(self._names) < NAMES_MAX:
             self._names |= block.columns.keys() | block.excluded
@@ -556,7 +578,7 @@ class Trial:
                 statistics.add(column)
 
     def report(self) -> Report:
-        """Return the result for the messages that were added so far."""
+        """Return the report on all messages that were added so far."""
         counts = self._verdict_counts
         row_count = counts.total()
         difference = None
@@ -594,12 +616,13 @@ class Trial:
         verdicts: NDArray[np.uint8],
         atom_verdicts: list[NDArray[np.uint8]],
     ) -> Iterator[tuple[int, Properties, int]]:
-        """Yield (row, properties, count) for an example of each group of failed evaluations.
+        """Yield (row, properties, count) for one example of each group of failed evaluations.
 
-        `verdicts` are those of the whole expression for the rows of the block, and `atom_verdicts`
-        those of each atom. Rows for which all atoms have the same verdicts fail for the same
-        reason, so they form a group of `count` rows. If an atom reads several properties, rows are
-        grouped by their values instead, because its verdict does not say which property failed.
+        `verdicts` has the verdict of the whole expression for each row of the block, and
+        `atom_verdicts` has such an array for each atom. Rows in which all atoms have the same
+        verdicts fail for the same reason. They form one group, and `count` is the number of its
+        rows. If an atom reads several properties, its verdict does not show which property failed.
+        Then the rows are grouped by their values instead.
         """
         failed_rows = np.flatnonzero(verdicts == ERROR)
         if not len(failed_rows):
@@ -618,9 +641,10 @@ class Trial:
             yield row, _properties_of_row(block, row), count
 
     def _add_cause(self, properties: Properties, sample: Sample, count: int = 1) -> None:
-        """Add `count` messages to the cause for which the evaluation of `properties` fails.
+        """Evaluate a message that is expected to fail, and add `count` to the cause of the failure.
 
-        `sample` is one of them. Do nothing if the evaluation does not fail.
+        `properties` are the properties of the message, and `sample` says where it is. Do nothing if
+        the evaluation does not fail.
         """
         try:
             self._selector.evaluate(properties)
@@ -630,7 +654,7 @@ class Trial:
 
 
 def _properties_of_row(block: ColumnBlock, row: int) -> dict[str, str]:
-    """Return the properties that the columns of a block contain for a row."""
+    """Return the properties of a row from the columns of its block, by name."""
     return {
         name: column.values[column.codes[row]]
         for name, column in block.columns.items()
@@ -639,7 +663,10 @@ def _properties_of_row(block: ColumnBlock, row: int) -> dict[str, str]:
 
 
 def _report_atom(text: str, verdict_counts: Counter[int]) -> AtomReport:
-    """Return the report on an atom, from the number of messages with each of its verdicts."""
+    """Return the report on one condition of the filter.
+
+    `verdict_counts` has the number of messages with each of its verdicts.
+    """
     return AtomReport(
         text=text,
         true=verdict_counts[TRUE],
@@ -666,6 +693,7 @@ class _Comparison:
     """
 
     def __init__(self, tree: Node) -> None:
+        """Compare with the filter that has this tree; nothing is counted yet."""
         self._other = Selector("", tree)
         self._matched_by_both = 0
         self._matched_only_by_this = 0
@@ -680,10 +708,11 @@ class _Comparison:
         source: Hashable,
         read_record: RecordReader | None,
     ) -> None:
-        """Evaluate the other filter for all rows of a block, and count the results.
+        """Evaluate the other filter for all rows of a block, and count which of the filters match.
 
-        `matched_by_this` says which rows the tried filter accepts. `read_record` is as for
-        `Trial.add_block`.
+        `matched_by_this` has True for each row that the tried filter matches. `source` is stored in
+        the samples. `read_record(row)` returns the properties in the record of a row that the
+        columns do not decide. None means that no records can be read.
         """
         other_verdicts = self._other.vectorised.verdicts(block)
         if read_record is not None:
@@ -712,7 +741,10 @@ class _Comparison:
 
 
 def iter_atoms(tree: Node) -> Iterator[Node]:
-    """Yield the conditions that AND, OR and NOT join, from left to right."""
+    """Yield the conditions that AND, OR and NOT join, from left to right.
+
+    `a = 1 AND NOT (b = 2 OR c)` yields `a = 1`, `b = 2` and `c`.
+    """
     if isinstance(tree, And | Or | Not):
         for child in children(tree):
             yield from iter_atoms(child)
@@ -729,7 +761,8 @@ class _Samples:
     def add(self, source: Hashable, first_offset: int, is_selected: NDArray[np.bool_]) -> None:
         """Add up to SAMPLES_MAX samples of a block, from the rows for which `is_selected` is true.
 
-        `source` and `first_offset` are those of the block.
+        The samples are spread over these rows. Row 0 has the queue offset `first_offset`. If there
+        are too many samples in total, half of them are removed, spread over all.
         """
         rows = _spread(np.flatnonzero(is_selected).tolist(), SAMPLES_MAX)
         self._samples += [Sample(source, first_offset + row) for row in rows]

@@ -209,9 +209,10 @@ Node: TypeAlias = (
 def java_class(node: Node) -> JavaClass:
     """Return the Java class of the values that a node can have (spec/filter.md §7).
 
-    A whole number is an Integer if it fits in 32 bits, else a Long. The suffix L does not widen it,
-    and a minus keeps the class. The minus of an operand that is not a number has the class NULL.
-    Conditions and the constants TRUE, FALSE and NULL are Boolean.
+    - A property and a string are String, and a float is Double.
+    - A whole number is Integer if it fits in 32 bits, else Long. The suffix L makes no difference.
+    - A minus has the class of its number. The class is NULL if its operand is not a number.
+    - Conditions and the constants TRUE, FALSE and NULL are Boolean.
     """
     match node:
         case Property() | Literal(value=str()):
@@ -236,7 +237,11 @@ def is_boolean(node: Node) -> bool:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the direct operands of a node, in the order in which they are evaluated."""
+    """Return the direct operands of a node, in the order in which they are evaluated.
+
+    The result is () for a property and a literal. IN, IS NULL and other conditions on one operand
+    return (operand,).
+    """
     match node:
         case Property() | Literal():
             return ()
@@ -302,50 +307,54 @@ def render(node: Node) -> str:
         case Property(name=name):
             return name
         case Literal(value=value, text=text):
-            return text or _literal_text(value)
+            return text or _render_literal(value)
         case BareProperty(operand=operand):
             return render(operand)
         case Negate(operand=operand):
             # Without the space, two minus signs would begin a comment.
-            return f"- {_operand_text(operand, _OPERAND)}"
+            return f"- {_render_operand(operand, _OPERAND)}"
         case Not(operand=operand):
-            return f"NOT {_operand_text(operand, _OPERAND)}"
+            return f"NOT {_render_operand(operand, _OPERAND)}"
         case Or(parts=parts):
-            return " OR ".join(_operand_text(part, _AND) for part in parts)
+            return " OR ".join(_render_operand(part, _AND) for part in parts)
         case And(parts=parts):
-            return " AND ".join(_operand_text(part, _EQUALITY) for part in parts)
+            return " AND ".join(_render_operand(part, _EQUALITY) for part in parts)
         case _:
-            return _comparison_text(node)
+            return _render_comparison(node)
 
 
-def _comparison_text(node: Equal | Order | Between | In | Match | IsNull) -> str:
-    """Return a comparison as SQL92 text."""
+def _render_comparison(node: Equal | Order | Between | In | Match | IsNull) -> str:
+    """Return a comparison as SQL92 text, with only the parentheses that it needs."""
     match node:
         case Equal(left=left, right=right, negated=negated):
             sign = "<>" if negated else "="
-            return f"{_operand_text(left, _EQUALITY)} {sign} {_operand_text(right, _COMPARISON)}"
+            left_text = _render_operand(left, _EQUALITY)
+            return f"{left_text} {sign} {_render_operand(right, _COMPARISON)}"
         case IsNull(operand=operand, negated=negated):
-            return f"{_operand_text(operand, _EQUALITY)} IS {'NOT ' * negated}NULL"
+            return f"{_render_operand(operand, _EQUALITY)} IS {'NOT ' * negated}NULL"
         case Order(operator=operator, left=left, right=right):
-            return f"{_operand_text(left, _COMPARISON)} {operator} {_operand_text(right, _OPERAND)}"
+            left_text = _render_operand(left, _COMPARISON)
+            return f"{left_text} {operator} {_render_operand(right, _OPERAND)}"
         case Between(value=value_node, low=low, high=high, negated=negated):
-            bounds = f"{_operand_text(low, _OPERAND)} AND {_operand_text(high, _OPERAND)}"
-            return f"{_operand_text(value_node, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
+            bounds = f"{_render_operand(low, _OPERAND)} AND {_render_operand(high, _OPERAND)}"
+            return f"{_render_operand(value_node, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
         case In(operand=operand, values=strings, negated=negated):
-            listed_strings = ", ".join(map(_literal_text, strings))
+            listed_strings = ", ".join(map(_render_literal, strings))
             return f"{operand.name} {'NOT ' * negated}IN ({listed_strings})"
         case Match(operator=operator, operand=operand, search=search, negated=negated):
-            operator_and_string = f"{operator} {_literal_text(search)}"
-            return f"{_operand_text(operand, _COMPARISON)} {'NOT ' * negated}{operator_and_string}"
+            operator_and_string = f"{operator} {_render_literal(search)}"
+            return (
+                f"{_render_operand(operand, _COMPARISON)} {'NOT ' * negated}{operator_and_string}"
+            )
 
 
-def _operand_text(node: Node, binding: int) -> str:
+def _render_operand(node: Node, binding: int) -> str:
     """Return a node as text, in parentheses if it binds more loosely than `binding`."""
     inner = node.operand if isinstance(node, BareProperty) else node
     return render(inner) if _BINDING[type(inner)] >= binding else f"({render(inner)})"
 
 
-def _literal_text(constant: object) -> str:
+def _render_literal(constant: object) -> str:
     """Return a constant as SQL92 writes it."""
     if isinstance(constant, str):
         return "'" + constant.replace("'", "''") + "'"

@@ -88,7 +88,10 @@ _STUB_VALUES: dict[int, str] = {FALSE: "0", TRUE: "1", ERROR: "x"}
 
 
 def evaluate_verdict(condition: ConditionFunction, properties: Mapping[str, str]) -> int:
-    """Return FALSE, TRUE, NULL or ERROR for one message, as the scalar engine evaluates it."""
+    """Evaluate a condition for the properties of one message, and return its verdict.
+
+    The verdict is FALSE, TRUE, NULL or ERROR. ERROR means that a value could not be converted.
+    """
     try:
         truth = condition(properties)
     except FilterEvaluationError:
@@ -102,14 +105,15 @@ def stub_condition(stub_number: int) -> Node:
 
 
 def build_join_table(node: Node, operand_count: int) -> bytes:
-    """Return the verdict table of a join with one or two operands.
+    """Return the table that maps the verdict sets of one or two operands to the set of their join.
 
-    The table contains the verdict set of the join for each verdict set of its operands. With one
-    operand it has 16 bytes, and the index is the verdict set of the operand. With two operands it
-    has 256 bytes, and the index is `left << 4 | right`.
+    A verdict set is a number from 0 to 15, in which bit `1 << verdict` is set for each verdict that
+    an operand may have. With one operand, the table has 16 bytes, and the index is the operand's
+    set. With two operands, it has 256 bytes, and the index is `left << 4 | right`.
 
-    The operands of `node` must be `stub_condition(0)` and, if `operand_count` is 2,
-    `stub_condition(1)`.
+    `node` is the join, such as an AND. Its operands must be `stub_condition(0)` and, if
+    `operand_count` is 2, `stub_condition(1)`. A stub is a condition whose verdict is chosen by a
+    property.
     """
     # First the verdict of the join for each combination of single verdicts, by the scalar engine.
     condition = compile_node(node)
@@ -133,7 +137,10 @@ def build_join_table(node: Node, operand_count: int) -> bytes:
 
 
 def _are_members(verdicts: Sequence[int], verdict_sets: Sequence[int]) -> bool:
-    """Return whether each verdict is in the verdict set at the same index."""
+    """Return whether each verdict is in the verdict set at the same index.
+
+    A verdict set has bit `1 << verdict` set for each verdict that it contains.
+    """
     return all(
         verdict_set >> verdict & 1
         for verdict, verdict_set in zip(verdicts, verdict_sets, strict=True)
@@ -142,9 +149,10 @@ def _are_members(verdicts: Sequence[int], verdict_sets: Sequence[int]) -> bool:
 
 @cache
 def verdict_tables() -> dict[type[Node], bytes]:
-    """Return the verdict tables of AND, OR and NOT, by the type of their nodes.
+    """Return the tables of AND, OR and NOT, by the type of their nodes.
 
-    Each is the result of `build_join_table`, which describes what a table contains.
+    A table maps the verdict sets of the operands to the verdict set of the result.
+    `build_join_table` makes it.
     """
     stubs = (stub_condition(0), stub_condition(1))
     return {
@@ -156,11 +164,11 @@ def verdict_tables() -> dict[type[Node], bytes]:
 
 @cache
 def settled_sets(table: bytes) -> frozenset[int]:
-    """Return the verdict sets that no further operand of a join can change.
+    """Return the verdict sets of the first operand of a join that the second cannot change.
 
-    `table` is the table of a join with two operands. A verdict set of the left operand is settled
-    if the result is this set whatever the right operand is. With AND these are the sets that
-    contain FALSE or ERROR or both, and nothing else.
+    A join is an AND or OR, and `table` is its table. A verdict set is a number with bit `1 <<
+    verdict` set for each possible verdict. With AND, the result has the sets {FALSE}, {ERROR} and
+    {FALSE, ERROR}: the result of the AND is the same set for every second operand.
     """
     settled = set()
     for left_set in range(1, 16):
@@ -172,11 +180,15 @@ def settled_sets(table: bytes) -> frozenset[int]:
 
 
 def union_of_sets(verdict_set_of: Callable[[str], int], values: tuple[str, ...]) -> int:
-    """Return the union of `verdict_set_of(value)` for all values; 0 if there are none."""
+    """Return the union of the verdict sets of all values; 0 if there are no values.
+
+    `verdict_set_of(value)` returns a verdict set: a number with bit `1 << verdict` set for each
+    possible verdict.
+    """
     union = 0
     for value in values:
         union |= verdict_set_of(value)
-        if union == ANY_VERDICT:
+        if union == ANY_VERDICT:  # further values cannot add a verdict
             break
     return union
 
@@ -252,7 +264,8 @@ Leaf: TypeAlias = AtomPlan | SinglePropertyPlan | SeveralPropertiesPlan
 def as_number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | None:
     """Return (class of the number, operator, number) for a comparison of a property and a number.
 
-    If the number is on the left, the operator is mirrored. Return None for any other node.
+    The operator has the property on its left: `5 < a` gives (INTEGER, ">", 5). Return None for any
+    other node.
     """
     if not isinstance(node, Order | Equal):
         return None
@@ -276,10 +289,11 @@ def as_number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | Non
 
 
 def make_plan(node: Node) -> Plan:
-    """Return the plan of a condition.
+    """Return the plan of a condition: how its verdicts are computed for all rows of a block.
 
-    It is a SinglePropertyPlan if the condition reads exactly one property. Otherwise the condition
-    is divided into its operands, whose plans are made in the same way.
+    A condition that reads exactly one property becomes a SinglePropertyPlan, which is evaluated
+    once for each distinct value of the property. Any other condition is divided into its operands,
+    whose plans are made in the same way.
     """
     names = property_names(node)
     if len(names) != 1:
@@ -301,10 +315,14 @@ def combine_leaves(
 ) -> Any:
     """Return the verdict set of a plan, computed from the verdict sets of its leaves.
 
-    `leaf_sets(leaf)` returns the set of a leaf. It may instead return an array of sets, one for
-    each row or value. Then `look_up(table, sets)`, for joins with one operand, and `join(table,
-    left_sets, right_sets)` must accept arrays, and the result is an array, or an int if it is the
-    same for all. Operands behind a settled set are not computed.
+    A verdict set has bit `1 << verdict` set for each possible verdict. A plan is a tree. Its leaves
+    are comparisons, and its inner nodes, the joins, are AND, OR and NOT. `leaf_sets(leaf)` returns
+    the set of a leaf. It may instead return an array of sets, one for each row or value. Then the
+    result is an array too, or an int if it is the same for all.
+
+    `look_up(table, sets)` computes a join with one operand, and `join(table, left_sets,
+    right_sets)` one with two. They must accept arrays if `leaf_sets` returns arrays. The remaining
+    operands of a join are skipped when they cannot change its set.
     """
     if isinstance(plan, ConstantPlan):
         return plan.verdict_set
@@ -322,27 +340,30 @@ def combine_leaves(
 
 
 def _make_atom_plan(node: Node) -> Plan:
-    """Return the plan of a condition that reads one property or none, divided down to its atoms.
+    """Return the plan of a condition that reads at most one property, divided down to its atoms.
 
-    Its leaves are AtomPlans and ConstantPlans.
+    An atom is a comparison or bare property. The leaves of the plan are AtomPlans and
+    ConstantPlans.
     """
     names = property_names(node)
     plan = _plan_by_operands(node, names, _make_atom_plan)
     if not isinstance(plan, SeveralPropertiesPlan):
         return plan
+    # The verdict for a message without the property.
     absent_set = 1 << evaluate_verdict(plan.condition, {})
     return AtomPlan(plan.names[0], node, plan.condition, absent_set, plan.possible_set)
 
 
 def _plan_by_operands(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
-    """Return the plan of a condition that joins the plans of its operands.
+    """Return the plan of a condition, made of the plans of its operands.
 
-    `names` are the properties that the condition reads, and `plan_of(operand)` returns the plan of
-    one of its operands.
+    `names` are the properties that the condition reads. `plan_of(operand)` returns the plan of an
+    operand that is a condition itself.
 
-    A condition without properties becomes a ConstantPlan. A comparison whose operands are values,
-    such as `a > 5` or `a = b`, has no operands with plans. It becomes a SeveralPropertiesPlan, even
-    if it reads only one property.
+    - A condition without properties becomes a ConstantPlan.
+    - AND, OR, NOT, BETWEEN and comparisons of conditions become a JoinPlan.
+    - Any other comparison, such as `a > 5` or `a = b`, becomes a SeveralPropertiesPlan, even if it
+      reads only one property.
     """
     if not names:
         return ConstantPlan(1 << evaluate_verdict(compile_node(node), {}))
@@ -363,18 +384,19 @@ def _plan_by_operands(node: Node, names: frozenset[str], plan_of: Callable[[Node
                 names=tuple(sorted(names)),
                 node=node,
                 condition=compile_node(node),
-                possible_set=_possible_verdicts(node),
+                possible_set=_find_possible_verdicts(node),
             )
 
 
 def _plan_comparison_of_conditions(
     node: Node, reading_operands: list[Node], plan_of: Callable[[Node], Plan]
 ) -> Plan:
-    """Return the plan of a comparison that reads properties only in conditions that it compares.
+    """Return the plan of a comparison whose operands are conditions.
 
     Examples are `(a = 1) = (b = 2)` and `(a = 1 AND b = 2) IS NULL`. `reading_operands` are the
-    operands that read properties, and `plan_of(operand)` returns the plan of one. The table of the
-    join is built for the same comparison of stubs.
+    operands that read properties, and `plan_of(operand)` returns the plan of one. In the
+    comparison, they are replaced by stubs, conditions that can be given any verdict, to compute the
+    table of the join.
     """
     stubs: dict[str, Any] = {}
     for side in ("left", "right", "operand"):
@@ -392,9 +414,9 @@ def _plan_chain(
 ) -> Plan:
     """Return the plan of an AND or OR (`node_class`) of conditions.
 
-    Neighbouring conditions that read the same properties become one operand. If all conditions read
-    the same properties, each becomes an operand of its own. `plan_of` returns the plan of an
-    operand.
+    Neighbouring conditions that read the same properties become one operand of the plan: `a > 1 AND
+    a < 9 AND b = 2` has two operands. If all conditions read the same properties, each becomes an
+    operand. `plan_of` returns the plan of an operand.
     """
     neighbours = [tuple(group) for _, group in groupby(conditions, key=property_names)]
     operands: list[Node]
@@ -405,10 +427,11 @@ def _plan_chain(
     return JoinPlan(tuple(map(plan_of, operands)), verdict_tables()[node_class])
 
 
-def _possible_verdicts(node: Node) -> int:
-    """Return the set of the verdicts that a comparison can have for any message.
+def _find_possible_verdicts(node: Node) -> int:
+    """Return the verdict set of a comparison: all verdicts that it can have for any message.
 
-    The set may also contain verdicts that cannot occur, but it lacks none.
+    Bit `1 << verdict` is set for each of them. The set may contain verdicts that cannot occur, but
+    it contains every verdict that can.
     """
     match node:
         case In():
@@ -428,9 +451,10 @@ def _possible_verdicts(node: Node) -> int:
 
 
 def can_match(plan: Plan, stats: BlockStats) -> bool:
-    """Return whether a plan can be TRUE for a row of a block with these statistics.
+    """Return False if a plan is certainly not TRUE for any row of a block, else True.
 
-    False is certain, True is not: the block may still have no such row.
+    `stats` describes the values in the columns of the block. True does not mean that a row matches.
+    It is also returned if the block has odd rows, which could not be decoded.
     """
 
     def possible_verdicts(leaf: Leaf) -> int:
@@ -440,7 +464,7 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
         column = stats.columns.get(leaf.name)
         if column is None:
             return leaf.absent_set
-        verdict_set = _verdict_set_of_column(leaf, column)
+        verdict_set = _find_verdicts_of_column(leaf, column)
         if column.has_null:
             verdict_set |= leaf.absent_set
         return verdict_set
@@ -450,30 +474,32 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
     return bool(combine_leaves(plan, possible_verdicts) & ONLY_TRUE)
 
 
-def _verdict_set_of_column(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
-    """Return the set of the verdicts that a leaf can have for the values of a column.
+def _find_verdicts_of_column(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
+    """Return the verdicts that a condition on one property can have for the values of a column.
 
-    In the returned integer, bit `1 << verdict` is set for each possible verdict. Rows without a
-    value are not considered. The set is exact if the statistics list the distinct values.
-    Otherwise it may contain verdicts that do not occur, but it lacks none that does.
+    The result is a number with bit `1 << verdict` set for each possible verdict. `column` has
+    statistics about the values. Rows without a value are not considered. The result is exact if the
+    statistics list the distinct values. Otherwise it may contain verdicts that do not occur, but it
+    lacks none that does.
     """
     if column.values is not None:
         return union_of_sets(
             lambda value: 1 << evaluate_verdict(leaf.condition, {leaf.name: value}), column.values
         )
     if isinstance(leaf, AtomPlan):
-        return _verdict_set_of_range(leaf, column)
+        return _find_verdicts_of_range(leaf, column)
     union: int = combine_leaves(
-        leaf.atom_plan, lambda atom: _verdict_set_of_range(cast("AtomPlan", atom), column)
+        leaf.atom_plan, lambda atom: _find_verdicts_of_range(cast("AtomPlan", atom), column)
     )
     return union
 
 
-def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
-    """Return the set of the verdicts that an atom can have for numbers in the column's range.
+def _find_verdicts_of_range(atom: AtomPlan, column: ColumnStats) -> int:
+    """Return the verdicts that a comparison can have for numbers in the range of a column.
 
-    The range is `column.low` to `column.high`, both included. The set is `atom.possible_set` if the
-    range is unknown, or if the atom does not compare the property with a number.
+    The result is a number with bit `1 << verdict` set for each possible verdict. The range is
+    `column.low` to `column.high`, both included. The result is `atom.possible_set` if the range is
+    unknown, or if the atom does not compare the property with a number.
     """
     node = atom.node
     if isinstance(node, IsNull | BareProperty) and isinstance(node.operand, Property):
@@ -501,9 +527,9 @@ def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
 
 
 def _compare_range(operator: str, low: float, high: float, bound: float) -> tuple[bool, bool]:
-    """Return whether all numbers from `low` to `high` fulfil a comparison, and whether any may.
+    """Return two bools: whether all numbers in a range fulfil a comparison, and whether any may.
 
-    The comparison is `number operator bound`.
+    The comparison is `number operator bound`, and the range is `low` to `high`, both included.
     """
     is_inside = low <= bound <= high
     is_single = low == high

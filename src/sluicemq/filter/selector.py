@@ -60,6 +60,11 @@ class Selector:
     reads_properties = True
 
     def __init__(self, text: str, tree: Node, ignored_start: int | None = None) -> None:
+        """Compile `tree`, the parsed tree of the expression `text`.
+
+        `ignored_start` is the index in `text` from which RocketMQ ignores it, None if it ignores
+        nothing.
+        """
         self.text = text
         self.weight = len(text)
         self.tree = tree
@@ -93,9 +98,9 @@ class Selector:
         return True
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether the expression is TRUE for a message, so that the message is delivered.
+        """Return whether the expression is TRUE for the properties of a message.
 
-        Return False if it is FALSE, null, or cannot be evaluated.
+        Return False if it is FALSE or null, or if it cannot be evaluated.
         """
         try:
             return self.evaluate(properties) is True
@@ -204,14 +209,16 @@ def explain(selector: Selector, properties: Properties) -> Explanation:
 def deciding_atoms(explanation: Explanation) -> tuple[Explanation, ...]:
     """Return the atoms that caused the outcome of a condition, in the order of evaluation.
 
-    These are the deciding atoms of all parts that have the outcome of the condition. Those of NOT
-    are those of its part. An atom is its own deciding atom.
+    An atom is a comparison or bare property, which contains no other condition. It is its own
+    deciding atom. For AND and OR, the function collects the deciding atoms of each part whose
+    outcome is the outcome of the whole. For NOT, it returns the deciding atoms of the negated part.
     """
     if not explanation.parts:
         return (explanation,)
     deciding_outcome = explanation.outcome
     if deciding_outcome not in {inner.outcome for inner in explanation.parts}:
-        deciding_outcome = explanation.parts[0].outcome  # of NOT
+        # Only NOT has an outcome that its part does not have.
+        deciding_outcome = explanation.parts[0].outcome
     atoms: list[Explanation] = []
     for inner in explanation.parts:
         if inner.outcome is deciding_outcome:
@@ -220,7 +227,10 @@ def deciding_atoms(explanation: Explanation) -> tuple[Explanation, ...]:
 
 
 def _explain(node: Node, properties: Properties) -> Explanation:
-    """Return the explanation of one condition for the properties of a message."""
+    """Evaluate a condition for the properties of a message, and explain the outcome.
+
+    The explanation has the outcome of the condition and of each of its parts.
+    """
     match node:
         case And(parts=parts):
             return _explain_chain(node, parts, Outcome.FALSE, properties)
@@ -236,7 +246,11 @@ def _explain(node: Node, properties: Properties) -> Explanation:
 
 
 def _explain_atom(node: Node, properties: Properties) -> Explanation:
-    """Return the explanation of a comparison or bare property, with its operands."""
+    """Evaluate an atom, which is a comparison or bare property, and return its explanation.
+
+    The explanation has the outcome, the value of each operand, and the text of the error. The text
+    is "" if the evaluation succeeded.
+    """
     error = ""
     try:
         outcome = _OUTCOMES[compile_node(node)(properties)]
@@ -248,7 +262,10 @@ def _explain_atom(node: Node, properties: Properties) -> Explanation:
 
 
 def _evaluate_operand(node: Node, properties: Properties) -> Operand:
-    """Return an operand of an atom, with the value None if it cannot be evaluated."""
+    """Evaluate an operand of a comparison, and return its text, Java class and value.
+
+    The value is None if the operand is null or cannot be evaluated.
+    """
     try:
         operand_value = compile_node(node)(properties)
     except FilterEvaluationError:
@@ -259,10 +276,11 @@ def _evaluate_operand(node: Node, properties: Properties) -> Operand:
 def _explain_chain(
     node: Node, conditions: tuple[Node, ...], final_outcome: Outcome, properties: Properties
 ) -> Explanation:
-    """Return the explanation of a chain of AND or OR (`node`), which joins `conditions`.
+    """Return the explanation of `node`, an AND or OR that joins `conditions`.
 
-    `final_outcome` is the outcome of a condition that ends the evaluation: FALSE for AND and TRUE
-    for OR. An error ends both. The conditions behind that one are not reached.
+    The conditions are evaluated in order. `final_outcome` is the outcome that ends the evaluation:
+    FALSE for AND and TRUE for OR. An error ends it too. All conditions after that get the outcome
+    NOT_REACHED.
     """
     explanations: list[Explanation] = []
     outcome = Outcome.TRUE if final_outcome is Outcome.FALSE else Outcome.FALSE

@@ -46,7 +46,7 @@ _EVICTION_INTERVAL: Final = 64
 
 
 def compile_sql92(text: str) -> "Selector":
-    """Return the selector of a SQL92 expression, from the cache if it was compiled before.
+    """Return the compiled filter of a SQL92 expression, a selector, from a cache if possible.
 
     Raises FilterSyntaxError, with the position and the fix, if RocketMQ would not compile it.
     """
@@ -61,10 +61,11 @@ def compile_sql92(text: str) -> "Selector":
 
 
 def compile_complete(text: str) -> "Selector":
-    """Return the selector of a SQL92 expression that was written for SluiceMQ.
+    """Return the selector of a SQL92 expression in which RocketMQ must read all of the text.
 
-    Raises FilterSyntaxError as `compile_sql92`, and also if text follows a complete expression.
-    RocketMQ would ignore that text. A comment at the end is permitted.
+    RocketMQ ignores text that follows a complete expression. This function raises FilterSyntaxError
+    for such text, and for an expression that RocketMQ would not compile. A comment at the end is
+    permitted.
     """
     selector = compile_sql92(text)
     if selector.ignored_text and selector.ignored_start is not None:
@@ -80,10 +81,12 @@ def compile_complete(text: str) -> "Selector":
 def is_quick_to_compile(text: str) -> bool:
     """Return whether a SQL92 expression is in the cache or compiles within half a millisecond.
 
-    The first expression of a process is not quick, because its compilation imports lark.
+    A short expression compiles so quickly, except the first expression of a process, whose
+    compilation imports lark.
     """
     if text in _long_expressions:
         return True
+    # Both caches are empty until the first compilation, which imports lark.
     has_lark = bool(_short_expressions or _long_expressions)
     return len(text) <= SHORT_EXPRESSION_MAX and has_lark
 
@@ -102,6 +105,7 @@ class _CompilationCache(dict[str, "Selector | FilterSyntaxError"]):
 
         A new result may evict the results that were not used for the longest time.
         """
+        # Remove and insert, so that the results that were used last are at the end of the dict.
         compiled = self.pop(text, None)
         if compiled is not None:
             self[text] = compiled
@@ -112,7 +116,10 @@ class _CompilationCache(dict[str, "Selector | FilterSyntaxError"]):
         return compiled
 
     def _evict(self) -> None:
-        """Remove the results that were not used for the longest time until the limit is met."""
+        """Remove the results that were not used for the longest time.
+
+        This ends when the total length of the expressions is at most CACHED_CHARACTERS_MAX.
+        """
         texts = list(self)
         size = sum(map(len, texts))
         for oldest in texts[:-1]:  # a waiting request needs the newest one
@@ -158,12 +165,15 @@ TAGS_LENGTH_MAX: Final = 65_536
 
 
 def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[int]]:
-    """Parse a tag expression. Return (expression to send to a broker, tags, codes of the tags).
+    """Return (expression to send to a broker, tags, hash codes of the tags) of a tag expression.
 
-    None, "" and "*" mean all messages: the result is ("*", empty, empty). An expression of spaces
-    and separators has no tags either, but it matches no message, as in RocketMQ: the expression is
-    returned unchanged. Raises FilterSyntaxError if the expression consists only of separators, or
-    has more than TAGS_LENGTH_MAX characters.
+    `"A || B"` returns ("A || B", the set of "A" and "B", their codes). None, "" and "*" mean all
+    messages: the result is ("*", empty set, empty set). An expression of spaces and separators,
+    such as `" || "`, has empty sets too, but its first member is not "*", and it matches no
+    message.
+
+    Raises FilterSyntaxError if the expression consists only of separators, without a space, or has
+    more than TAGS_LENGTH_MAX characters.
     """
     if not expression or expression == ALL:
         return ALL, frozenset(), frozenset()
@@ -172,7 +182,10 @@ def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[i
 
 
 def _parse_tags_and_codes(expression: str) -> tuple[frozenset[str], frozenset[int]]:
-    """Return the tags of an expression and their codes. Raises as `split_tags`."""
+    """Return (tags, their codes) of an expression. A code is the hash of a tag.
+
+    Raises FilterSyntaxError if the expression is empty, has only separators, or is too long.
+    """
     tags = split_tags(expression)
     return tags, frozenset(map(tag_code, tags))
 
@@ -288,13 +301,15 @@ SQL92_DISABLED = (
 
 
 def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
-    """Yield one function that compiles an expression in advance, or nothing if it is not slow.
+    """Yield a function that compiles an expression in advance, or nothing if that is not worth it.
 
-    Nothing is yielded if compiling or parsing the expression is quick, if its result is cached, or
-    if the kind is unknown. Otherwise the caller runs the yielded function in another thread, and
-    compiles the expression afterwards, which is then quick. The function fills the cache and
-    ignores errors, which the later compilation raises. For a long SQL92 expression it also makes
-    the plan of the block engine.
+    The caller runs the yielded function in another thread. The function stores its result in the
+    cache, so that the caller can then compile the expression quickly. For a long SQL92 expression
+    it also makes the plan for the evaluation of blocks. It ignores errors, because the later
+    compilation raises them.
+
+    Nothing is yielded if the expression compiles quickly, if its result is cached, or if `kind` is
+    neither SQL92 nor a kind of tags.
     """
     if kind == SQL92:
         if not is_quick_to_compile(expression):
@@ -306,9 +321,10 @@ def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[]
 
 
 def _cache_selector(expression: str) -> None:
-    """Compile a SQL92 expression, and make its plan if it is long, so that both are cached.
+    """Compile a SQL92 expression and store the result in the cache.
 
-    An invalid expression is ignored, because the caller's `compile_sql92` raises its error later.
+    For a long expression, the plan for the evaluation of blocks is made too. An invalid expression
+    is ignored, because the caller's `compile_sql92` raises its error later.
     """
     with suppress(FilterError):
         selector = compile_sql92(expression)
@@ -336,11 +352,12 @@ TAGS = "TAGS"
 
 
 def to_tree(expression: Expression) -> Node:
-    """Return the tree of an expression.
+    """Return the syntax tree of an expression, a subscription or an object with a tree.
 
-    A string is parsed as SQL92. A tag subscription becomes `TAGS IN (...)`, TRUE if it matches all
-    messages, and FALSE if it has no tags. Raises FilterSyntaxError if the expression does not
-    compile, its kind is unknown, or a string contains text behind a complete expression.
+    A string is parsed as SQL92. A tag subscription becomes `TAGS IN (...)`. It becomes TRUE if it
+    matches all messages, and FALSE if it has no tags. Raises FilterSyntaxError if the expression
+    does not compile, if its kind is unknown, or if a string contains text behind a complete
+    expression.
     """
     if isinstance(expression, str):
         return compile_complete(expression).tree

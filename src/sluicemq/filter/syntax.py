@@ -88,7 +88,7 @@ class TreeBuilder:
         return And((*left_conditions, as_condition(right)), token.position)
 
     def equal(self, left: Node, token: Token, right: Node) -> Node:
-        """Compare two operands with `=` or `<>`.
+        """Make the node of a comparison with `=` or `<>`.
 
         Raises Rejected if an operand is NULL, or if TRUE or FALSE is compared with a constant of
         another type on its right.
@@ -111,9 +111,9 @@ class TreeBuilder:
         return IsNull(operand, len(rest) > 1, token.position)
 
     def order(self, left: Node, token: Token, right: Node) -> Node:
-        """Compare two numbers with `>`, `>=`, `<` or `<=`.
+        """Make the node of a comparison with `<`, `<=`, `>` or `>=`.
 
-        Raises Rejected if an operand cannot be a number: see `_check_number`.
+        Raises Rejected if an operand cannot be a number, such as a string or a condition.
         """
         _check_number(left, token.text)
         _check_number(right, token.text)
@@ -126,14 +126,15 @@ class TreeBuilder:
         return Match(operator, operand, _unquote(search), bool(negation), token.position)
 
     def between(self, value: Node, token: Token, *rest: Any) -> Node:
-        """Make BETWEEN or NOT BETWEEN.
+        """Make the node of a BETWEEN or NOT BETWEEN.
 
-        `token` is BETWEEN or NOT, and `rest` ends with the low bound, AND and the high bound.
+        `token` is BETWEEN or NOT. The last three items of `rest` are the low bound, AND and the
+        high bound.
 
-        Raises Rejected if the value or a bound cannot be a number (see `_check_number`), or if the
-        high bound of a BETWEEN is below the low bound. RocketMQ compares the bounds only if both
-        are literals, and not for NOT BETWEEN. A negated number is not a literal (spec/filter.md
-        §6).
+        Raises Rejected if the value or a bound cannot be a number, such as a string or a condition.
+        Also raises it if the high bound of a BETWEEN is below the low bound. RocketMQ compares the
+        bounds only if both are literals without a minus sign, and not for NOT BETWEEN
+        (spec/filter.md §6).
         """
         low, _, high = rest[-3:]
         negated = token.kind == "NOT"
@@ -145,10 +146,10 @@ class TreeBuilder:
         return Between(value, low, high, negated, token.position)
 
     def in_list(self, operand: Node, token: Token, *rest: Any) -> Node:
-        """Make IN or NOT IN.
+        """Make the node of an IN or NOT IN.
 
-        `token` is IN or NOT, and `rest` ends with the list of strings and the closing parenthesis.
-        Raises Rejected if the operand is not a property.
+        `token` is IN or NOT. The last two items of `rest` are the list of strings and the closing
+        parenthesis. Raises Rejected if the operand is not a property.
         """
         if isinstance(operand, Property):
             return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
@@ -228,15 +229,15 @@ class TreeBuilder:
 
 
 def as_condition(node: Node) -> Node:
-    """Return a condition unchanged, and a property as a `BareProperty`.
+    """Return a node as a condition: a condition unchanged, and a property as a `BareProperty`.
 
-    Raises Rejected for any other value.
+    Raises Rejected for any other value, such as a number.
     """
     if is_boolean(node):
         return node
     if isinstance(node, Property):
         return BareProperty(node, node.position)
-    what = f"{_token_text(node)} is a value, not a condition."
+    what = f"{_get_token_text(node)} is a value, not a condition."
     fix = "Compare it with a property, for example a = 5."
     raise _rejected(node, "not-a-condition", what, fix)
 
@@ -288,8 +289,8 @@ def _check_order_of_bounds(low: Literal, high: Literal) -> None:
         raise _rejected(high, "between-order", what, fix)
 
 
-def _token_text(node: Node) -> str:
-    """Return the text of the token at which a node is marked, "" if it is not known."""
+def _get_token_text(node: Node) -> str:
+    """Return the text of the token at which errors about a node are marked; "" if it is unknown."""
     match node:
         case Property(name=name):
             return name
@@ -304,11 +305,12 @@ def _token_text(node: Node) -> str:
 
 
 def _rejected(node: Node, code: str, what: str, fix: str) -> Rejected:
-    """Return the exception whose finding marks the token of a node.
+    """Return the exception with a finding about the token of a node.
 
-    `code`, `what` and `fix` are those of the finding.
+    The finding gets `code`, its name, such as "float-zero", `what`, the problem, and `fix`. It
+    marks the node's token, or one character if the token is empty.
     """
-    return Rejected(Finding(node.position, max(1, len(_token_text(node))), code, what, fix))
+    return Rejected(Finding(node.position, max(1, len(_get_token_text(node))), code, what, fix))
 
 
 LINE_COMMENT = "LINE_COMMENT"
@@ -354,9 +356,12 @@ class ParseTables(NamedTuple):
 
 @cache
 def parse_tables() -> ParseTables:
-    """Return the tables of grammar.lark. They are generated once per process, in 50 ms."""
+    """Return the tables of the LALR parser, generated from grammar.lark.
+
+    They are generated once per process, in 50 ms.
+    """
     lark = Lark.open_from_package(__package__, "grammar.lark", parser="lalr", lexer="basic")
-    # The configuration of an idle parser is the public access that lark gives to its tables.
+    # lark gives public access to its tables only through a parser, here one without input.
     lark_table = lark.parse_interactive("").parser_state.parse_conf
     builder = TreeBuilder()
     actions: dict[int, dict[str, Action]] = {}
@@ -375,20 +380,21 @@ def parse_tables() -> ParseTables:
             if isinstance(action, int):
                 gotos[state][name] = action
     return ParseTables(
-        token=_token_pattern(lark),
+        token=_build_token_pattern(lark),
         ignored=frozenset(map(str, lark.ignore_tokens)),
         actions=actions,
         gotos=gotos,
         start=lark_table.start_state,
         end=lark_table.end_state,
-        token_without_line_comment=_token_pattern(lark, without=LINE_COMMENT),
+        token_without_line_comment=_build_token_pattern(lark, without=LINE_COMMENT),
     )
 
 
 def _convert_action(builder: TreeBuilder, lark_action: Any, rule_or_state: Any) -> Action:
-    """Return an action of lark's table, a pair, as our parser needs it.
+    """Return an entry of lark's parse table in our format.
 
-    The second member of the pair is the rule of a reduction, or the next state.
+    lark gives the entry as a pair. `lark_action` is Shift or Reduce. `rule_or_state` is the next
+    state of a shift, and the rule of a reduction. Return the state as an int, or a Reduction.
     """
     if lark_action is not Reduce:
         return int(rule_or_state)
@@ -397,8 +403,11 @@ def _convert_action(builder: TreeBuilder, lark_action: Any, rule_or_state: Any) 
     return Reduction(len(rule.expansion), intern(str(rule.origin.name)), make)
 
 
-def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
-    """Return a pattern with a named group for each terminal except `without`, by priority."""
+def _build_token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
+    """Return a regular expression with a named group for each kind of token, by priority.
+
+    The kind `without` is left out.
+    """
     terminals = sorted(lark.terminals, key=lambda terminal: -terminal.priority)
     terminals = [terminal for terminal in terminals if terminal.name != without]
     return re.compile(
@@ -424,10 +433,12 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str) -> Parsed:
-    """Return the tree of a SQL92 expression, and where the text begins that RocketMQ ignores.
+    """Parse a SQL92 expression. Return its tree and the index from which RocketMQ ignores the text.
+
+    The index is None if RocketMQ reads all of the text.
 
     Raises Rejected if RocketMQ would not compile the expression, or if it is longer than LENGTH_MAX
-    or nested deeper than NESTING_MAX. Rejected contains the finding that says where and why.
+    or nested deeper than NESTING_MAX. `Rejected.finding` says where and why.
     """
     if len(text) > LENGTH_MAX:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
@@ -443,10 +454,14 @@ def parse(text: str) -> Parsed:
 
 
 def _run_parser(text: str) -> tuple[Node, int | None]:
-    """Return the tree of an expression and the index of the first token that RocketMQ ignores.
+    """Parse an expression, and return its tree and the index of the first token that is ignored.
 
-    This is an LALR parser. Its stack is in two lists: `states`, and `values` with the token or node
-    of each state but the first. Raises Rejected if RocketMQ would not compile the expression.
+    The index is None if no token is ignored. Like RocketMQ, the parser ignores the rest of the text
+    if the tokens before it are a complete expression.
+
+    This is an LALR parser, whose stack is in two lists. `states` contains the states. `values`
+    contains the token or node of each state except the first. Raises Rejected if RocketMQ would not
+    compile the expression.
     """
     tables = parse_tables()
     actions = tables.actions

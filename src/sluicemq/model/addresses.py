@@ -111,10 +111,14 @@ def choose_address(
 ) -> AdvertisedAddress:
     """Choose the address that a broker advertises to its name servers.
 
-    The first of these that exists is chosen: `broker_ip1`, the setting brokerIP1; `bind_address`,
-    unless it is a wildcard; `towards_name_server`, the local address of a connection to a name
-    server, unless it is loopback; the first of `interfaces`, the addresses of this machine, that
-    other machines can reach; 127.0.0.1.
+    The first of these is chosen:
+
+    - `broker_ip1`, the setting brokerIP1, if it is set
+    - `bind_address`, unless it is a wildcard such as 0.0.0.0
+    - `towards_name_server`, the local address of a connection to a name server, unless it is
+      loopback
+    - the first of `interfaces`, the addresses of this machine, that other machines can reach
+    - 127.0.0.1
     """
     if broker_ip1:
         return AdvertisedAddress(broker_ip1, True, "it is set as brokerIP1")

@@ -66,10 +66,10 @@ class _UndecodableError(Exception):
 
 
 def compress(body: Buffer, sys_flag: int) -> bytes:
-    """Return `body`, compressed by the algorithm that the sys flag names.
+    """Return `body` compressed by the algorithm that the compression bits of `sys_flag` choose.
 
-    Its compression bits choose LZ4 or Zstandard. Every other value, 0 included, means zlib.
-    Raises ImportError if the package of the algorithm is not installed.
+    They choose LZ4 or Zstandard. Every other value, 0 included, means zlib. Raises ImportError if
+    the package of the algorithm is not installed.
     """
     algorithm = sys_flag & COMPRESSION_MASK
     if algorithm == COMPRESSION_LZ4:
@@ -81,21 +81,22 @@ def compress(body: Buffer, sys_flag: int) -> bytes:
 
 
 def decode_body(raw: Buffer, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes | Undecodable:
-    """Return the body that the producer sent, or the reason why `raw` does not yield it.
+    """Return the body that the producer sent, or the reason why it cannot be decoded.
 
-    `raw` is the stored body and `sys_flag` that of its record. A compressed body that grows beyond
-    `bytes_max` bytes is undecodable. A body that is not compressed is returned whatever its size.
+    `raw` is the stored body, and `sys_flag` the flag of its record, which says how it is
+    compressed. A compressed body that becomes larger than `bytes_max` bytes cannot be decoded. A
+    body that is not compressed is returned whatever its size.
     """
     if not sys_flag & COMPRESSED or not raw:
         return bytes(raw)
     algorithm = sys_flag & COMPRESSION_MASK
     try:
         if algorithm == COMPRESSION_LZ4:
-            return _lz4(bytes(raw), bytes_max)
+            return _decompress_lz4(bytes(raw), bytes_max)
         if algorithm == COMPRESSION_ZSTD:
-            return _zstd(bytes(raw), bytes_max)
+            return _decompress_zstd(bytes(raw), bytes_max)
         if algorithm in (0, COMPRESSION_ZLIB):
-            return _zlib(bytes(raw), bytes_max)
+            return _decompress_zlib(bytes(raw), bytes_max)
     except _UndecodableError as error:
         return error.found
     except MemoryError:
@@ -110,6 +111,7 @@ class _Output:
     """Collects decompressed bytes, up to `bytes_max`."""
 
     def __init__(self, bytes_max: int) -> None:
+        """Create an empty output for at most `bytes_max` decompressed bytes."""
         self.size: int = 0
         self._bytes_max = bytes_max
         self._first = b""
@@ -124,10 +126,13 @@ class _Output:
         return min(_PIECE_BYTES, self._bytes_max + 1 - self.size)
 
     def add(self, piece: bytes) -> None:
-        """Append a piece. Raises _UndecodableError when the limit is exceeded."""
+        """Append a piece of the decompressed body.
+
+        Raises _UndecodableError if the body becomes larger than the limit.
+        """
         self.size += len(piece)
         if self.size > self._bytes_max:
-            raise _too_large(self._bytes_max)
+            raise _too_large_error(self._bytes_max)
         if self._all is None:
             if not self._first:  # usually the only piece
                 self._first = piece
@@ -141,7 +146,7 @@ class _Output:
         return self._first if self._all is None else self._all.getvalue()
 
 
-def _too_large(bytes_max: int) -> _UndecodableError:
+def _too_large_error(bytes_max: int) -> _UndecodableError:
     """Return the error for a body that is larger than `bytes_max` bytes when decompressed."""
     return _UndecodableError(
         f"it decompresses to more than {bytes_max:,} bytes",
@@ -149,19 +154,19 @@ def _too_large(bytes_max: int) -> _UndecodableError:
     )
 
 
-def _damaged(name: str, reason: object) -> _UndecodableError:
+def _damaged_error(name: str, reason: object) -> _UndecodableError:
     """Return the error for data that the format `name` does not allow; `reason` says why."""
     return _UndecodableError(
         f"it is not valid {name} data: {reason}", f"Have its producer send it again; {_FROM_RAW}"
     )
 
 
-def _cut_off(name: str) -> _UndecodableError:
+def _cut_off_error(name: str) -> _UndecodableError:
     """Return the error for data of the format `name` whose end is missing."""
-    return _damaged(name, "the data ends too early")
+    return _damaged_error(name, "the data ends too early")
 
 
-def _package(name: str) -> Any:
+def _import_package(name: str) -> Any:
     """Import and return the package `name`. Raises _UndecodableError if that fails."""
     try:
         return importlib.import_module(name)
@@ -173,7 +178,7 @@ def _package(name: str) -> Any:
         ) from None
 
 
-def _zlib(raw: bytes, bytes_max: int) -> bytes:
+def _decompress_zlib(raw: bytes, bytes_max: int) -> bytes:
     """Return decompressed zlib or gzip data; bytes after its end are ignored.
 
     Raises _UndecodableError for invalid or incomplete data, and above `bytes_max` bytes.
@@ -191,20 +196,20 @@ def _zlib(raw: bytes, bytes_max: int) -> bytes:
             piece = inflater.decompress(chunk, output.room)
             unconsumed = inflater.unconsumed_tail
             if not piece and not chunk and not inflater.eof:
-                raise _cut_off("zlib")
+                raise _cut_off_error("zlib")
             output.add(piece)
     except zlib.error as error:
-        raise _damaged("zlib", error) from None
+        raise _damaged_error("zlib", error) from None
     return output.whole()
 
 
-def _lz4(raw: bytes, bytes_max: int) -> bytes:
+def _decompress_lz4(raw: bytes, bytes_max: int) -> bytes:
     """Return the joined contents of all LZ4 frames in the data.
 
     Raises _UndecodableError if lz4 is not installed, for invalid or incomplete data, and above
     `bytes_max` bytes or FRAMES_MAX frames.
     """
-    package = _package("lz4.frame")
+    package = _import_package("lz4.frame")
     output = _Output(bytes_max)
     position = 0
     frame_count = 0
@@ -213,14 +218,15 @@ def _lz4(raw: bytes, bytes_max: int) -> bytes:
             frame_count = _count_frame(frame_count, "LZ4")
             position = _read_lz4_frame(package.LZ4FrameDecompressor(), raw, position, output)
     except (RuntimeError, ValueError, EOFError) as error:
-        raise _damaged("LZ4", error) from None
+        raise _damaged_error("LZ4", error) from None
     return output.whole()
 
 
 def _read_lz4_frame(decompressor: Any, raw: bytes, position: int, output: _Output) -> int:
     """Add the content of the LZ4 frame at `position` to the output. Return where the frame ends.
 
-    Raises _UndecodableError if the frame is incomplete or too large, and the errors of `lz4`.
+    `decompressor` is a new decompressor of the package lz4. Raises _UndecodableError if the frame
+    is incomplete or too large, and the errors of lz4 if it is damaged.
     """
     while not decompressor.eof:
         chunk = b""
@@ -229,14 +235,18 @@ def _read_lz4_frame(decompressor: Any, raw: bytes, position: int, output: _Outpu
             position += len(chunk)
         piece = decompressor.decompress(chunk, output.room)
         if not piece and not chunk and not decompressor.eof:
-            raise _cut_off("LZ4")
+            raise _cut_off_error("LZ4")
         output.add(piece)
     return position - len(decompressor.unused_data or b"")
 
 
-def _zstd(raw: bytes, bytes_max: int) -> bytes:
-    """Return the joined contents of all Zstandard frames in the data. Raises as `_lz4` does."""
-    package = _package("zstandard")
+def _decompress_zstd(raw: bytes, bytes_max: int) -> bytes:
+    """Return the joined contents of all Zstandard frames in the data.
+
+    Raises _UndecodableError if zstandard is not installed, for invalid or incomplete data, and
+    above `bytes_max` bytes or FRAMES_MAX frames.
+    """
+    package = _import_package("zstandard")
     output = _Output(bytes_max)
     position = 0
     frame_count = 0
@@ -252,12 +262,12 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
                 chunk_bytes_max = min(blocks_max * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)
                 chunk = raw[position : position + chunk_bytes_max]
                 if not chunk:
-                    raise _cut_off("Zstandard")
+                    raise _cut_off_error("Zstandard")
                 position += len(chunk)
                 output.add(decompressor.decompress(chunk))
             position -= len(decompressor.unused_data)
     except package.ZstdError as error:
-        raise _damaged("Zstandard", error) from None
+        raise _damaged_error("Zstandard", error) from None
     return output.whole()
 
 
@@ -267,5 +277,5 @@ def _count_frame(frame_count: int, name: str) -> int:
     Raises _UndecodableError if the body has FRAMES_MAX frames already.
     """
     if frame_count == FRAMES_MAX:
-        raise _damaged(name, f"more than {FRAMES_MAX:,} frames")
+        raise _damaged_error(name, f"more than {FRAMES_MAX:,} frames")
     return frame_count + 1

@@ -72,7 +72,10 @@ def encode_host(host: Host) -> bytes:
 
 @lru_cache(maxsize=4096)
 def decode_host(encoded: bytes) -> Host:
-    """Return the host that `encode_host` has encoded."""
+    """Return the host that `encode_host` has encoded.
+
+    `encoded` is the address, of 4 bytes (IPv4) or 16 bytes (IPv6), and the port in 4 bytes.
+    """
     address = ipaddress.ip_address(encoded[:-4])
     (port,) = _PORT.unpack(encoded[-4:])
     return Host(str(address), port)
@@ -121,7 +124,7 @@ of its entries, not their size."""
 
 
 def java_hash(text: str) -> int:
-    """Return what Java's String.hashCode returns: a signed 32-bit number.
+    """Return the hash of a string as Java's String.hashCode computes it, a signed 32-bit number.
 
     Java hashes UTF-16 units. One unit takes about 40 ns here.
     """
@@ -156,9 +159,10 @@ class UniqueIds:
     __slots__ = ("_begin", "_clock", "_month_ms", "_numbers", "_prefix")
 
     def __init__(self, clock: Clock, address: bytes, process_id: int, salt: int) -> None:
-        """Create a generator.
+        """Create a generator of unique ids.
 
-        `address` is the packed IP address of this process, 4 bytes for IPv4. `salt` is any number.
+        Each id contains `address`, `process_id` and `salt`. `address` is the packed IP address of
+        this process, 4 bytes for IPv4. `salt` is any number.
         """
         self._clock = clock
         process_part = struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)
@@ -169,7 +173,11 @@ class UniqueIds:
         """The last millisecond in which an id was made, and the first 28 digits of its ids."""
 
     def make_id(self) -> str:
-        """Return a new id for the present millisecond. Called for every message that is sent."""
+        """Return a new id for the present millisecond. Called for every message that is sent.
+
+        Its hex digits are the address, process id, salt, milliseconds since the start of the month,
+        and a counter.
+        """
         now_ms = self._clock.now_ms()
         made_ms, first_digits = self._begin
         if made_ms != now_ms:
@@ -178,7 +186,10 @@ class UniqueIds:
         return f"{first_digits}{next(self._numbers) & 0xFFFF:04X}"
 
     def _month_start_ms(self, now_ms: int) -> int:
-        """Return the start of the month of a time, in ms since 1970. The month is cached."""
+        """Return the start of the month of a time, in ms since 1970.
+
+        The month is cached, because successive calls are usually in the same month.
+        """
         month_ms = self._month_ms
         if now_ms not in month_ms:
             start = _month(now_ms)
@@ -195,17 +206,21 @@ def _month(time_ms: int) -> datetime:
 
 
 def make_unique_id(prefix: str, time_ms: int, counter: int) -> str:
-    """Return a unique id with the given first 20 digits (`prefix`), time and counter."""
+    """Return a unique id: 32 hex digits in upper case.
+
+    They are the first 20 digits of `prefix`, 8 digits for the ms since the start of the month of
+    `time_ms`, and 4 for the lowest 16 bits of `counter`.
+    """
     start_ms = int(_month(time_ms).timestamp()) * 1000
     return f"{prefix[:20].upper()}{time_ms - start_ms:08X}{counter & 0xFFFF:04X}"
 
 
 def unique_id_time_ms(message_id: str, now_ms: int) -> int:
-    """Return the time at which a unique id was made, or 0 if the text is not a unique id.
+    """Return the time in ms since 1970 at which a unique id was made, or 0 if it is unknown.
 
-    An id contains only the time since the start of its month. The result is the last such time
-    that is not more than a day after `now_ms`, in the current month or the month before it, or 0
-    if there is none.
+    An id contains only the time since the start of its month. So the month is assumed to be the
+    current month or the one before it, at the time `now_ms`. The result is at most a day after
+    `now_ms`. It is 0 if there is no such time, or if the text is not a unique id.
     """
     if re.fullmatch("[0-9A-Fa-f]{32}", message_id) is None:
         return 0
@@ -234,13 +249,16 @@ class RecallHandle(NamedTuple):
     unique_id: str
 
     def encode(self) -> str:
-        """Return the handle as text."""
+        """Return the handle as text: version, topic, broker, time and id in URL-safe base64."""
         plain = f"{_VERSION} {self.topic} {self.broker} {self.time_ms} {self.unique_id}"
         return base64.urlsafe_b64encode(plain.encode()).decode()
 
 
 def parse_recall_handle(handle: str) -> RecallHandle | None:
-    """Return the decoded form of a recall handle, or None if the text is not one."""
+    """Return the fields of a recall handle, by which a delayed message can be cancelled.
+
+    Return None if the text is not a recall handle: five fields separated by spaces, in base64.
+    """
     try:
         plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):

@@ -155,7 +155,10 @@ class StoredMessage:
         return self.raw_body if self.body_error is not None else self.body
 
     def _read_body(self) -> bytes | Undecodable:
-        """Return the decoded body, or why it cannot be decoded. Decode it in the first call."""
+        """Return the decoded body, or the reason why it cannot be decoded.
+
+        The body is decoded at the first call, and the result is stored.
+        """
         decoded = self._decoded
         if decoded is None:
             decoded = decode_body(self.raw_body, self.sys_flag, self.body_bytes_max)
@@ -163,7 +166,7 @@ class StoredMessage:
         return decoded
 
     def _make_body_error(self, undecodable: Undecodable) -> UndecodableBodyError:
-        """Return the error that reading `body` raises."""
+        """Return the error that reading `body` raises, for the reason in `undecodable`."""
         return UndecodableBodyError(
             self.message_id,
             self.topic,

@@ -99,10 +99,10 @@ def sync_member_topic(broker: str) -> str:
 
 
 def revealed_names(topics: Iterable[str]) -> set[str]:
-    """Return the names of clusters and brokers that the names of their system topics contain.
+    """Return the names of clusters and brokers that occur in the names of system topics.
 
-    Use them for `is_system_topic` if no cluster can be asked, for example with a store directory.
-    Brokers of RocketMQ 4 do not create these topics.
+    `topics` are all topics. The result is a substitute for asking the cluster, for example with a
+    store directory. Brokers of RocketMQ 4 do not create these system topics.
     """
     names = set()
     for topic in topics:
@@ -115,12 +115,11 @@ def revealed_names(topics: Iterable[str]) -> set[str]:
 def is_system_topic(name: str, own_names: Collection[str] = ()) -> bool:
     """Return whether the topic belongs to RocketMQ or SluiceMQ itself, not to a user.
 
-    `own_names` are the names of the clusters and brokers: each has a topic of its name, and each
-    cluster a reply topic. Without them these topics count as users' topics.
+    Each cluster and broker has a system topic of its name, and each cluster a reply topic.
+    `own_names` are these names. Without them, such topics count as topics of users.
 
-    Besides the topics of `is_rocketmq_system_topic` this covers every name with the prefix
-    "RMQ_SYS_", in which other versions of RocketMQ have further topics, and the topic of
-    RocketMQ's proxies. Retry and dead-letter topics are not system topics (`is_group_topic`).
+    Every name with the prefix "RMQ_SYS_" is a system topic, because other versions of RocketMQ have
+    further topics with it. Retry and dead-letter topics are not system topics.
     """
     return (
         is_rocketmq_system_topic(name)

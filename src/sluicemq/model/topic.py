@@ -62,17 +62,20 @@ def pop_retry_topic(group: str, topic: str, *, is_v2: bool) -> str:
 
 
 def pop_kind(topic: str) -> int:
-    """Return POP_RETRY or POP_RETRY_V2 for a retry topic, by its name, else POP_NORMAL."""
+    """Return POP_RETRY or POP_RETRY_V2 for a retry topic, by its name, else POP_NORMAL.
+
+    The name of a retry topic of the version 2 contains a "+".
+    """
     if not topic.startswith(RETRY_PREFIX):
         return POP_NORMAL
     return POP_RETRY_V2 if "+" in topic else POP_RETRY
 
 
 def pop_origin(topic: str, group: str) -> str:
-    """Return the topic whose messages come again in `topic`, a retry topic of the group.
+    """Return the original topic of messages in `topic`, if that is a retry topic of the group.
 
-    Return `topic` itself if it is not one. The group must be known, because a name with several `_`
-    could be split in several ways.
+    Return `topic` itself otherwise. The group must be known, because a name with several `_` could
+    be split in several ways.
     """
     for separator in _POP_RETRY_SEPARATORS:
         prefix = f"{RETRY_PREFIX}{group}{separator}"
@@ -139,6 +142,7 @@ class TopicConfig:
     """Further settings by name, such as `message.type`."""
 
     def __str__(self) -> str:
+        """Return a line with the name, the queue counts, the permission and the attributes."""
         if self.read_queues == self.write_queues:
             queue_counts = f"{self.read_queues} queues"
         else:
@@ -171,6 +175,7 @@ class GroupConfig:
     """The retry policy as RocketMQ's JSON, or None for the default policy."""
 
     def __str__(self) -> str:
+        """Return a line with the name, the number of retries, what differs, and the attributes."""
         facts = [f"{self.retry_times_max} retries"]
         if not self.consume_enable:
             facts.append("may not consume")
@@ -259,11 +264,11 @@ def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 def allocate_average(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> list[MessageQueue]:
-    """Return the queues of one member: a consecutive part of the sorted queues.
+    """Return the queues of one member of a group: a consecutive part of the sorted queues.
 
-    The parts differ by at most one queue. The result is empty if the client is not a member, or if
-    there are more members than queues and none is left for it. The order of `queues` and `members`
-    does not matter.
+    With 5 queues and 2 members, the first member gets 3 queues and the second one 2. The result is
+    empty if the client is not a member, or if there are more members than queues and none is left
+    for it. The order of `queues` and `members` does not matter.
     """
     if client_id not in members or not queues:
         return []
@@ -280,9 +285,10 @@ def allocate_average(
 def allocate_circle(
     client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
 ) -> list[MessageQueue]:
-    """Return the queues of one member: every n-th of the sorted queues, for n members.
+    """Return the queues of one member of a group: every n-th of the sorted queues, for n members.
 
-    The result is empty if the client is not a member. The order of the arguments does not matter.
+    With 2 members, the first member gets the queues 0, 2, 4. The result is empty if the client is
+    not a member. The order of `queues` and `members` does not matter.
     """
     if client_id not in members:
         return []

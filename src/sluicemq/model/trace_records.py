@@ -140,7 +140,11 @@ def encode_trace_records(records: Iterable[TraceRecord]) -> bytes:
 
 
 def encode_record(record: TraceRecord) -> str:
-    """Return one record as text, with its fields in the order of the format and its separator."""
+    """Return one trace record as text, which ends with the record separator.
+
+    The text has the name of the kind of record, and then the fields in the order of RocketMQ's
+    format.
+    """
     fields = [getattr(record, name) for name in _FIELD_PARSERS[type(record)]]
     if isinstance(record, SendTrace) and record.client_host is None:
         del fields[-1]
@@ -166,7 +170,7 @@ def _encode_field(field: object) -> str:
 
 
 def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
-    """Return the records of a trace message, and how many more could not be decoded."""
+    """Return (records of a trace message, number of records that could not be decoded)."""
     records: list[TraceRecord] = []
     undecoded_count = 0
     for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
@@ -193,7 +197,7 @@ def _decode_record(line: str) -> TraceRecord:
 
 
 def _complete_fields(record_class: type[TraceRecord], fields: list[str]) -> list[str]:
-    """Return the fields of a record with those that older clients omit.
+    """Return the fields of a record, with values for fields that older clients do not send.
 
     Fields that newer clients add are ignored. Raises IndexError if other fields are missing.
     """
@@ -201,6 +205,7 @@ def _complete_fields(record_class: type[TraceRecord], fields: list[str]) -> list
         return [*fields[:11], _NULL, *fields[11:]]
 
     if record_class is DeliveryTrace:
+        # The retry times may be followed by "null", or be empty, which means 0.
         retry_times = fields[5].removesuffix(_NULL) or "0"
         keys = fields[6:] or [_NULL]
         return [*fields[:5], retry_times, *keys]
@@ -241,7 +246,10 @@ _FIELD_PARSERS: Final = {
 
 
 def search_keys(record: TraceRecord) -> Iterator[str]:
-    """Yield the keys by which the trace message with this record can be found."""
+    """Yield the keys by which the trace message with this record can be searched.
+
+    They are the id of the traced message, and its keys.
+    """
     if record.message_id is not None:
         yield record.message_id
     keys = None if isinstance(record, RecallTrace) else record.keys
@@ -252,9 +260,11 @@ def search_keys(record: TraceRecord) -> Iterator[str]:
 def record_of_message(
     record: TraceRecord, message_id: str, offset_message_id: str | None
 ) -> TraceRecord | None:
-    """Return the record if it is about the message, None otherwise.
+    """Return the trace record if it is about the message with this id, else None.
 
-    The record of a Java batch is about several messages. It is returned with the ids of the one.
+    The record of a batch from a Java client is about several messages, whose ids are separated by
+    commas. In this case, return a copy of the record with the ids of the one message. The message
+    may be found by `message_id` or by `offset_message_id`.
     """
     if record.message_id == message_id:
         return record

@@ -96,11 +96,11 @@ def reachable_address(
     """Return the host:port at which a client should connect to a broker, and a reason.
 
     `registered` is the host:port that the broker has registered. `origin` says where the
-    registration came from; None means that this is not known, and that `registered` is returned.
-    `client` is the client's connection to the name server.
+    registration came from. If it is None, `registered` is returned. `client` is the client's
+    connection to the name server.
 
-    The rules are in the module's docstring. The reason is a clause for log lines that says why
-    another address than `registered` is returned; it is "" if `registered` is returned.
+    The reason is a clause for log lines, such as "the broker is behind an address translation". It
+    is "" if `registered` is returned.
     """
     try:
         host = parse_host(registered)
@@ -124,9 +124,10 @@ def reachable_address(
 def _replace_local_address(
     address: str, origin: Origin, client: ClientConnection
 ) -> tuple[str, str]:
-    """Return the address for a client, if the broker registered a loopback or wildcard address.
+    """Return the address for a client if the broker has registered a loopback or wildcard address.
 
-    `address` is that address. The second item is the reason; "" if `address` is returned.
+    `address` is the registered address. The second item is the reason for another address; "" if
+    `address` is returned.
     """
     if not origin.is_on_this_host:
         return origin.source_address, "the broker's registration came from there"
@@ -141,9 +142,10 @@ def _replace_local_address(
 def _replace_foreign_address(
     address: str, origin: Origin, client: ClientConnection
 ) -> tuple[str, str]:
-    """Return the address for a client, if the broker registered any other address or a name.
+    """Return the address for a client if the broker has registered any other address or a name.
 
-    `address` is that address. The second item is the reason; "" if `address` is returned.
+    `address` is the registered address. The second item is the reason for another address; "" if
+    `address` is returned.
     """
     if parse_address(address) is None or is_same_network(address, client.remote_address):
         return address, ""

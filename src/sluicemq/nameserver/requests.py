@@ -133,10 +133,10 @@ class KeyValues:
         self._replace(namespace, {**self._namespaces.get(namespace, {}), key: value})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Delete a key from the file and from memory. Does nothing if the key does not exist.
+        """Delete a key from the file and from memory. Do nothing if the key does not exist.
 
         The namespace remains, even if it is empty now. Raises OSError if the file cannot be
-        written; then nothing is changed.
+        written. Then nothing is changed.
         """
         table = self._namespaces.get(namespace, {})
         if key in table:
@@ -148,8 +148,7 @@ class KeyValues:
         """Replace all key-values of a namespace by `table`, in the file and then in memory.
 
         Raises OSError if the file cannot be written. Raises ProtocolError if the file would exceed
-        KEY_VALUES_BYTES_MAX and `table` does not have fewer keys than before. After an error,
-        nothing is changed.
+        KEY_VALUES_BYTES_MAX, except if keys are deleted. After an error, nothing is changed.
         """
         changed_namespaces = {**self._namespaces, namespace: table}
         file_text = encode_kv_config_file(changed_namespaces)
@@ -184,10 +183,10 @@ def error_answer(code: ResponseCode, remark: str) -> Command:
     return Command(code, remark=remark)
 
 
-def _is_brief(body: bytes) -> bool:
-    """Return whether the body of a registration is small enough to decode it on the event loop.
+def _can_decode_inline(body: bytes) -> bool:
+    """Return whether a registration's body is small enough to decode it in the event loop.
 
-    This is so for an empty body, and for uncompressed JSON of at most INLINE_BYTES_MAX bytes and
+    Such a body is empty, or it is uncompressed JSON of at most INLINE_BYTES_MAX bytes and
     INLINE_VALUES_MAX values.
     """
     is_empty_or_json = body[:1] in (b"", b"{")
@@ -202,11 +201,13 @@ def _decode_registration(
     bytes_max: int,
     is_wanted: Callable[[], bool],
 ) -> RegisterBody:
-    """Return the decoded body of a registration; `command` is the request, `header` its header.
+    """Decode the body of a registration, the request by which a broker registers its topics.
 
-    Raises ProtocolError if the body is malformed, does not match the checksum in the header, or is
-    larger than `bytes_max` bytes after decompression. `is_wanted()` is called while decoding. If it
-    returns False, ProtocolError is raised too, because the result is no longer needed.
+    `command` is the request, `header` its decoded header. `bytes_max` limits the size after
+    decompression. `is_wanted()` is called while decoding, and returns False to cancel the decoding.
+
+    Raises ProtocolError if the body is malformed or too large, if it does not match the checksum in
+    the header, or if the decoding is cancelled.
     """
     # A checksum of 0 means that the broker has sent none.
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
@@ -230,9 +231,10 @@ class NameServerRequests:
     def __init__(
         self, config: NameServerConfig, files: Files, table: RouteTable, started_ms: int
     ) -> None:
-        """Read the key-values. Raises StoreDamagedError if they cannot be read.
+        """Create the handlers of requests, and read the key-values from their file.
 
-        `started_ms` is the time of the start, on the clock of `RequestContext.now_ms`.
+        `table` is the route table. `started_ms` is the time of the start, on the same clock as
+        `RequestContext.now_ms`. Raises StoreDamagedError if the key-values cannot be read.
         """
         self.config = config
         """The settings in force. UPDATE_NAMESRV_CONFIG and `reread_config` replace them."""
@@ -251,8 +253,9 @@ class NameServerRequests:
     def handle_now(self, command: Command, peer: Peer, now_ms: int) -> Command:
         """Return the answer to a request, after all steps of its work item are done.
 
-        The call may block for long; the server uses `handle` instead. Parameters and errors are
-        those of `handle`.
+        The call may block for long; the server uses `handle` instead. `peer` is the connection of
+        the request, and `now_ms` the time of the monotonic clock. A malformed request gives the
+        answer SYSTEM_ERROR (1).
         """
         answer = self.handle(command, peer, now_ms)
         return answer if isinstance(answer, Command) else run_now(answer)
@@ -261,10 +264,11 @@ class NameServerRequests:
         """Return the answer to a request, or a work item that ends with the answer.
 
         `command` is the request, whose code must be in TABLE. `peer` is the connection over which
-        it came, and `now_ms` the time in ms of the server's monotonic clock. The first step of a
-        work item is done at once; the work item is returned only if more steps follow.
+        it came. `now_ms` is the time of the server's monotonic clock.
 
-        A malformed request or a failure of the disk is answered with SYSTEM_ERROR (1).
+        A work item is a generator that does long work in steps. Its first step is done at once. It
+        is returned only if more steps follow. A malformed request or a failure of the disk gives
+        the answer SYSTEM_ERROR (1).
         """
         row = TABLE[command.code]
         try:
@@ -280,8 +284,8 @@ class NameServerRequests:
     def _answer_after(steps: WorkItem[Command | None]) -> WorkItem[Command]:
         """Do the steps of a handler's work item, and return the answer to the request.
 
-        The answer is the result of the steps, a success without fields if the result is None, or
-        SYSTEM_ERROR if the steps raise ProtocolError or OSError.
+        The answer is the result of the steps. If the result is None, it is a success without
+        fields. It is SYSTEM_ERROR if the steps raise ProtocolError or OSError.
         """
         try:
             answer = yield from steps
@@ -296,9 +300,10 @@ class NameServerRequests:
     ) -> WorkItem[Command]:
         """Handle REGISTER_BROKER (103): add or renew a broker and its topics.
 
-        A body that is not `_is_brief` is decoded in another thread. The topics are then applied to
-        the table in slices. The decoded topics are passed to `free_topics` at the end, also after
-        an error. For the answer, see `_apply_registration`.
+        A large or compressed body is decoded in another thread. The topics are then added to the
+        route table in slices, so that other requests are not delayed. At the end, also after an
+        error, the decoded topics are passed to `free_topics`. The answer of a slave contains the
+        address of its master.
         """
         command, peer, _ = call
         decode = partial(
@@ -308,7 +313,7 @@ class NameServerRequests:
             self.config.registration_bytes_max,
             lambda: not peer.is_disconnected,
         )
-        body = decode() if _is_brief(bytes(command.body)) else (yield decode)
+        body = decode() if _can_decode_inline(bytes(command.body)) else (yield decode)
         # The table belongs to this registration, so it may be emptied.
         topics = cast(dict[str, TopicConfig], body.table.topics)
         try:
@@ -323,12 +328,12 @@ class NameServerRequests:
         body: RegisterBody,
         topics: dict[str, TopicConfig],
     ) -> WorkItem[Command]:
-        """Apply a decoded registration to the table in slices, and return the answer.
+        """Apply a decoded registration to the route table in slices, and return the answer.
 
-        `topics` are the topics of `body`; the table may empty the dict. A replica that is new, or
-        that has a new address, is logged. The answer names the master if the replica is a slave.
-        The body of the answer has the key-values of ORDER_TOPIC_CONFIG if the setting
-        `return_order_config_to_broker` is on and there are any.
+        `topics` are the topics of `body`. The dict may be empty afterwards. A replica that is new,
+        or that has a new address, is logged. The answer to a slave has the address of its master.
+        The body of the answer has the key-values of ORDER_TOPIC_CONFIG if there are any and the
+        setting `return_order_config_to_broker` is on.
         """
         known = self.table.get_broker(header.broker)
         registration = self._make_registration(header, call, body, topics)
@@ -355,7 +360,10 @@ class NameServerRequests:
         body: RegisterBody,
         topics: dict[str, TopicConfig],
     ) -> Registration:
-        """Return the registration of a request with this header and these topics."""
+        """Return the registration that the route table stores for a request.
+
+        It combines the header, the topics, the version of the topic table, and the connection.
+        """
         timeout_ms = header.heartbeat_timeout_ms
         return Registration(
             cluster=header.cluster,
@@ -385,9 +393,9 @@ class NameServerRequests:
     def query_data_version(self, header: BrokerRequest, call: RequestContext) -> Command:
         """Handle QUERY_DATA_VERSION (322): say whether the broker must register again.
 
-        The body of the request is the version of the broker's topic table. The answer has
-        `changed` = true if that is not the version of its last registration. The body of the
-        answer is the version of the last registration, or empty if there is none. The request also
+        The body of the request is the version of the broker's topic table. The answer has `changed`
+        = true if it differs from the version of the broker's last registration. The body of the
+        answer is the latter version, or empty if the broker is not registered. The request also
         renews the registration.
         """
         registered = self.table.version_of(header.cluster, header.address)
@@ -408,7 +416,7 @@ class NameServerRequests:
     def get_member_group(
         self, header: GetBrokerMemberGroupRequest, call: RequestContext
     ) -> Command:
-        """Handle GET_BROKER_MEMBER_GROUP (901): return the addresses of a broker's replicas by id.
+        """Handle GET_BROKER_MEMBER_GROUP (901): return the addresses of a broker's replicas, by id.
 
         There are no addresses if the broker is unknown or belongs to another cluster.
         """
@@ -458,11 +466,12 @@ class NameServerRequests:
         return success_answer(body=bodies.encode_cluster_info(cluster_info))
 
     def _make_reachable(self, broker: BrokerData, peer: Peer) -> BrokerData:
-        """Return a copy of a broker with the addresses at which a client can reach its replicas.
+        """Return a copy of a broker with addresses that the client can reach.
 
-        `peer` is the client's connection. The addresses stay as they are registered if the setting
-        `reachable_addresses` is off. The first time that an address is replaced, the replacement is
-        logged (for at most LOGGED_ADDRESSES_MAX addresses).
+        A registered address may be unreachable for a client, as 127.0.0.1 or a private address.
+        `peer` is the client's connection. The addresses are not changed if the setting
+        `reachable_addresses` is off. The first replacement of each address is logged, for at most
+        LOGGED_ADDRESSES_MAX addresses.
         """
         if not self.config.reachable_addresses:
             return broker
@@ -485,7 +494,10 @@ class NameServerRequests:
         return replace(broker, addresses=addresses)
 
     def _is_first_replacement(self, registered: str, address: str) -> bool:
-        """Return whether a replacement of an address must be logged, and note that it is logged."""
+        """Return whether the replacement of an address must be logged, and remember it if so.
+
+        It must not if it was logged before, or if LOGGED_ADDRESSES_MAX replacements were logged.
+        """
         replacement = (registered, address)
         if replacement in self._logged_addresses:
             return False
@@ -506,13 +518,14 @@ class NameServerRequests:
         return max(self._started_ms + self.config.wait_for_service_s * 1000 - now_ms, 0)
 
     def get_route(self, header: h.GetRouteRequest, call: RequestContext) -> Command:
-        """Handle GET_ROUTEINFO_BY_TOPIC (105): return the route of a topic.
+        """Handle GET_ROUTEINFO_BY_TOPIC (105): return the brokers and queues of a topic.
 
-        The addresses are those at which the client can reach the brokers. If the client asks for a
-        zone, the route has only that zone's brokers (`filter_zone`). The answer is SYSTEM_ERROR
-        while routes are refused after the start (`remaining_wait_ms`), and TOPIC_NOT_EXIST if no
-        broker has the topic. Clients from STANDARD_JSON_VERSION_MIN on, and clients that ask for
-        it, get standard JSON; older clients get the JSON of fastjson, with numbers as keys.
+        Addresses are replaced by ones that the client can reach. If the client asks for a zone,
+        brokers of other zones are left out. The answer is SYSTEM_ERROR during the waiting time
+        after the start, and TOPIC_NOT_EXIST if no broker has the topic.
+
+        Clients from version STANDARD_JSON_VERSION_MIN on, and clients that ask for it, get standard
+        JSON. Older clients get JSON of fastjson, with numbers as keys.
         """
         config = self.config
         if self.remaining_wait_ms(call.now_ms):
@@ -557,11 +570,14 @@ class NameServerRequests:
     ) -> WorkItem[Command]:
         """Handle the requests for names of topics.
 
-        GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) returns all topics, GET_TOPICS_BY_CLUSTER (224)
-        those of a cluster, and GET_UNIT_TOPIC_LIST (311), GET_HAS_UNIT_SUB_TOPIC_LIST (312) and
-        GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313) those with the unit flags of `_UNIT_FILTERS`. The
-        answer is SYSTEM_ERROR ("disable") if a setting disables the request:
-        `all_topic_list_enable` for 206, `topic_list_enable` for the others.
+        - GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) returns all topics.
+        - GET_TOPICS_BY_CLUSTER (224) returns the topics of a cluster.
+        - GET_UNIT_TOPIC_LIST (311), GET_HAS_UNIT_SUB_TOPIC_LIST (312) and
+          GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313) return topics by their flags, with a test from
+          `_UNIT_FILTERS`.
+
+        The answer is SYSTEM_ERROR ("disable") if a setting disables the request:
+        `all_topic_list_enable` for 206, and `topic_list_enable` for the others.
         """
         code = call.command.code
         if code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
@@ -581,11 +597,10 @@ class NameServerRequests:
         return success_answer(body=bodies.encode_topic_list(topics))
 
     def list_system_topics(self, _header: None, call: RequestContext) -> Command:
-        """Handle GET_SYSTEM_TOPIC_LIST_FROM_NS (304): return the names of clusters and brokers.
+        """Handle GET_SYSTEM_TOPIC_LIST_FROM_NS (304): return the names of all clusters and brokers.
 
-        Each cluster and broker has a topic of its name. The answer also names the address of one
-        broker, which the client asks for further system topics by
-        GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305).
+        Each cluster and broker has a system topic of its name. The answer also has the address of
+        one broker. The client asks this broker for further system topics.
         """
         names = set()
         for cluster, broker_names in self.table.list_clusters().items():
@@ -608,7 +623,7 @@ class NameServerRequests:
     def get_kv(self, header: h.KvRequest, _call: RequestContext) -> Command:
         """Handle GET_KV_CONFIG (101): return the value of a key.
 
-        An absent value is answered with QUERY_NOT_FOUND.
+        The answer is QUERY_NOT_FOUND if the key does not exist.
         """
         value = self.key_values.get(header.namespace, header.key)
         fields = encode_header(h.GetKvResponse(value=value))
@@ -624,7 +639,7 @@ class NameServerRequests:
     def list_kv(self, header: h.GetKvListRequest, _call: RequestContext) -> Command:
         """Handle GET_KVLIST_BY_NAMESPACE (219): return the keys and values of a namespace.
 
-        An unknown namespace is answered with QUERY_NOT_FOUND.
+        The answer is QUERY_NOT_FOUND if the namespace does not exist.
         """
         table = self.key_values.get_namespace(header.namespace)
         if table is None:
@@ -662,9 +677,9 @@ class NameServerRequests:
         """Handle UPDATE_NAMESRV_CONFIG (318): change the settings in the body, lines `name=value`.
 
         All settings are checked before they are written to the configuration file and logged. A
-        setting that cannot change at run time takes effect at the next start. If the change has
-        such settings, the certificates and access rules are loaded as a check, because they could
-        make that start fail. The remark of the answer names the settings that are not in force.
+        setting that cannot change at run time takes effect at the next start. Then the certificates
+        and access rules are loaded as a test, because they could make that start fail. The remark
+        of the answer names the settings that have not taken effect.
 
         The answer is NO_PERMISSION if a setting is in a black list, and SYSTEM_ERROR if a setting
         is unknown or invalid. Then nothing is changed.
@@ -695,7 +710,10 @@ class NameServerRequests:
         return Command(ResponseCode.SUCCESS, remark=change.remark)
 
     def _check_next_start(self, config: NameServerConfig) -> None:
-        """Raise ConfigurationError if certificates or access rules would make the start fail."""
+        """Load the certificates and access rules of `config`, as a test.
+
+        Raises ConfigurationError if they would make the next start of the server fail.
+        """
         load_server_context(config)
         if config.acl_enable:
             source = RuleSource.from_config(self._files, config)
@@ -703,7 +721,11 @@ class NameServerRequests:
 
 
 def _make_origin(command: Command, peer: Peer) -> Origin:
-    """Return where a registration came from, and what its fields say about the address."""
+    """Return where a registration came from, and what its fields say about the broker's address.
+
+    The fields say whether the address is fixed by a setting, and which addresses the broker's
+    machine has.
+    """
     fields = command.fields or {}
     interfaces = [address.strip() for address in fields.get(INTERFACES_FIELD, "").split(",")]
     return Origin(

@@ -107,7 +107,7 @@ Slices = Generator[None, None, T]
 
 
 def run_all_slices(slices: Slices[T]) -> T:
-    """Do all steps of the work at once, and return its result."""
+    """Run a generator to its end, and return its result."""
     while True:
         try:
             next(slices)
@@ -116,9 +116,9 @@ def run_all_slices(slices: Slices[T]) -> T:
 
 
 def empty_in_slices(topics: dict[str, TopicConfig]) -> Slices[None]:
-    """Remove all topics from the dict, SLICE_TOPICS in each step.
+    """Remove all topics from the dict, SLICE_TOPICS at each step of the generator.
 
-    Freeing a hundred thousand objects at once would delay other requests.
+    To free a hundred thousand objects at once would delay other requests.
     """
     while topics:
         topics.popitem()
@@ -165,7 +165,10 @@ class RouteTable:
     # ---------------------------------------------------------------------------- brokers
 
     def register(self, registration: Registration, now_ms: int) -> RegisterBrokerResponse:
-        """Apply a registration at once; see `register_in_slices`."""
+        """Apply a registration, which arrived at `now_ms`, at once, and return the answer.
+
+        This is `register_in_slices` without pauses.
+        """
         return run_all_slices(self.register_in_slices(registration, now_ms))
 
     def register_in_slices(
@@ -173,31 +176,31 @@ class RouteTable:
     ) -> Slices[RegisterBrokerResponse]:
         """Apply a registration in steps, and return the answer to the broker.
 
-        `now_ms` is the time at which the registration is renewed. The first step records the
-        replica, so that routes contain it. The following steps apply the topics of the
-        registration, and empty its dict of topics. Only the topics of a master, or of the slave
-        with the smallest id of a broker without a master, are applied. At the end,
-        `on_smallest_changed` is called if the replica has a smaller id than all others had before.
+        `now_ms` is the time of the registration. The first step adds the replica to the routes. The
+        following steps apply its topics, and remove them from the registration's dict. Topics are
+        applied only for a master, or for the slave with the smallest id if there is no master. At
+        the end, `on_smallest_changed` is called if the replica has a smaller id than all others had
+        before.
 
-        A registration is dropped if another address has the same id and has registered a later
-        state version. The answer names the master and its HA address if a slave registers and the
-        master is known; otherwise its fields are empty.
+        A registration is ignored if another address has the same id and has registered a later
+        state version. The answer to a slave has the address and the HA address of its master, if it
+        is known. Any other answer has empty fields.
 
         Raises ProtocolError, before anything is changed, if there would be too many brokers or
         topics.
         """
-        self._check_room(registration)
+        self._check_limits(registration)
         known = self._brokers.get(registration.broker)
-        addresses = _addresses_beside(registration, known)
-        # The address that has had this id until now: that of an earlier registration, or of
-        # another process that uses the same id.
+        addresses = _list_other_addresses(registration, known)
+        # The address that has had this id until now. It may be the broker's own address, or the
+        # address of another process that uses the same id.
         holder = addresses.get(registration.broker_id)
-        is_late = self._is_late(registration, holder)
-        if not is_late:
+        is_outdated = self._is_outdated(registration, holder)
+        if not is_outdated:
             addresses[registration.broker_id] = registration.address
         self._put_broker(registration, known, addresses)
-        if is_late:
-            self._drop_live(registration.cluster, registration.address)
+        if is_outdated:
+            self._remove_registration(registration.cluster, registration.address)
             return RegisterBrokerResponse()
 
         is_prime_slave = (
@@ -206,11 +209,11 @@ class RouteTable:
             and registration.broker_id == min(addresses)
         )
         if registration.broker_id == MASTER_ID and holder is None:
-            # The master has been absent, so the operator's wipe has ended (module docstring).
+            # The master has been absent. That ends the operator's removal of the write permission.
             self._write_wiped.discard(registration.broker)
         registered_version = self.version_of(registration.cluster, registration.address)
         is_changed = holder is None or registered_version != registration.version
-        self._put_live(registration, now_ms)
+        self._store_registration(registration, now_ms)
         if registration.broker_id == MASTER_ID or is_prime_slave:
             yield from self._apply_topics_in_turn(
                 registration, is_changed=is_changed, is_read_only=is_prime_slave
@@ -220,23 +223,27 @@ class RouteTable:
             self._report_smaller_id(registration, addresses)
         return self._make_answer(registration, addresses)
 
-    def _is_late(self, registration: Registration, holder: str | None) -> bool:
-        """Return whether a registration comes from an old process and must be dropped.
+    def _is_outdated(self, registration: Registration, holder: str | None) -> bool:
+        """Return whether a registration comes from an old process and must be ignored.
 
-        `holder` is the address that has its id now; None if the id is free. The registration is
-        late if that is another address, which has registered a later state version.
+        `holder` is the address that has the registration's replica id now; None if the id is free.
+        The registration is outdated if `holder` is another address and has registered a later state
+        version.
         """
         if holder == registration.address:
             return False
-        held, _ = self._live.get((registration.cluster, holder or ""), (registration, 0))
-        return held.version.state_version > registration.version.state_version
+        registration_of_holder, _ = self._live.get(
+            (registration.cluster, holder or ""), (registration, 0)
+        )
+        return registration_of_holder.version.state_version > registration.version.state_version
 
     def _put_broker(
         self, registration: Registration, known: BrokerData | None, addresses: dict[int, str]
     ) -> None:
-        """Record the broker of a registration, with these addresses by id, in its cluster.
+        """Add or replace the broker of a registration, and add it to its cluster.
 
-        `known` is what was known about the broker before; None if it is new.
+        `addresses` are the addresses of the broker's replicas by id. `known` is the broker's
+        earlier entry; None if the broker is new.
         """
         self._clusters.setdefault(registration.cluster, set()).add(registration.broker)
         self._clusters_of.setdefault(registration.broker, set()).add(registration.cluster)
@@ -249,7 +256,11 @@ class RouteTable:
         )
 
     def _report_smaller_id(self, registration: Registration, addresses: dict[int, str]) -> None:
-        """Call `on_smallest_changed` for a registration with the smallest id of its broker."""
+        """Call `on_smallest_changed`, because a replica with the smallest id has registered.
+
+        `addresses` are the addresses of all replicas by id. The callback is to notify all others,
+        or the replica itself if it is the only one.
+        """
         others = tuple(address for address in addresses.values() if address != registration.address)
         self.on_smallest_changed(
             SmallestIdChange(
@@ -264,7 +275,11 @@ class RouteTable:
     def _make_answer(
         self, registration: Registration, addresses: dict[int, str]
     ) -> RegisterBrokerResponse:
-        """Return the answer to a registration, which tells a slave the addresses of its master."""
+        """Return the answer to a registration.
+
+        A slave gets the address and the HA (replication) address of its master, if the master is
+        registered. Any other answer has empty fields.
+        """
         master_address = addresses.get(MASTER_ID, "")
         master, _ = self._live.get((registration.cluster, master_address), (None, 0))
         if registration.broker_id == MASTER_ID or master is None:
@@ -272,18 +287,23 @@ class RouteTable:
         return RegisterBrokerResponse(ha_address=master.ha_address, master_address=master_address)
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
-        """Remove an address of a broker at once; see `unregister_in_slices`."""
+        """Remove an address of a broker and, after the last one, the broker's topics, at once.
+
+        An unknown address changes nothing. This is `unregister_in_slices` without pauses.
+        """
         run_all_slices(self.unregister_in_slices(cluster, broker, address))
 
     def unregister_in_slices(self, cluster: str, broker: str, address: str) -> Slices[None]:
-        """Remove an address of a broker in steps. Does nothing if the address is unknown.
+        """Remove an address of a broker in steps. Do nothing if the address is unknown.
 
-        The first step removes the address from routes. If it was the broker's last address, the
-        following steps remove the broker's topics. If other addresses remain and the broker allows
-        an acting master, `on_smallest_changed` is called if the smallest id has changed, and the
-        following steps remove the write permission of the topics if no master remains.
+        The first step removes the address from the routes. If it was the broker's last address, the
+        next steps remove the broker's topics.
+
+        A broker that allows an acting master has a slave that stands in for a missing master. If
+        such a broker has other addresses, `on_smallest_changed` is called if the smallest id has
+        changed. If no master remains, the next steps remove the write permission of its topics.
         """
-        self._drop_live(cluster, address)
+        self._remove_registration(cluster, address)
         known = self._brokers.get(broker)
         if known is None:
             return
@@ -308,6 +328,7 @@ class RouteTable:
         """Call `on_smallest_changed`, because the replica with the smallest id has left.
 
         `remaining` are the addresses of the other replicas by id, in the order of ids.
+        `lost_address` is the address of the replica that has left.
         """
         smallest_id, smallest_address = next(iter(remaining.items()))
         self.on_smallest_changed(
@@ -321,10 +342,11 @@ class RouteTable:
         )
 
     def _remove_broker(self, broker: str) -> Slices[None]:
-        """Remove a broker whose last address is gone, and its topics in steps.
+        """Remove a broker whose last address has gone, and then its topics in steps.
 
-        The first step removes the broker from routes and clusters, and ends a wipe of its write
-        permission. A topic that the broker registers again between two steps is not removed.
+        The first step removes the broker from routes and clusters. It also forgets that an operator
+        has removed the broker's write permission. A topic is not removed if the broker has
+        registered it again between two steps.
         """
         del self._brokers[broker]
         self._write_wiped.discard(broker)
@@ -348,7 +370,7 @@ class RouteTable:
     def record_heartbeat(self, cluster: str, address: str, now_ms: int) -> None:
         """Renew the registration of an address at the time `now_ms`.
 
-        Does nothing if the address is not registered.
+        Do nothing if the address is not registered.
         """
         key = (cluster, address)
         if key in self._live:
@@ -358,7 +380,7 @@ class RouteTable:
     def find_expired(self, now_ms: int) -> list[Registration]:
         """Return the registrations that were not renewed within their timeouts.
 
-        Nothing is removed; the caller must pass the registrations to `unregister_lost`.
+        Nothing is removed. The caller passes the registrations to `unregister_lost`.
         """
         return [
             registration
@@ -375,7 +397,7 @@ class RouteTable:
         return [self._live[key][0] for key in self._connections.get(connection, ())]
 
     def unregister_lost(self, gone: Iterable[Registration]) -> Slices[None]:
-        """Remove the addresses of the registrations `gone` in steps.
+        """Remove the addresses of the registrations in `gone`, in steps.
 
         An address that has registered again in the meantime is not removed.
         """
@@ -423,10 +445,10 @@ class RouteTable:
     # ---------------------------------------------------------------------------- topics
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Add or replace queues of a topic; each item names a broker and its number of queues.
+        """Add or replace queues of a topic. Each item has the queues on one broker.
 
-        Stops at the first item whose broker is unknown; the items before it are applied. If the
-        write permission of a broker is wiped, its queues get no write permission.
+        If a broker is unknown, its item and all following ones are ignored. If an operator has
+        removed a broker's write permission, its queues get no write permission.
         """
         for queue in queues:
             if queue.broker not in self._brokers:
@@ -437,7 +459,7 @@ class RouteTable:
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Remove a topic from the brokers of a cluster; None means from all brokers.
 
-        Does nothing if the topic or cluster is unknown.
+        Do nothing if the topic or cluster is unknown.
         """
         queues = self._topics.get(topic, {})
         members = queues if cluster is None else self._clusters.get(cluster, set())
@@ -446,13 +468,13 @@ class RouteTable:
             self._drop_queues(topic, broker)
 
     def find_route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
-        """Return the route of a topic, with brokers and queues sorted by broker name.
+        """Return the brokers and queues of a topic, sorted by broker name.
 
         Return None if no known broker has the topic.
 
-        `acting_master` makes a slave act for a missing master: its id in the route is 0. This is
-        the slave with the smallest id, if the broker allows an acting master and its queues are
-        read-only. The topics of SYNC_MEMBER_TOPIC_PREFIX get no acting master.
+        With `acting_master`, a slave stands in for a missing master: it gets the id 0 in the route.
+        It is the slave with the smallest id, if the broker allows this and its queues are
+        read-only. Topics with the prefix SYNC_MEMBER_TOPIC_PREFIX are an exception.
         """
         queues_by_broker = self._topics.get(topic, {})
         may_act = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
@@ -483,10 +505,10 @@ class RouteTable:
         return list(topics)
 
     def find_topics_by_flags(self, is_wanted: Callable[[int], bool]) -> Slices[list[str]]:
-        """Find the topics with certain system flags, in steps that return the topics' names.
+        """Find the topics with certain system flags, in steps, and return their names.
 
-        `is_wanted` is called with the system flags of a topic on one broker. A topic is returned if
-        `is_wanted` returns True for one of its brokers.
+        `is_wanted(flags)` is called with the system flags of a topic on each broker. A topic is
+        returned if the result is True for at least one broker.
         """
         matching_topics = []
         for count, topic in enumerate(list(self._topics), 1):
@@ -513,11 +535,11 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- inside
 
-    def _check_room(self, registration: Registration) -> None:
+    def _check_limits(self, registration: Registration) -> None:
         """Raise ProtocolError if a registration would exceed the limit of addresses or topics.
 
-        An address that is registered already may register again. The topics of the broker's
-        earlier registration do not count, because the new ones replace them.
+        A registered address may always register again. The topics of the broker's earlier
+        registration are not counted, because the new ones replace them.
         """
         is_known = (registration.cluster, registration.address) in self._live
         if not is_known and len(self._live) >= BROKERS_MAX:
@@ -531,20 +553,20 @@ class RouteTable:
                 fix="Increase sluiceRegisteredTopicsMax of the name server.",
             )
 
-    def _put_live(self, registration: Registration, now_ms: int) -> None:
-        """Record a registration as the latest of its address, renewed at the time `now_ms`.
+    def _store_registration(self, registration: Registration, now_ms: int) -> None:
+        """Store a registration as the latest of its address, renewed at the time `now_ms`.
 
-        Its connection is recorded too. Its topics are not stored here.
+        It is stored without its topics, and also recorded under its connection.
         """
-        self._drop_live(registration.cluster, registration.address)
+        self._remove_registration(registration.cluster, registration.address)
         key = (registration.cluster, registration.address)
         self._live[key] = replace(registration, topics={}), now_ms
         self._connections.setdefault(registration.connection, {})[key] = None
 
-    def _drop_live(self, cluster: str, address: str) -> None:
-        """Remove the latest registration of an address, also from its connection.
+    def _remove_registration(self, cluster: str, address: str) -> None:
+        """Remove the latest registration of an address, also from the list of its connection.
 
-        Does nothing if the address is not registered.
+        Do nothing if the address is not registered.
         """
         key = (cluster, address)
         live = self._live.pop(key, None)
@@ -559,14 +581,16 @@ class RouteTable:
     def _apply_topics_in_turn(
         self, registration: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
-        """Apply the topics of a registration in steps, in the order of registrations.
+        """Apply the topics of a registration in steps, after the broker's earlier registrations.
 
         If an earlier registration of the broker is not finished, its remaining steps are done
-        first. The parameters and effects are those of `_apply_topics`.
+        first. With `is_changed`, all topics are replaced, and otherwise only missing topics are
+        added. With `is_read_only`, the topics get no write permission.
         """
         earlier_steps = self._unfinished.get(registration.broker)
 
         def all_steps() -> Slices[None]:
+            """Yield the remaining steps of the earlier registration, then those of this one."""
             if earlier_steps is not None:
                 yield from earlier_steps
             yield from self._apply_topics(
@@ -586,11 +610,11 @@ class RouteTable:
     ) -> Slices[None]:
         """Apply the topics of a registration in steps, and remove them from `registration.topics`.
 
-        If the registration is complete, the broker's other topics are removed first.
-        `is_changed` False means that the broker has registered these topics before, so only topics
-        that the table does not have are added. `is_read_only` means that a slave registers for a
-        missing master, so the topics get no write permission. Stops if the broker is removed
-        between two steps.
+        If the registration is complete, the broker's other topics are removed first. With
+        `is_changed`, all topics are replaced. Without it, the broker has registered the same topics
+        before, so only missing topics are added. `is_read_only` means that a slave registers for a
+        missing master, so the topics get no write permission. The work ends if the broker is
+        removed between two steps.
         """
         is_write_removed = is_read_only and bool(registration.acting_master_enable)
         if registration.is_complete:
@@ -618,7 +642,7 @@ class RouteTable:
                     return
 
     def _drop_other_topics(self, registration: Registration) -> Slices[None]:
-        """Remove the topics of a registration's broker that it does not contain, in steps."""
+        """Remove the topics of a broker that its new registration does not contain, in steps."""
         served_topics = list(self._served.get(registration.broker, ()))
         for count, topic in enumerate(served_topics, 1):
             if topic not in registration.topics:
@@ -634,19 +658,22 @@ class RouteTable:
         return ~PERM_WRITE if broker in self._write_wiped else ~0
 
     def _put_queues(self, topic: str, queue: QueueData) -> None:
-        """Add or replace the queues of a topic on the broker `queue.broker`; count a new entry."""
+        """Add or replace the queues of a topic on the broker `queue.broker`."""
         queues = self._topics.setdefault(topic, {})
-        self.entry_count += queue.broker not in queues
+        is_new = queue.broker not in queues
+        if is_new:
+            self.entry_count += 1
         queues[queue.broker] = queue
         self._served.setdefault(queue.broker, {})[topic] = queue
 
     def _drop_queues(self, topic: str, broker: str) -> None:
-        """Remove the queues of a topic on one broker. Does nothing if there are none.
+        """Remove the queues of a topic on one broker. Do nothing if there are none.
 
         The topic is removed when no broker has it any longer.
         """
         queues = self._topics.get(topic, {})
-        self.entry_count -= queues.pop(broker, None) is not None
+        if queues.pop(broker, None) is not None:
+            self.entry_count -= 1
         if not queues:
             self._topics.pop(topic, None)
         self._served.get(broker, {}).pop(topic, None)
@@ -654,7 +681,7 @@ class RouteTable:
     def _change_permissions(self, broker: str, change: Callable[[int], int]) -> Slices[int]:
         """Change the permission of each topic of a broker, in steps.
 
-        `change` is called with the permission bits of a topic, and returns the new ones. The steps
+        `change(perm)` gets the permission bits of a topic, and returns the new ones. The steps
         return the number of topics that the broker had at the beginning; 0 if it is unknown.
         """
         topics = list(self._served.get(broker, ()))
@@ -668,10 +695,10 @@ class RouteTable:
 
 
 def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
-    """Return a route with only the brokers of a zone, and the brokers without a master.
+    """Return a route without the brokers of other zones, and without their queues.
 
-    The queues of the other brokers are left out too. This is the zone mode of RocketMQ
-    (spec/namesrv.md §5). Zones are compared without regard to upper and lower case.
+    A broker without a master stays, whatever its zone. This is the zone mode of RocketMQ
+    (spec/namesrv.md §5). Upper and lower case are not distinguished.
     """
     kept_brokers = []
     excluded_names = set()
@@ -685,11 +712,12 @@ def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
     return replace(route, brokers=tuple(kept_brokers), queues=tuple(kept_queues))
 
 
-def _addresses_beside(registration: Registration, known: BrokerData | None) -> dict[int, str]:
-    """Return the known addresses of a registration's broker by id, without an old id of its own.
+def _list_other_addresses(registration: Registration, known: BrokerData | None) -> dict[int, str]:
+    """Return the addresses of the replicas of a registration's broker by id, before it is applied.
 
-    A slave that became master (or the other way) keeps its address under one id only. `known` is
-    what is known about the broker; None if it is new.
+    An address has one id only. If the registration's address is known under another id, because a
+    slave became master or the other way, that entry is left out. `known` is what is known about the
+    broker; None if it is new.
     """
     if known is None:
         return {}
@@ -701,9 +729,11 @@ def _addresses_beside(registration: Registration, known: BrokerData | None) -> d
 
 
 def _with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
-    """Return a broker with its slave of the smallest id as master, if that may act for the master.
+    """Return a broker in which the slave with the smallest id stands in for a missing master.
 
-    `queues` are those of the broker in the route. Otherwise return the broker as it is.
+    In the result, this slave has the id of the master. `queues` are the broker's queues in the
+    route. The broker is returned unchanged if it has a master or a writable queue, or does not
+    allow an acting master.
     """
     has_master = MASTER_ID in broker.addresses or bool(queues.perm & PERM_WRITE)
     if has_master or not broker.acting_master_enable:

@@ -62,11 +62,11 @@ class NameServer:
         network: Network = SOCKET_NETWORK,
         shares: FairScheduler | None = None,
     ) -> None:
-        """Read the key-value configuration. The server does not listen before `start`.
+        """Read the key-values from their file. The server does not listen before `start`.
 
-        `network` opens the listener and the connections to replicas. `shares` is the fair
-        scheduler that this server shares with other servers on the same event loop; None means a
-        scheduler of its own.
+        `network` opens the listener and the connections to replicas. `shares` is a fair scheduler
+        that this server shares with other servers in the same event loop; None means that it
+        creates one.
 
         Raises StoreDamagedError if the key-values cannot be read, and ConfigurationError if access
         control is enabled without a file.
@@ -100,7 +100,10 @@ class NameServer:
         self._swept_ms = self._now_ms()
 
     def _make_dispatcher(self) -> Dispatcher:
-        """Return the dispatcher of all requests, with access control if that is configured."""
+        """Return the dispatcher that calls the handler of each request.
+
+        It checks access rules if access control is configured.
+        """
 
         def handle(command: Command, peer: Peer) -> Outcome:
             return self.requests.handle(command, peer, self._now_ms())
@@ -153,7 +156,8 @@ class NameServer:
     def _warn_of_exposure(self) -> None:
         """Log a warning if clients on other machines can change routes without authentication.
 
-        The server is protected by access control, protected mode or required client certificates.
+        They cannot if access control, protected mode or required client certificates protect the
+        server, or if it listens only on this machine.
         """
         config = self.requests.config
         is_mutual = config.tls_mode == "enforcing" and config.tls_client_auth == "require"
@@ -168,9 +172,9 @@ class NameServer:
             )
 
     async def close(self) -> None:
-        """Stop the timers and the listener, and close all connections before returning.
+        """Stop the timers and the listener, and close all connections.
 
-        The brokers whose connections are closed by this are not logged.
+        The brokers that lose their connection by this are not logged.
         """
         self._closing = True
         if self._timer is not None:
@@ -222,10 +226,10 @@ class NameServer:
         return [f"routes are refused for another {wait_ms} ms (needWaitForService)."]
 
     def on_disconnect(self, peer: Peer) -> None:
-        """Remove the brokers that registered over the connection `peer`, which was closed.
+        """Remove the brokers that registered over a connection, because it was closed.
 
         Their topics are removed in the background. The brokers are logged, unless the server is
-        closing. The connection's share in the scheduler is freed.
+        closing. The connection is also removed from the scheduler.
         """
         lost = self.requests.table.registered_by(peer)
         self._background.run_in_background(self.requests.table.unregister_lost(lost))
@@ -240,10 +244,11 @@ class NameServer:
             )
 
     def _notify(self, change: SmallestIdChange) -> None:
-        """Send NOTIFY_MIN_BROKER_ID_CHANGE to the replicas in `change.notified_addresses`.
+        """Tell replicas that another replica of their broker has the smallest id.
 
-        Each request is sent one-way in a task of its own; errors are ignored. The change is
-        logged. Does nothing if the setting `notify_smallest_id` is off or the server is closing.
+        NOTIFY_MIN_BROKER_ID_CHANGE is sent one-way to each of `change.notified_addresses`, in a
+        task of its own. Errors are ignored. The change is logged. Do nothing if the setting
+        `notify_smallest_id` is off or the server is closing.
         """
         if not self.requests.config.notify_smallest_id or self._closing:
             return
@@ -282,9 +287,9 @@ class NameServer:
             self.guard.apply_checked_files(await asyncio.to_thread(self.guard.check_files))
 
     def _sweep(self) -> None:
-        """Remove expired brokers, and schedule the next call after `scan_interval_ms`.
+        """Remove expired brokers, and schedule the next call in `scan_interval_ms`.
 
-        The time of the call is recorded for `unhealthy`.
+        The time of the call is recorded, because a late call shows that the server is unhealthy.
         """
         interval_s = self.requests.config.scan_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)

@@ -45,10 +45,10 @@ def run_file(
 ) -> int:
     """Run the pipeline of a file, or with `dry_run` print its plan. Return the exit code.
 
-    Warnings about the file are printed to stderr. `master` is Spark's master. None means
-    `spark.master` of the settings or of spark-submit, or all cores of this machine. `settings` are
-    Spark settings, which override those of the file. With `as_json`, events or the plan are printed
-    as JSON to stdout. `progress` is the directory for the progress file; "" means none. Raises
+    Warnings about the file are printed to stderr. `master` is Spark's master. None means the master
+    in the settings or of spark-submit, or else all cores of this machine. `settings` are Spark
+    settings, which override the file's settings. With `as_json`, events or the plan are printed as
+    JSON to stdout. `progress` is the directory for the progress file; "" means no file. Raises
     SluiceError.
     """
     pipeline = load_pipeline(path)
@@ -66,10 +66,11 @@ def run_in_session(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Run a pipeline, or print its plan, in a Spark session, and stop the session afterwards.
+    """Create a Spark session, run a pipeline or print its plan in it, and stop the session.
 
-    Return the exit code. `record` is called with each event, and the other arguments are those of
-    `run_file`. Raises SluiceError, without secrets in its text.
+    Return the exit code. `master` and `settings` are for the session. `record` is called with each
+    event. With `dry_run`, the plan is printed. With `as_json`, the output is JSON. Raises
+    SluiceError, without secrets in its text.
     """
     spark = create_session(pipeline, master, settings)
     try:
@@ -119,7 +120,10 @@ def create_session(
 
 
 def _find_submitted_master() -> str | None:
-    """Return the master that spark-submit was given; None without spark-submit or a master."""
+    """Return the master that was given to spark-submit.
+
+    Return None if spark-submit is not used, or got no master.
+    """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     # spark-submit has started the JVM, with its settings.
@@ -137,10 +141,11 @@ def run_pipeline(
     as_json: bool,
     record: Listener = lambda _event: None,
 ) -> int:
-    """Run a pipeline until it ends or a signal asks it to stop, and return the exit code.
+    """Run a pipeline until it ends or a signal stops it, and return the exit code.
 
-    Events are printed, as JSON lines to stdout if `as_json` is True, else as text to stderr.
-    `record` is called with each of them.
+    The exit code is 1 if sinks were skipped or the report is a failure, else 0. Events are printed,
+    as JSON lines to stdout if `as_json` is True, else as text to stderr. `record` is called with
+    each event.
     """
 
     def handle_event(event: Event) -> None:

@@ -103,9 +103,10 @@ _SESSION_SETTINGS: Final = {
 
 
 def read_archive(spark: Any, path: str) -> Any:
-    """Return the archive at `path` as a DataFrame with `SCHEMA`.
+    """Return the messages of the archive at `path` as a DataFrame with the columns of `SCHEMA`.
 
-    Raises ConfigurationError if there is no archive.
+    Files of the last run that are still staged are moved first. Raises ConfigurationError if the
+    archive does not exist.
     """
     folder = Folder(spark, path)
     runs = ArchiveRuns(folder)
@@ -134,11 +135,12 @@ class ArchivePlan:
 
     @classmethod
     def create(cls, task: Task, next_offsets: Offsets) -> "ArchivePlan":
-        """Return the plan of a run that continues at `next_offsets`.
+        """Return the plan of a run that continues at `next_offsets`: which offsets it archives.
 
-        A queue that is not in `next_offsets` begins at its first stored offset. Raises
-        ConfigurationError if the options name no topic, or if an offset is beyond the end of its
-        queue, which means that the topic was created again, and the client's errors.
+        A queue that is not in `next_offsets` begins at its first stored offset. Messages that were
+        deleted before they were archived are listed as gaps. Raises ConfigurationError if the
+        options name no topic, or if an offset is beyond the end of its queue, which means that the
+        topic was created again, and the client's errors.
         """
         options = parse_options({**task.connection, **_select_topics(task)})
         with open_admin(options) as admin:
@@ -164,10 +166,9 @@ class ArchivePlan:
 
     @classmethod
     def for_verification(cls, runs: ArchiveRuns, bounds: Bounds) -> "ArchivePlan":
-        """Return the plan that reads what is archived and still at the brokers.
+        """Return a plan that reads the messages which are archived and still at the brokers.
 
-        `bounds` are the first and the end offset of each queue at the brokers. A queue without such
-        messages has no range.
+        `bounds` are the first and the end offset of each queue at the brokers.
         """
         ranges = []
         for queue, archived_end in sorted(runs.next_offsets.items()):
@@ -193,7 +194,10 @@ class ArchivePlan:
         return [planned for planned in self.ranges if planned.queue.topic == topic]
 
     def describe_gaps(self) -> str:
-        """Return a text with the number of messages in gaps, and the first gaps."""
+        """Return a text with the number of messages that were deleted before they were archived.
+
+        It also lists the first gaps, ranges of offsets of a queue.
+        """
         listed = ", ".join(
             f"{queue_label(gap.queue)} of {gap.queue.topic!r} offsets {gap.start} to {gap.end - 1}"
             for gap in self.gaps[:GAPS_SHOWN_MAX]
@@ -202,10 +206,10 @@ class ArchivePlan:
         return f"{count:,} messages were deleted before they were archived: {listed}"
 
     def load_rows(self, task: Task, spark: Any) -> Any:
-        """Return the messages of the ranges as a DataFrame with the columns `COLUMNS`.
+        """Return the planned messages as a DataFrame with the columns `COLUMNS`.
 
-        `spark` is the session that reads them. Bodies that cannot be decompressed are read as they
-        are stored.
+        `spark` is the session that reads them. A body that cannot be decompressed is returned as it
+        is stored.
         """
         topics = self.topics
         starts: Offsets = {}
@@ -252,11 +256,11 @@ def _select_topics(task: Task) -> dict[str, str]:
 
 
 def _run_once(task: Task) -> Report:
-    """Archive the messages since the last run, and return the report.
+    """Archive the messages since the last run, verify them, and return the report.
 
     The option `verify` says which rows are compared with the brokers. Raises OffsetOutOfRangeError
     if messages were deleted before they were archived and `on_gap` is "fail", StoreDamagedError if
-    the verification finds a difference, and ConfigurationError.
+    the verification finds a difference, and ConfigurationError for wrong options.
     """
     spark = task.spark.newSession()
     for setting, setting_value in _SESSION_SETTINGS.items():
@@ -279,8 +283,8 @@ def _run_once(task: Task) -> Report:
 def _report_gaps(task: Task, planned: ArchivePlan, report: Report) -> None:
     """Report the messages that were deleted before they were archived.
 
-    Their number becomes the figure `lost`. Raises OffsetOutOfRangeError instead if the option
-    `on_gap` is "fail".
+    Their number becomes the figure `lost`. If the option `on_gap` is "fail", raise
+    OffsetOutOfRangeError instead.
     """
     if task.options["on_gap"] == "fail":
         raise OffsetOutOfRangeError(
@@ -294,10 +298,10 @@ def _report_gaps(task: Task, planned: ArchivePlan, report: Report) -> None:
 def _verify_archive(
     spark: Any, task: Task, runs: ArchiveRuns, bounds: Bounds, report: Report
 ) -> None:
-    """Compare all rows that are archived and still at the brokers with the messages there.
+    """Compare the whole archive with the messages that are still at the brokers.
 
-    `bounds` are those of the queues at the brokers. The number of rows is added to `report`. Raises
-    StoreDamagedError if they differ.
+    `bounds` are the first and the end offset of each queue at the brokers. The number of compared
+    rows is added to `report`. Raises StoreDamagedError if they differ.
     """
     comparable = ArchivePlan.for_verification(runs, bounds)
     if not comparable.ranges:
@@ -316,10 +320,11 @@ def _verify_archive(
 def _write_run(
     spark: Any, task: Task, runs: ArchiveRuns, planned: ArchivePlan, report: Report
 ) -> None:
-    """Write the planned messages to staging, verify them unless told not to, and commit the run.
+    """Write the planned messages to a staging directory, verify them, and commit the run.
 
-    Lines and figures are added to `report`. Raises StoreDamagedError if the verification finds a
-    difference (nothing is committed then), and ConfigurationError if another run was faster.
+    The option `verify` may switch the verification off. If it finds a difference, StoreDamagedError
+    is raised, and nothing is committed. Raises ConfigurationError if another run has committed
+    meanwhile. Lines and figures are added to `report`.
     """
     started_s = SYSTEM_CLOCK.monotonic_s()
     run_number, staging = runs.new_staging()
@@ -354,7 +359,8 @@ def _stage_rows(
 ) -> tuple[tuple[str, ...], Any]:
     """Write the planned messages to the directory `staging` of the archive `folder`.
 
-    Return the names of the Parquet files, relative to `staging`, and a DataFrame that reads them.
+    Return (names of the Parquet files, DataFrame that reads them). The names are relative to
+    `staging`.
     """
     staging_path = folder.full_path(staging)
     writer = planned.load_rows(task, spark).selectExpr("*", DAY).write.partitionBy("topic", "day")
@@ -369,7 +375,7 @@ def _stage_rows(
 
 
 def _advance_offsets(runs: ArchiveRuns, planned: ArchivePlan) -> tuple[Offsets, Offsets]:
-    """Return the first and the next offset of each queue, as they are after the planned run."""
+    """Return the first archived offset and the next offset of each queue after the planned run."""
     first_offsets = dict(runs.first_offsets)
     next_offsets = dict(runs.next_offsets)
     for archived in planned.ranges:
@@ -381,7 +387,10 @@ def _advance_offsets(runs: ArchiveRuns, planned: ArchivePlan) -> tuple[Offsets, 
 def _report_run(
     task: Task, report: Report, run: ArchiveRun, planned: ArchivePlan, duration_s: float
 ) -> None:
-    """Add the lines and figures of a committed run, which took `duration_s`, to `report`."""
+    """Add the lines and figures of a committed run to `report`.
+
+    `duration_s` is the time that the run took.
+    """
     report.figures["rows"] += run.rows
     verification = "not verified"
     if run.is_verified:
@@ -421,10 +430,11 @@ _FIXED_OPTIONS: Final = (
 
 
 def _open_replay(task: Task) -> tuple[JobState, Any]:
-    """Return the state of the replay, and a DataFrame of all its rows, whether sent or not.
+    """Return the state of a replay, and a DataFrame of all its rows, whether sent or not.
 
-    The state file of a new replay is not written yet. Raises ConfigurationError if the name or a
-    time is invalid, if there is no archive, or if the replay was started with other options.
+    A replay sends archived messages to topics. The state file of a new replay is not written yet.
+    Raises ConfigurationError if the name or a time is invalid, if there is no archive, or if the
+    replay was started with other options.
     """
     archive_path = task.options["path"]
     rows = read_archive(task.spark, archive_path)
@@ -437,10 +447,11 @@ def _open_replay(task: Task) -> tuple[JobState, Any]:
 
 
 def _resume_replay(task: Task, archive_ends: Offsets) -> JobState:
-    """Return the state of the replay that the task names; `archive_ends` limit a new replay.
+    """Return the state of the replay that the task names, from its file if there is one.
 
-    The state file of a new replay is not written yet. Raises ConfigurationError if the name is
-    invalid, or if the replay was started with other options.
+    A new replay is limited to `archive_ends`, the present end offsets of the archive. Its state
+    file is not written yet. Raises ConfigurationError if the name is invalid, or if the replay was
+    started with other options.
     """
     options = task.options
     replay_name = options["name"]
@@ -468,7 +479,9 @@ def _resume_replay(task: Task, archive_ends: Offsets) -> JobState:
 def _select_replay_rows(task: Task, rows: Any) -> Any:
     """Return the rows of an archive that `topics`, `since`, `until` and `where` select.
 
-    Raises ConfigurationError if one of the times is invalid.
+    An option that is not set selects all rows. `since` is the first store time that is selected,
+    and `until` the first one after it that is not. Raises ConfigurationError if one of the times is
+    invalid.
     """
     options = task.options
     if options["topics"]:
@@ -489,7 +502,10 @@ def _select_replay_rows(task: Task, rows: Any) -> Any:
 
 
 def _parse_time_option(task: Task, option: str) -> int:
-    """Return the time that an option contains, in milliseconds, or raise ConfigurationError."""
+    """Return the time in an option, in milliseconds since 1970.
+
+    Raises ConfigurationError if the time is invalid.
+    """
     try:
         return parse_timestamp(str(task.options[option]))
     except ValueError as error:
@@ -512,7 +528,7 @@ def _describe_undecodable(message_count: int) -> str:
 
 
 def _build_step_sender(task: Task, state: JobState) -> Callable[[int, Any], None]:
-    """Return the function that sends the rows of one step, for `run_steps`."""
+    """Return a function (step number, rows) that sends the rows of one step."""
     columns = _choose_sink_columns(task)
     sink_options = {"delivery": task.options["delivery"]}
     if task.options["to"]:
@@ -526,10 +542,10 @@ def _build_step_sender(task: Task, state: JobState) -> Callable[[int, Any], None
 
 
 def _choose_sink_columns(task: Task) -> list[str]:
-    """Return the expressions of the columns that the sink gets, as the options demand.
+    """Return the expressions of the columns that are sent, for the options of the replay.
 
-    The topic is a column only if the option `to` names none; the queue and the message id, only if
-    they are to be the same as before.
+    The topic is a column only if the option `to` names no topic. The queue and the message id are
+    columns only if the options ask for the same ones as before.
     """
     columns = [
         "body",
@@ -606,10 +622,9 @@ class Archive(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
-        """Return a line for each topic with new messages.
+        """Return lines about what `run` would archive: one for each topic with new messages.
 
-        The first line is about messages that were deleted before they were archived, if there are
-        any.
+        If messages were deleted before they were archived, the first line is about these.
         """
         runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
         planned = ArchivePlan.create(task, runs.next_offsets)
@@ -622,9 +637,10 @@ class Archive(ReadyPipeline):
         return lines or ["nothing new: the archive is complete"]
 
     def run(self, task: Task) -> Report:
-        """Archive once; with the option `every`, again after each pause until the task is stopped.
+        """Archive once, or repeat it with the option `every`, and return the report.
 
-        The report has the lines of the last run, and the sums of the figures of all runs.
+        A repetition begins after a pause of `every` seconds, until the task is stopped. The report
+        has the lines of the last run, and the sums of the figures of all runs.
         """
         report = _run_once(task)
         pause_s = float(task.options["every"])
@@ -662,7 +678,7 @@ class Replay(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
-        """Return a line for each topic with messages to send.
+        """Return lines about what `run` would send: one for each topic with messages to send.
 
         Further lines say what was sent already, what is left out, and the delivery guarantee.
         """
@@ -687,9 +703,9 @@ class Replay(ReadyPipeline):
         return [*lines, describe_guarantee(task.connection, task.options["delivery"])]
 
     def run(self, task: Task) -> Report:
-        """Send the messages that are not sent yet, step by step.
+        """Send the messages that are not sent yet, step by step, and return the report.
 
-        The run ends when all are sent or the task is stopped; a later run continues.
+        The run ends when all are sent or the task is stopped. A later run continues.
         """
         state, rows = _open_replay(task)
         if not state["steps"]:

@@ -122,9 +122,9 @@ class TopicSample:
         return sum(counted.count for counted in self.counts)
 
     def bit_of(self, subscription: Subscription) -> int:
-        """Return the integer in which only the bit of this expression is set; 0 if it has no bit.
+        """Return the bit that stands for an expression in the sample, as `1 << index`.
 
-        An expression has no bit if it is not among `expressions`.
+        Return 0 if the expression is not in `expressions`.
         """
         for index, sampled in enumerate(self.expressions):
             if (sampled.kind, sampled.expression) == (subscription.kind, subscription.expression):
@@ -139,11 +139,11 @@ def sample_topic(
     expressions: Sequence[Subscription],
     begin_ms: int | None,
 ) -> TopicSample:
-    """Count the messages of a topic by tag, matching expressions and failing expressions.
+    """Count the messages of a topic by their tag and by the expressions that match or fail on them.
 
-    Messages stored from `begin_ms` on (milliseconds since 1970) are read; None means all. Only tags
-    are read, unless an expression needs properties. If there are more than `EXPRESSIONS_MAX`
-    expressions, only the first ones are evaluated.
+    Messages stored from `begin_ms` on (milliseconds since 1970) are read; None means all.
+    Properties are only read if an expression needs them. Only the first `EXPRESSIONS_MAX`
+    expressions are evaluated.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
@@ -167,9 +167,9 @@ def sample_topic(
 def _build_bit_columns(
     subscriptions: Sequence[Subscription], source_columns: str
 ) -> "tuple[Column, Column]":
-    """Return two columns of integers: the subscriptions that match a message, and those that fail.
+    """Return two columns of integers: which subscriptions match a message, and which fail on it.
 
-    Bit `1 << index` stands for the subscription at this index. `source_columns` is the option
+    Bit `1 << index` is set for the subscription at this index. `source_columns` is the option
     `columns` with which the messages are read.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
@@ -186,10 +186,9 @@ def _build_bit_columns(
 
 
 def _choose_source_columns(subscriptions: Iterable[Subscription]) -> str:
-    """Return the option `columns` of the source for evaluating these subscriptions.
+    """Return the option `columns` of the source, with what these subscriptions need.
 
-    It is "tags" if no expression reads a property other than TAGS. SQL92 expressions with syntax
-    errors are ignored.
+    It is "tags" if no expression reads another property. Invalid SQL92 expressions are ignored.
     """
     property_names: set[str] = set()
     for subscription in subscriptions:
@@ -205,8 +204,8 @@ def _build_conditions(
 ) -> "tuple[Column, Column | None]":
     """Return two Spark conditions: that a message matches, and that the expression fails on it.
 
-    The second is None if the expression cannot fail; only SQL92 expressions can, for example if
-    they compare text with a number. `source_columns` is the option `columns` with which the
+    The second is None if the expression cannot fail. Only SQL92 expressions can fail, for example
+    if they compare text with a number. `source_columns` is the option `columns` with which the
     messages are read. An expression that does not compile matches nothing.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
@@ -305,10 +304,7 @@ class FailingFilter:
 
 
 def find_unwanted_tags(sample: TopicSample) -> list[UnwantedTag]:
-    """Return the tags whose messages no expression matches, the most frequent first.
-
-    A tag is left out if an expression matches some of its messages.
-    """
+    """Return the tags whose messages no expression matches, the most frequent first."""
     count_by_tag: dict[str | None, int] = defaultdict(int)
     matched_tags = set()
     for counted in sample.counts:
@@ -326,10 +322,11 @@ def find_unwanted_tags(sample: TopicSample) -> list[UnwantedTag]:
 def compute_loss(
     sample: TopicSample, group: str, subscription_by_member: Mapping[str, Subscription | None]
 ) -> Loss | None:
-    """Return the loss of a group on a topic; None if its members have the same subscription.
+    """Return how many messages a group may lose on a topic, or None if it cannot lose any.
 
-    `subscription_by_member` maps client ids to subscriptions of the topic, None for members that do
-    not subscribe to it. See `Loss` for the numbers.
+    It can if its members have different subscriptions, because the broker uses one of these. The
+    argument `subscription_by_member` maps client ids to subscriptions; None means that a member has
+    none.
     """
     distinct_subscriptions: set[tuple[str, str] | None] = set()
     expression_by_member = {}
@@ -346,6 +343,7 @@ def compute_loss(
         return None
 
     bits = [sample.bit_of(subscription) for subscription in subscriptions]
+    # Wanted: a member's expression matches the message. Certain: those of all members match it.
     all_subscribe = len(subscriptions) == len(subscription_by_member)
     wanted_count = certain_count = 0
     for counted in sample.counts:
@@ -373,10 +371,11 @@ def compute_loss(
 def _count_delivered(
     sample: TopicSample, kept_bit: int, subscriptions: Sequence[Subscription], member_count: int
 ) -> float:
-    """Return how many messages reach a handler if the broker keeps the expression of `kept_bit`.
+    """Return how many messages are processed if the broker uses the expression of `kept_bit`.
 
-    `subscriptions` are those of the members that subscribe to the topic. A message that the broker
-    delivers goes to any of the `member_count` members with the same probability.
+    `subscriptions` has the subscription of each member that subscribes to the topic. A delivered
+    message goes to any of the `member_count` members with the same probability. It is lost if this
+    member does not accept it.
     """
     delivered_count = 0.0
     for counted in sample.counts:
@@ -394,10 +393,7 @@ def _count_delivered(
 
 
 def find_collisions(sample: TopicSample) -> list[Collision]:
-    """Return the groups of tags with the same hash, ordered by the hash.
-
-    Tags of messages and tags of subscriptions are compared.
-    """
+    """Return the groups of tags of messages or subscriptions that have the same hash."""
     count_by_tag: dict[str, int] = defaultdict(int)
     for counted in sample.counts:
         count_by_tag[counted.tag or ""] += counted.count
@@ -455,7 +451,7 @@ class Audit:
 
     @property
     def figures(self) -> dict[str, int | float]:
-        """Numbers for scripts. `findings` is 0 if nothing is wrong; lag is not counted there."""
+        """Numbers for scripts. `findings` is 0 if nothing is wrong. A lag is not a finding."""
         finding_count = (
             len(self.unequal) + len(self.unwanted_tags) + len(self.collisions) + len(self.failing)
         )
@@ -482,9 +478,9 @@ class Audit:
     ) -> None:
         """Add the findings about the messages of one topic, and what is not known about them.
 
-        `sample` are the counted messages. `audited_groups` are the subscriptions of the audited
-        groups, and `readers` those of all groups that read the topic. `expression_count` is the
-        number of the topic's expressions, of which `sample` may have fewer.
+        `audited_groups` are the subscriptions of the audited groups, and `readers` those of all
+        groups that read the topic. The topic has `expression_count` expressions, of which `sample`
+        may have fewer.
         """
         topic = sample.topic
         if expression_count > EXPRESSIONS_MAX:
@@ -507,7 +503,7 @@ class Audit:
     def _add_unwanted_tags(
         self, sample: TopicSample, readers: Sequence[GroupSubscriptions]
     ) -> None:
-        """Add the tags of a topic that no expression matches, and the readers that might match."""
+        """Add the tags that no expression matches, and the readers with unknown expressions."""
         topic = sample.topic
         unwanted_tags = find_unwanted_tags(sample)
         unknown_readers = [reader.group for reader in readers if not reader.all_of(topic)]
@@ -521,8 +517,8 @@ class Audit:
     def add_unknown(self, groups: Iterable[GroupSubscriptions]) -> None:
         """Add to `not_known` what neither brokers nor members report about the groups.
 
-        That is what silent members subscribe to, and how much of a lag matches. The lag must have
-        been set before.
+        It is the subscriptions of members that do not answer, and how much of a lag matches. `lag`
+        must have been set before.
         """
         for group in groups:
             silent_members = []
@@ -619,12 +615,12 @@ def audit(
     say: Callable[[str], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Audit:
-    """Return the findings about groups and topics.
+    """Examine groups and topics for lost, unwanted and failing messages, and return the findings.
 
     An empty `topics` means all topics that a group reads, and an empty `groups` all groups.
-    Messages of the last `recent_s` seconds are counted; None means all that are stored. `say` is
-    called with lines about the progress. If `stopping()` is True, the remaining topics are skipped.
-    Raises NameServerUnreachableError, and RequestError if a broker refuses a request.
+    Messages of the last `recent_s` seconds are counted; None means all that are stored. `say(line)`
+    is called with lines about the progress. If `stopping()` is True, the remaining topics are
+    skipped. Raises NameServerUnreachableError, and RequestError if a broker refuses a request.
     """
     with open_admin(parse_options(connection)) as admin:
         audited_groups = fetch_subscriptions(admin, groups or list_groups(admin))
@@ -684,7 +680,7 @@ def _distinct_expressions(readers: Iterable[GroupSubscriptions], topic: str) -> 
 def _find_readers(
     admin: Admin, topics: Iterable[str], groups: Iterable[GroupSubscriptions]
 ) -> dict[str, list[GroupSubscriptions]]:
-    """Return those of `groups` that read each topic, without topics that have no readable queue."""
+    """Return the groups that read each topic, without topics that have no readable queue."""
     readers_by_topic = {}
     for topic in topics:
         with contextlib.suppress(RouteNotFoundError):
@@ -696,9 +692,9 @@ def _find_readers(
 def _readers_of(
     admin: Admin, topic: str, groups: Iterable[GroupSubscriptions]
 ) -> list[GroupSubscriptions]:
-    """Return those of `groups` that subscribe to the topic or have committed offsets in it.
+    """Return the groups that subscribe to the topic or have committed offsets in it.
 
-    If the brokers do not tell which groups have offsets, only subscriptions count.
+    If the brokers do not say which groups have offsets, only subscriptions count.
     """
     groups_with_offsets: set[str] = set()
     with contextlib.suppress(SluiceError):
@@ -709,9 +705,10 @@ def _readers_of(
 
 
 def _fetch_lags(admin: Admin, groups: Iterable[GroupSubscriptions]) -> list[GroupLag]:
-    """Return the lag of each of the groups by topic, the largest first.
+    """Return the lag of each group on each of its topics, the largest lag first.
 
-    `matching` is None if the broker does not know it for a queue with a lag.
+    `matching`, how much of the lag matches the subscription, is None if the broker does not know
+    it.
     """
     group_lags = []
     for group in groups:

@@ -33,11 +33,12 @@ def format_clusters(
     expressions: Sequence[str],
     count_max: int,
 ) -> list[str]:
-    """Return a table of the largest clusters, and a line for each value that distinguishes one.
+    """Return the lines of a table of the largest clusters of dead letters.
 
-    `letters` are the dead letters. They are grouped by origin topic, cause and the Spark SQL
-    `expressions`. At most `count_max` clusters are shown. `admin` and `connection` are used to read
-    the newest messages of the origin topics.
+    A cluster is a group of dead letters with the same origin topic, cause, and values of the Spark
+    SQL `expressions`. At most `count_max` clusters are shown. Below the table, there is a line for
+    each property value that is more frequent in a cluster than usual. `admin` and `connection` are
+    used to read the newest messages of the origin topics for comparison.
     """
     # The expressions become the columns by_0, by_1 and so on.
     expression_by_name = {f"by_{index}": expression for index, expression in enumerate(expressions)}
@@ -61,7 +62,8 @@ def _find_largest_clusters(keyed: Any, keys: Sequence[str], count_max: int) -> l
     """Return at most `count_max` clusters as rows, the largest first.
 
     `keyed` are dead letters with the columns `keys`, which identify the cluster. A row has these
-    columns, messages (their number), first and last (store times), retries and example (an id).
+    columns, messages (their number), first and last (store times), retries (the largest number of
+    deliveries) and example (a message id).
     """
     clusters: list[Any] = (
         keyed.groupBy(*keys)
@@ -82,7 +84,10 @@ def _find_largest_clusters(keyed: Any, keys: Sequence[str], count_max: int) -> l
 def _format_cluster_table(
     clusters: Sequence[Any], keys: Sequence[str], expressions: Sequence[str]
 ) -> list[str]:
-    """Return the lines of a table of clusters, whose titles show the user's expressions."""
+    """Return the lines of a table of clusters.
+
+    In the titles, the user's expressions replace the names of their columns.
+    """
     columns = ["messages", *keys, "retries", "first", "last", "example"]
     titles = [
         "messages",
@@ -99,7 +104,10 @@ def _format_cluster_table(
 
 
 def _describe_distinguishing_value(row: Any) -> str:
-    """Return a line about one row of `_find_distinguishing_values`."""
+    """Return a line about a property value that is more frequent in a cluster than usual.
+
+    `row` has the columns that `_find_distinguishing_values` returns.
+    """
     comparison = ""
     if row["usual"] is not None:
         comparison = f", {row['usual']:.0%} of the topic's newest messages"
@@ -116,14 +124,13 @@ def _find_distinguishing_values(
     admin: Admin,
     connection: Mapping[str, str],
 ) -> list[Any]:
-    """Return the property values that distinguish a cluster from the usual messages of its topic.
+    """Return the property values that are more frequent in a cluster than in its origin topic.
 
-    A value distinguishes a cluster if at least two messages and a share of `SHARE_MIN` of the
-    cluster have it, and if its share there is more than twice its share of the origin topic's
-    newest messages. The second condition is left out for topics whose messages could not be read,
-    and for all but `TOPICS_SAMPLED_MAX` topics. At most `VALUES_SHOWN` values of a cluster are
-    returned, those with the largest difference of the shares first. The clusters are ordered by
-    size.
+    A value must occur in at least two messages and a share of `SHARE_MIN` of the cluster. This
+    share must be more than twice its share of the topic's newest messages. The second condition is
+    left out for topics whose messages could not be read, and for all but `TOPICS_SAMPLED_MAX`
+    topics. At most `VALUES_SHOWN` values of a cluster are returned, ordered by the difference of
+    the shares, largest first. The clusters are ordered by size.
 
     `keyed` are dead letters with the columns `keys`, which identify the cluster. `cluster_sizes`
     has the values of these columns and the number of messages of each cluster. A row of the result
@@ -160,8 +167,10 @@ def _count_frequent_values(
     """Return the property values that are frequent in a cluster, as a DataFrame.
 
     A value is frequent if at least two messages and a share of `SHARE_MIN` of the cluster have it.
-    The arguments are those of `_find_distinguishing_values`. The columns are `keys`, messages,
-    name, value, n (the number of messages of the cluster with the value) and usual (null).
+    `keyed` are dead letters with the columns `keys`, which identify the cluster. `cluster_sizes`
+    has the values of these columns and the number of messages of each cluster. The columns are
+    `keys`, messages, name, value, n (the number of messages of the cluster with the value) and
+    usual (null).
     """
     schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
     clusters = F.broadcast(keyed.sparkSession.createDataFrame(cluster_sizes, schema).alias("s"))
@@ -181,10 +190,10 @@ def _count_frequent_values(
 def _compute_usual_shares(
     spark: Any, admin: Admin, connection: Mapping[str, str], topics: Sequence[str]
 ) -> dict[str, Any]:
-    """Return, for each topic, the share of its newest messages that have each property value.
+    """Return, for each topic, how frequent each property value is in its newest messages.
 
-    Each is a DataFrame with the columns name, value, usual (the share) and origin_topic. Topics
-    that cannot be read or have no messages are left out.
+    Each item is a DataFrame with the columns name, value, usual (the share of the messages) and
+    origin_topic. Topics that cannot be read or have no messages are left out.
     """
     shares_by_topic = {}
     for topic in topics:
@@ -201,7 +210,7 @@ def _compute_usual_shares(
 
 
 def _explode_properties(rows: Any) -> Any:
-    """Return one row for each property of each message, with the columns `name` and `value` added.
+    """Return one row for each property of each message, with the added columns `name` and `value`.
 
     The tag of a message counts as a property with the name "tag".
     """
@@ -213,10 +222,10 @@ def _explode_properties(rows: Any) -> Any:
 
 
 def _join_usual_shares(values: Any, shares_by_topic: Mapping[str, Any]) -> Any:
-    """Return the values of `_count_frequent_values` with the usual shares, of at least one topic.
+    """Return frequent values with the column `usual`, their share of the topic's newest messages.
 
-    `usual` stays null for topics that are not in `shares_by_topic`, and is 0 for values that do not
-    occur in one of these topics.
+    `values` has the columns of `_count_frequent_values`. `usual` is null for topics that are not in
+    `shares_by_topic`, and 0 for values that do not occur in the topic's newest messages.
     """
     all_shares = reduce(lambda left, right: left.unionByName(right), shares_by_topic.values())
     joined = values.drop("usual").join(all_shares, ["origin_topic", "name", "value"], "left")

@@ -158,8 +158,9 @@ def read_dead_letters(spark: Any, connection: Mapping[str, str], group: str) -> 
 def read_report(spark: Any, state: str) -> Any:
     """Return the report of a replay as a DataFrame, with one row for each message.
 
-    The columns are id, origin, to, verdict, new_id and error. `state` is the directory of the
-    replay. Raises ConfigurationError if it has no report.
+    The columns are id, origin, to, verdict, new_id and error. The verdict is "sent" or why the
+    message was not sent. `state` is the directory of the replay. Raises ConfigurationError if it
+    has no report.
     """
     folder = Folder(spark, f"{state}/{REPORT}")
     step_names = [name for name in folder.list_names() if name.startswith("step-")]
@@ -175,7 +176,10 @@ def read_report(spark: Any, state: str) -> Any:
 
 
 def _fetch_bounds(admin: Admin, group: str) -> Bounds:
-    """Return the offsets of the group's dead-letter topic, or raise RouteNotFoundError."""
+    """Return (first offset, end offset) of each queue of the group's dead-letter topic.
+
+    Raises RouteNotFoundError if the group has no such topic.
+    """
     try:
         return fetch_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
@@ -185,9 +189,10 @@ def _fetch_bounds(admin: Admin, group: str) -> Bounds:
 def _load_dead_letters(
     spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds
 ) -> Any:
-    """Return the dead letters of a group between `bounds`, with the columns of `read_dead_letters`.
+    """Return the dead letters of a group as a DataFrame, with the columns of `read_dead_letters`.
 
-    `bounds` has the first and the end offset of each queue of the dead-letter topic.
+    `bounds` has the first and the end offset of each queue of the dead-letter topic. Only messages
+    in between are read.
     """
     starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
     ends = {queue: end for queue, (_, end) in bounds.items()}
@@ -214,9 +219,10 @@ def _load_dead_letters(
 
 
 def _build_cause_column() -> Any:
-    """Return the column with the cause of each dead letter.
+    """Return a Spark column with the cause why each message became a dead letter.
 
-    It reads the columns own (the producer's properties), body and _error.
+    It is computed in Python workers, from the columns own (the producer's properties), body and
+    _error.
     """
 
     def find_causes(letters: pa.Array) -> pa.Array:
@@ -243,14 +249,15 @@ def _first_property(*names: str) -> Any:
 
 
 def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
-    """Return the dead letters with further columns: what would be sent, and where.
+    """Return the dead letters with further columns: what would be sent, and to which topic.
 
-    `edits` has a Spark SQL expression for each part to change. Its keys are those of `EDITABLE`, or
-    `properties.NAME` for one property, which null removes. All expressions read the unedited dead
-    letter. `to` is "origin", "retry" (the retry topic of `group`) or a topic. The new columns are
-    `new_body`, `new_tags`, `new_keys`, `new_properties`, `new_sharding_key`, `target` (the topic),
-    `read_as` (the topic whose subscription decides whether the group receives the message) and
-    `body_error`. Raises ConfigurationError if `edits` has another key.
+    `edits` maps parts of a message to Spark SQL expressions of their new values. Its keys are those
+    of `EDITABLE`, or `properties.NAME` for one property, which null removes. All expressions read
+    the unedited dead letter. `to` is "origin", "retry" (the retry topic of `group`) or a topic.
+
+    The new columns are `new_body`, `new_tags`, `new_keys`, `new_properties`, `new_sharding_key`,
+    `target` (the topic), `read_as` (the topic whose subscription decides whether the group receives
+    the message) and `body_error`. Raises ConfigurationError if `edits` has another key.
     """
     expressions, single_properties = _parse_edits(edits)
     origin_topic = expressions["topic"]
@@ -277,11 +284,11 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
 
 
 def _parse_edits(edits: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the expression of each part of a message, and those of single properties.
+    """Return (expressions of parts, expressions of single properties), both as dicts.
 
-    A part that is not edited has the expression of its column. The keys of the second mapping are
-    names of properties as SQL literals. Raises ConfigurationError if `edits` has a key that is not
-    editable.
+    A part that is not edited has the name of its column as its expression. The keys of the second
+    dict are names of properties as SQL literals. Raises ConfigurationError if `edits` has a key
+    that cannot be edited.
     """
     expressions = {part: part for part in EDITABLE} | {"topic": "origin_topic"}
     single_properties: dict[str, str] = {}
@@ -300,9 +307,9 @@ def _parse_edits(edits: Mapping[str, str]) -> tuple[dict[str, str], dict[str, st
 
 
 def _join_keys(letters: Any, keys_expression: str) -> str:
-    """Return the expression of the keys as one text, as they are stored.
+    """Return a Spark SQL expression of the keys as one text, separated by spaces.
 
-    The expression of an edit may return an array of keys.
+    `keys_expression` may be a text or an array of keys. `letters` are used to find out its type.
     """
     selected = letters.selectExpr(f"{keys_expression} as it")
     keys_type = selected.schema["it"].dataType.simpleString()
@@ -317,10 +324,10 @@ def _to_sql_literal(text: str) -> str:
 
 
 def _set_properties(properties: str, single_properties: Mapping[str, str]) -> str:
-    """Return the SQL expression of a map of properties in which some properties are set.
+    """Return a Spark SQL expression of a map of properties, in which some properties are changed.
 
-    `properties` is the expression of the original map. `single_properties` maps SQL literals of
-    names to expressions of values; a value of null removes the property.
+    `properties` is the expression of the original map. `single_properties` maps names, as SQL
+    literals, to expressions of new values. A value of null removes the property.
     """
     if not single_properties:
         return properties
@@ -333,14 +340,17 @@ def _set_properties(properties: str, single_properties: Mapping[str, str]) -> st
 
 
 def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
-    """Return the rows of `apply_edits` with the columns `verdict` and `reason`.
+    """Return the rows with the columns `verdict` (whether a row would be sent) and `reason`.
 
-    `judge` decides, in Python workers. `reason` is null if there is none. Only the sizes of bodies
-    are passed to the workers.
+    `rows` are the result of `apply_edits`, with the column new_id. `judge` decides in Python
+    workers. `reason` says why a row would not be sent; null if there is no reason.
     """
 
     def find_verdicts(messages: pa.Array) -> pa.Array:
-        """Return the verdict and the reason of each message, joined by the character U+0001."""
+        """Return the verdict and the reason of each message, joined by the character U+0001.
+
+        This runs in Python workers. A property without content counts as "".
+        """
         joined_verdicts = []
         for message in messages.to_pylist():
             stored_properties = message["properties"] or ()
@@ -348,6 +358,7 @@ def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
             joined_verdicts.append("\x01".join(judge.verdict(message)))
         return pa.array(joined_verdicts, pa.string())
 
+    # The workers get only the size of the body.
     message_struct = (
         "struct(target, read_as, new_tags as tags, new_keys as keys, new_properties as properties,"
         " new_id, octet_length(new_body) as size, body_error)"
@@ -362,9 +373,9 @@ def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
 
 
 def add_new_ids(rows: Any) -> Any:
-    """Return the rows with the column `new_id`, the message id with which a row would be sent.
+    """Return the rows with the column `new_id`, the message id that a sent row gets.
 
-    The id is computed from topic, broker, queue, offset and store time of the dead letter. So it is
+    The id is computed from topic, broker, queue, offset and store time of the dead letter, so it is
     the same each time.
     """
 
@@ -387,7 +398,7 @@ def _select_dead_letters(task: Task, bounds: Bounds) -> Any:
 
 
 def _add_replay_columns(task: Task, admin: Admin, letters: Any) -> Any:
-    """Return the dead letters with the columns of what would be sent, new id, verdict and reason.
+    """Return the dead letters with what would be sent: edited parts, new id, verdict and reason.
 
     The brokers are asked whether the target topics exist, and for the group's subscription. Raises
     ConfigurationError for wrong options, and the client's errors.
@@ -410,9 +421,10 @@ def _add_replay_columns(task: Task, admin: Admin, letters: Any) -> Any:
 def _assume_subscriptions(
     task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Return the subscription that the options name, for each topic; None means the group's own.
+    """Return the subscription to each topic that the options name, or None if they name none.
 
-    Raises ConfigurationError if the options name two, and FilterSyntaxError for an invalid one.
+    None means that the group's own subscription is used. Raises ConfigurationError if the options
+    name both tags and SQL92, and FilterSyntaxError for an invalid expression.
     """
     sql = task.options["filter_sql"]
     tags = task.options["filter_tags"]
@@ -432,9 +444,10 @@ def _assume_subscriptions(
 
 
 def _report_causes(task: Task, report: Report, *, check: bool) -> None:
-    """Report the clusters of dead letters; with `check`, also what would become of each message.
+    """Report the dead letters, grouped by cause. Nothing is written or sent.
 
-    Lines and figures are added to `report`. Nothing is written or sent.
+    With `check`, also report what would become of each message if it were sent now. Lines and
+    figures are added to `report`.
     """
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
@@ -459,8 +472,8 @@ def _count_verdicts(rows: Any) -> list[Any]:
     """Return the number of messages by target, verdict and reason, as rows.
 
     A row has the columns target, verdict, why (the reason), messages and example (a message id).
-    The values in reasons are left out, so that reasons which only differ there are counted
-    together. At most `REASONS_SHOWN_MAX` rows are returned.
+    Values are removed from reasons, so that messages with a similar reason are counted together. At
+    most `REASONS_SHOWN_MAX` rows are returned.
     """
     value_pattern = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
     verdict_counts: list[Any] = (
@@ -495,9 +508,10 @@ def _report_verdicts(task: Task, report: Report, verdict_counts: Sequence[Any]) 
 def _replay(task: Task, report: Report) -> None:
     """Send the dead letters again, or continue a replay that was stopped, and write the report.
 
-    The plan is written first, unless the directory `state` has one. Lines and figures are added to
-    `report`. Raises ConfigurationError if the option `state` is missing, or if the replay in that
-    directory was started with other options, and the errors of the sink.
+    First a plan is written to the directory `state`, with what is sent for each dead letter, unless
+    the directory has one. Lines and figures are added to `report`. Raises ConfigurationError if the
+    option `state` is missing, or if the replay in that directory was started with other options,
+    and the errors of the sink.
     """
     options = task.options
     delivery = options["delivery"]
@@ -541,7 +555,7 @@ def _build_unsent_condition(*, only_matching: bool) -> str:
 def _write_step_report(
     folder: Folder, step_number: int, step_rows: Any, is_unsent: str, report_format: str
 ) -> None:
-    """Write the part of the report about the rows of one step to `folder`, replacing an older one.
+    """Write the part of the report about the rows of one step, replacing an older one.
 
     `is_unsent` is the Spark SQL condition of the rows that were not sent. `report_format` is
     JSON_LINES or PARQUET.
@@ -560,9 +574,9 @@ def _write_step_report(
 
 
 def _report_replay(task: Task, report: Report, folder: Folder, *, is_complete: bool) -> None:
-    """Add the numbers of messages by verdict, and a line with them, to `report`.
+    """Add the number of messages with each verdict to `report`, as figures and as a line.
 
-    The numbers are counted in the report files in `folder`, so they include earlier runs.
+    They are counted in the report files in `folder`, so they include earlier runs.
     """
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
@@ -577,9 +591,9 @@ def _report_replay(task: Task, report: Report, folder: Folder, *, is_complete: b
 
 
 def _write_plan(task: Task, state: JobState) -> None:
-    """Decide what to send for each dead letter, write that to STATE/plan, and start the job.
+    """Decide what to send for each dead letter, write it to STATE/plan, and start the job.
 
-    An older plan there is replaced.
+    An older plan is replaced.
     """
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
@@ -596,7 +610,8 @@ def _write_plan(task: Task, state: JobState) -> None:
 def rows_to_send(plan: Any) -> Any:
     """Return rows of a plan with the columns of the sink and `ORIGIN_COLUMNS`.
 
-    A message for a retry topic gets the system properties by which the consumer finds its origin.
+    A message for a retry topic gets system properties with its original topic and message id, which
+    consumers need.
     """
     system_properties = (
         f"if(startswith(target, '{RETRY_PREFIX}'), map('{RETRY_TOPIC}', origin_topic,"
@@ -663,7 +678,7 @@ class DeadLetters(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
-        """Return the lines that `clusters` or `check` would report. Nothing is sent."""
+        """Return the lines of a report about what `run` would do. Nothing is sent."""
         report = Report()
         quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
         _report_causes(quiet, report, check=task.options["action"] != CLUSTERS)
@@ -672,7 +687,7 @@ class DeadLetters(ReadyPipeline):
         return report.lines
 
     def run(self, task: Task) -> Report:
-        """Do what the option `action` says, and return the report."""
+        """Do what the option `action` says: group by cause, check, or replay. Return the report."""
         report = Report()
         action = task.options["action"]
         if action == REPLAY:

@@ -86,10 +86,10 @@ COLUMNS: Final = {
 def build_source_options(
     connection: Mapping[str, str], topic: str | None, key: str, source: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the options of the source, including the columns that the key needs.
+    """Return the options of the source, with the columns that the key needs.
 
-    `source` are further options, and override `connection`. `topic` None means that they name it.
-    `key` is a name in `KEYS`, or an expression, for which no columns are added.
+    `source` are further options, which override `connection`. `topic` may be None if `source` names
+    the topic. `key` is a name in `KEYS`, or an expression, for which no columns are added.
     """
     options = {**connection, **source}
     if topic is not None:
@@ -104,10 +104,11 @@ def build_source_options(
 def select_table_rows(
     messages: "DataFrame", key: str, columns: Mapping[str, str] | None
 ) -> "DataFrame":
-    """Return messages as rows of the table: the key as text, and the columns.
+    """Return messages as rows of the table: a column with the key as text, and the other columns.
 
-    `key` is a name in `KEYS` or a Spark SQL expression. `columns` maps names to expressions; None
-    means `COLUMNS`. Raises ConfigurationError if a column has the name of the key column.
+    `key` is a name in `KEYS` or a Spark SQL expression. `columns` maps names of columns to
+    expressions; None means the default `COLUMNS`. Raises ConfigurationError if a column has the
+    name of the key column.
     """
     if KEY_COLUMN in (columns or ()):
         raise ConfigurationError(
@@ -142,13 +143,14 @@ def write_table(
     create: bool = True,
     batch_rows: int = 1_000,
 ) -> Written:
-    """Insert messages into a table, as a batch, and return the number of rows and of new ones.
+    """Insert the messages that a table does not have yet, as a batch.
 
-    `url` is the SQLAlchemy URL of the database, `connection` and `source` are options of the source
-    `rocketmq`, which select the messages, and `topic` None means that `source` names it. `key` and
-    `columns` are those of `select_table_rows`. Messages whose keys exist in the table are skipped.
-    If `create` is True, a missing table is created. `batch_rows` is the number of rows of one
-    statement. Raises ConfigurationError.
+    Return the number of messages and of new rows. `url` is the SQLAlchemy URL of the database.
+    `connection` and `source` are options of the source `rocketmq`, which select the messages.
+    `topic` may be None if `source` names it. `key` is the name of a key or an expression, and
+    `columns` maps names of columns to expressions. Messages whose keys exist in the table are
+    skipped. If `create` is True, a missing table is created. `batch_rows` is the number of rows of
+    one statement. Raises ConfigurationError for wrong options, or if the table is unsuitable.
     """
     options = build_source_options(connection, topic, key, source or {})
     rows = select_table_rows(spark.read.format("rocketmq").options(**options).load(), key, columns)
@@ -173,13 +175,13 @@ def stream_table(
     batch_rows: int = 1_000,
     on_batch: Callable[[int, Written], None] = lambda number, written: None,
 ) -> Any:
-    """Start a stream that inserts messages into a table, and return its `StreamingQuery`.
+    """Start a stream that inserts the messages that a table does not have yet.
 
-    `checkpoint` is Spark's checkpoint directory. `trigger` is `available-now` or a time such as
-    `10s`. `on_batch(number, written)` is called after each micro-batch, before Spark records it as
-    complete; so it may be called twice for one micro-batch after a crash. If no option names a
-    start, the stream begins at the earliest messages. The other arguments are those of
-    `write_table`. Raises ConfigurationError.
+    Return its `StreamingQuery`. `checkpoint` is Spark's checkpoint directory. `trigger` is
+    `available-now` or a time such as `10s`. `on_batch(number, written)` is called after each
+    micro-batch, before Spark records it as complete. So after a crash, it may be called twice for
+    one micro-batch. If no option names a start, the stream begins at the earliest messages. The
+    other arguments have the same meaning as for `write_table`. Raises ConfigurationError.
     """
     options = build_source_options(connection, topic, key, source or {})
     if "startingTimestamp" not in options:
@@ -292,9 +294,9 @@ class Dedup(ReadyPipeline):
 
 
 def _run_stream(task: Task, arguments: Mapping[str, Any], table_label: str) -> Written:
-    """Run a stream until it ends or the task is stopped; return the sums of all its micro-batches.
+    """Run a stream until it ends or the task is stopped, and return the sums of its micro-batches.
 
-    `arguments` are those of `stream_table`, and `table_label` names the table in texts. Each
+    `arguments` are arguments of `stream_table`, and `table_label` names the table in texts. Each
     micro-batch is reported by `task.say`. When the task is stopped, the current one is finished.
     """
     sums = Written()

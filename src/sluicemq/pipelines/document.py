@@ -52,9 +52,9 @@ class Document:
     def add_problem(
         self, line: int, key_path: str, message: str, fix: str = "", *, is_error: bool = True
     ) -> None:
-        """Add a problem of one line and key, with secrets masked. The same problem is added once.
+        """Add a problem with one line and key of the file, unless the same problem exists.
 
-        If `is_error` is False, the problem is only a warning.
+        Secrets in the texts are masked. If `is_error` is False, the problem is only a warning.
         """
         mask = self.secrets.mask
         problem = FileProblem(line, key_path, mask(message), mask(fix), is_error)
@@ -79,7 +79,10 @@ class Document:
         return Entry(self, node, "", node.start_mark.line + 1)
 
     def _add_syntax_problem(self, error: yaml.YAMLError) -> None:
-        """Add the problem that the text is not YAML, at the line that the error names, else 1."""
+        """Add the problem that the text is not YAML.
+
+        It is at the line that the error names, or at line 1.
+        """
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else 1
         reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
@@ -106,7 +109,7 @@ class Entry:
     def text_line(self) -> int:
         """The line where the text of the value begins.
 
-        In a block scalar (`|` or `>`) that is the line after the one with the indicator.
+        In a block scalar (`|` or `>`) that is the line after the indicator's line.
         """
         is_block = getattr(self.node, "style", None) in ("|", ">")
         return int(self.node.start_mark.line) + 1 + is_block
@@ -114,8 +117,8 @@ class Entry:
     def read_scalar(self) -> str | None:
         """Return the text of a scalar, with its variables replaced.
 
-        If the value is null, a list or a mapping, a problem is added and None returned. A variable
-        that is not set is a problem too, and an empty text takes its place.
+        If the value is null, a list or a mapping, a problem is added and the result is None. A
+        variable that is not set adds a problem too, and becomes "".
         """
         if not isinstance(self.node, yaml.ScalarNode):
             self.add_problem("a text is expected here, not a list or a mapping.")
@@ -126,9 +129,10 @@ class Entry:
         return _VARIABLE.sub(self._replace_variable, str(self.node.value))
 
     def _replace_variable(self, variable: re.Match[str]) -> str:
-        """Return the text for one match of `_VARIABLE`.
+        """Return the value of a variable in the text, such as `${NAME}`.
 
-        A variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
+        `variable` is a match of `_VARIABLE`. An escaped `$${` becomes a plain `$` and brace. A
+        variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
         name sounds like a secret, the value is added to the document's secrets.
         """
         name = variable[1]
@@ -165,9 +169,10 @@ class Entry:
         ]
 
     def read_mapping(self) -> "dict[str, Entry] | None":
-        """Return the entries of a mapping by key. For any other value, add a problem: None.
+        """Return the entries of a mapping by key, or None for any other value.
 
-        A repeated key, and a key that is not a scalar, are problems too and are left out.
+        A problem is added for any other value. A repeated key, and a key that is not a scalar, add
+        a problem too and are left out.
         """
         if not isinstance(self.node, yaml.MappingNode):
             self.add_problem("a mapping is expected here.", "Write one line key: value for each.")
@@ -187,10 +192,10 @@ class Entry:
         return entry_by_key
 
     def read_value(self, depth: int = NESTING_MAX) -> Any:
-        """Return the value as plain lists, mappings, texts and integers, for use as JSON.
+        """Return the value as plain lists, dicts, strings and integers, for use as JSON.
 
         Scalars that consist of digits become integers. If the value has more than `depth` levels, a
-        problem is added, and None takes the place of the deeper ones.
+        problem is added, and the deeper levels become None.
         """
         if depth == 0:
             self.add_problem("the value is nested too deeply.")
@@ -209,7 +214,8 @@ class Entry:
     def read_option(self) -> str | None:
         """Return the value as the text of a Spark option, or None if a scalar has a problem.
 
-        A list is joined by commas. A mapping, such as one of offsets, becomes JSON.
+        The items of a list are joined by commas. A mapping, such as a table of offsets, becomes
+        JSON.
         """
         if isinstance(self.node.value, str):
             return self.read_scalar()
@@ -242,11 +248,11 @@ _SCALAR_PARSERS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
 def read_fields(
     entries: Entries, fields: Sequence[Field], owner: Entry, owner_name: str
 ) -> dict[str, Any]:
-    """Return the values of the declared fields by name, with defaults for those not in `entries`.
+    """Return the values of the declared fields by name, with defaults for absent ones.
 
-    Unknown keys, invalid values and missing required keys become problems; a required field without
-    a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
-    "a parquet sink". A missing key is reported at the line of `owner`.
+    Problems are added for unknown keys, invalid values and missing required keys. A required field
+    without a value is not in the result. `owner_name` says in these texts what the fields belong
+    to, such as "a parquet sink". A missing key is reported at the line of `owner`.
     """
     field_by_name = {declared.name: declared for declared in fields}
     value_by_name = {
@@ -269,10 +275,10 @@ def read_fields(
 
 
 def read_field(entry: Entry | None, declared: Field) -> Any:
-    """Return the value of an entry as the declared kind; None if it is invalid or `entry` is None.
+    """Return the value of an entry, converted to the kind that `declared` names.
 
-    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one;
-    invalid items are left out.
+    Return None if `entry` is None or the value is invalid, which adds a problem. For a LIST, a
+    single text is accepted as a list of one, and invalid items are left out.
     """
     if entry is None:
         return None
@@ -300,7 +306,7 @@ def read_field(entry: Entry | None, declared: Field) -> Any:
 
 
 def _read_list_field(entry: Entry, declared: Field) -> list[Any]:
-    """Return the valid items of a list, or of a single text. Others become problems."""
+    """Return the valid items of a list, or of a single text. Invalid items add a problem."""
     is_single_text = isinstance(entry.node.value, str)
     item_entries = [entry] if is_single_text else entry.read_list() or []
     item_field = Field("", TEXT, "", choices=declared.choices)
@@ -309,7 +315,7 @@ def _read_list_field(entry: Entry, declared: Field) -> list[Any]:
 
 
 def _read_mapping_field(entry: Entry) -> dict[str, str]:
-    """Return the valid texts of a mapping by key. Others become problems."""
+    """Return the texts of a mapping by key. Values that are not a text add a problem."""
     texts = {}
     for key, member in (entry.read_mapping() or {}).items():
         scalar = member.read_scalar()

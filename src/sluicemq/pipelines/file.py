@@ -244,9 +244,9 @@ _SINK_KIND_FIELD: Final = Field("kind", TEXT, "", REQUIRED, tuple(_SINK_FIELDS))
 
 
 def load_pipeline(path: str, environment: Mapping[str, str] | None = None) -> Pipeline:
-    """Return the pipeline of the file at `path`.
+    """Return the pipeline that the file at `path` describes.
 
-    Variables of the file are looked up in `environment`; None means `os.environ`. Raises
+    Variables in the file are replaced by values in `environment`; None means `os.environ`. Raises
     ConfigurationError if the file cannot be read or has errors. Its text has one line for each
     error: `FILE:LINE: KEY: message fix`. Warnings are in `Pipeline.warnings`.
     """
@@ -260,11 +260,10 @@ def load_pipeline(path: str, environment: Mapping[str, str] | None = None) -> Pi
 def check_pipeline(
     path: str, environment: Mapping[str, str] | None = None
 ) -> tuple[Pipeline | None, list[FileProblem]]:
-    """Return the pipeline of the file at `path`, and its problems and warnings ordered by line.
+    """Return the pipeline of the file at `path`, and its errors and warnings ordered by line.
 
-    The pipeline is None if a problem is an error. Variables of the file are looked up in
-    `environment`; None means `os.environ`. Raises ConfigurationError if the file does not exist,
-    cannot be read, or is not UTF-8.
+    The pipeline is None if there is an error. Variables in the file are replaced by values in
+    `environment`; None means `os.environ`. Raises ConfigurationError if the file cannot be read.
     """
     try:
         text = read_text(SYSTEM_FILES, path)
@@ -282,10 +281,9 @@ def check_pipeline(
 def parse_pipeline(
     text: str, path: str, environment: Mapping[str, str]
 ) -> tuple[Pipeline | None, list[FileProblem]]:
-    """Return the pipeline in `text`, and the problems and warnings ordered by line.
+    """Return the pipeline that `text` describes, and the errors and warnings ordered by line.
 
-    The pipeline is None if a problem is an error. `path` is only used for texts and for the default
-    name; nothing is read from it.
+    The pipeline is None if there is an error. `path` is only used for texts and the default name.
     """
     document = Document(environment)
     root = document.parse_root(text)
@@ -321,10 +319,10 @@ def parse_pipeline(
 
 
 def _parse_name(entries: Entries, path: str) -> str:
-    """Return the name in the file, or else the name of the file without its suffix.
+    """Return the value of `name:`, or the file's name without its suffix.
 
-    An invalid name becomes a problem. In the name of the file, characters that are not allowed
-    become dashes.
+    In the file's name, characters that are not allowed become dashes. An invalid name adds a
+    problem.
     """
     file_name = path.rpartition("/")[2]
     file_stem = file_name.rpartition(".")[0]
@@ -338,10 +336,7 @@ def _parse_name(entries: Entries, path: str) -> str:
 
 
 def _parse_cluster(entry: Entry) -> OptionTexts:
-    """Return the connection options of `cluster:`.
-
-    If only one of the two access keys is given, that becomes a problem.
-    """
+    """Return the connection options in `cluster:`. A single access key adds a problem."""
     connection_options = [option for option in OPTIONS if option.name in CONNECTION_OPTION_NAMES]
     cluster = _read_options(entry.read_mapping() or {}, connection_options, READ, "a cluster")
     for given, missing in (("accessKey", "secretKey"), ("secretKey", "accessKey")):
@@ -352,7 +347,7 @@ def _parse_cluster(entry: Entry) -> OptionTexts:
 
 
 def _parse_spark_settings(entries: Entries) -> dict[str, str]:
-    """Return the settings of `spark:`, which must have names that begin with `spark.`."""
+    """Return the settings in `spark:`. A name that does not begin with `spark.` adds a problem."""
     if "spark" not in entries:
         return {}
     settings = read_field(entries["spark"], Field("spark", MAPPING, "")) or {}
@@ -366,7 +361,10 @@ def _parse_spark_settings(entries: Entries) -> dict[str, str]:
 
 
 def _parse_ready_use(entries: Entries) -> dict[str, Any]:
-    """Return the attributes of a `Pipeline` that uses a ready one: `use` and `use_options`."""
+    """Return the attributes `use` and `use_options` of a `Pipeline` that uses a ready pipeline.
+
+    Adds problems for an unknown name, wrong options, and keys that are not supported with `use:`.
+    """
     use = entries["use"].read_scalar() or ""
     for name in _SOURCE_AND_SINK_KEYS:
         if name in entries:
@@ -390,7 +388,8 @@ def _parse_ready_use(entries: Entries) -> dict[str, Any]:
 def _parse_source_and_sinks(root: Entry, entries: Entries, cluster: OptionTexts) -> dict[str, Any]:
     """Return the attributes of a `Pipeline` that has a source and sinks.
 
-    Missing keys, and keys that the mode does not support, become problems.
+    Adds problems for missing keys, and for keys that the mode (batch or streaming) does not
+    support.
     """
     if "with" in entries:
         entries["with"].add_problem("this requires use: NAME, the name of a ready pipeline.")
@@ -430,7 +429,7 @@ def _check_needed_keys(root: Entry, entries: Entries, mode: str) -> None:
 def _parse_trigger(entries: Entries) -> float | None:
     """Return the seconds between the micro-batches of a stream.
 
-    None means that it reads what is available and ends. An invalid trigger becomes a problem.
+    None means that the stream reads what is available and ends. An invalid value adds a problem.
     """
     trigger = entries["trigger"].read_scalar() if "trigger" in entries else None
     if trigger is None:
@@ -460,11 +459,12 @@ def _read_options(
     owner_name: str,
     other_keys: Sequence[str] = (),
 ) -> OptionTexts:
-    """Return the texts of Spark options by the options' own names.
+    """Return the texts of Spark options, by the options' own names.
 
-    Entries may use an alias and any case. `use` is READ, STREAM or WRITE; only options for that use
-    are accepted. Unknown names, repeated options and invalid values become problems. `owner_name`
-    names in these texts what the options belong to; `other_keys` are further names to suggest.
+    `entries` maps keys of the file to their values. A key may be an alias, in any case. Only
+    options in `declared` for `use` (READ, STREAM or WRITE) are accepted. Adds problems for unknown
+    keys, repeated options and invalid values. In their texts, `owner_name` names what the options
+    belong to, such as "a cluster". `other_keys` are further names to suggest.
     """
     accepted = [option for option in declared if use in option.uses]
     known_names: list[str] = []
@@ -493,10 +493,10 @@ def _read_options(
 
 
 def _read_option_text(entry: Entry, option: Option) -> str | None:
-    """Return the text of an option; None if a scalar has a problem.
+    """Return the text of an option, with its variables replaced; None if it has a problem.
 
-    If the option is a secret, the text as it is written and the text with its variables replaced
-    are both added to the secrets.
+    The text of a secret option is added to the document's secrets, so that it is masked in all
+    output.
     """
     if option.name not in SECRET:
         return entry.read_option()
@@ -508,7 +508,7 @@ def _read_option_text(entry: Entry, option: Option) -> str | None:
 
 
 def _is_valid_option(entry: Entry, option: Option, option_text: str) -> bool:
-    """Return whether the text of an option is valid. If not, add a problem to its entry."""
+    """Return whether the text of an option is valid. An invalid one adds a problem."""
     try:
         option.parse(option_text)
     except ValueError as error:
@@ -522,8 +522,8 @@ def _explain_refused_option(
 ) -> tuple[str, str]:
     """Return the message and the fix for a key that is not an accepted option.
 
-    The parameters are those of `_read_options`; `known_names` are the names to suggest. An option
-    that is accepted elsewhere gets a message that says where.
+    If there is such an option, but not for this `use` or `owner_name`, the fix says where it is
+    accepted. Otherwise it suggests one of `known_names`.
     """
     options_by_name = {option.name.lower(): option for option in OPTIONS}
     option = options_by_name.get(name.lower())
@@ -568,9 +568,8 @@ Each check raises ConfigurationError if the options do not fit together.
 def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | None:
     """Return the source, or None if it is not a mapping or its kind is unknown.
 
-    Problems with its options and filters are added to the document. The options of `cluster:` are
-    merged into those of a `rocketmq` source. Options are checked together only if each one is
-    valid.
+    The options of `cluster:` are added to the options of a `rocketmq` source. Adds problems with
+    its options and filters. Options are checked together only if each one is valid.
     """
     entries = entry.read_mapping()
     if entries is None:
@@ -598,7 +597,7 @@ def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | Non
 
 
 def _parse_parquet_source(entry: Entry, entries: Entries) -> Source:
-    """Return a source of the kind PARQUET. Problems with its keys are added to the document."""
+    """Return a source of the kind PARQUET. Adds problems with its keys."""
     fields = read_fields(entries, PARQUET_SOURCE, entry, "a parquet source")
     options = {"path": fields.get("path", ""), **fields["options"]}
     if fields["schema"]:
@@ -609,9 +608,10 @@ def _parse_parquet_source(entry: Entry, entries: Entries) -> Source:
 def _check_options_together(
     entry: Entry, entries: Entries, options: Options, checks: _OptionChecks
 ) -> None:
-    """Add a problem for each of `checks` that the options of a source do not pass.
+    """Add a problem for each check that the options of a source do not pass.
 
-    `entry` is that of the source, and `entries` are those of its keys.
+    The checks are functions that raise ConfigurationError. `entry` is the source's entry in the
+    file, and `entries` has its keys.
     """
     for check_options in checks:
         try:
@@ -624,10 +624,10 @@ def _check_options_together(
 def _add_source_problem(
     entry: Entry, entries: Entries, error: ConfigurationError, *, is_about_columns: bool
 ) -> None:
-    """Add the problem that several options do not fit together, at the first option that it names.
+    """Add the problem that several options of a source do not fit together.
 
-    If the text of the error names none, the problem is added at `columns` for an error about
-    columns, or else at the source itself.
+    It is added at the first option that the error names. If it names none, it is added at `columns`
+    for an error about columns, and otherwise at the source itself.
     """
     named_entries = [inner for name, inner in entries.items() if f"'{name}'" in str(error)]
     if named_entries:
@@ -667,7 +667,7 @@ def _join_lines(text: str) -> str:
 
 
 def _parse_sinks(entry: Entry, cluster: OptionTexts, mode: str) -> tuple[Sink, ...]:
-    """Return the sinks. An empty list, and two sinks of the same name, are problems."""
+    """Return the sinks. Problems are added for an empty list, and for two sinks with one name."""
     sink_entries = entry.read_list()
     if sink_entries is not None and not sink_entries:
         entry.add_problem(
@@ -691,7 +691,7 @@ def _parse_sinks(entry: Entry, cluster: OptionTexts, mode: str) -> tuple[Sink, .
 def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
     """Return one sink, or None if it is not a mapping or its kind is missing or unknown.
 
-    A sink without a name is called by its kind, followed by its topic or table.
+    A sink without a name is called by its kind and its topic or table. Adds problems with its keys.
     """
     entries = entry.read_mapping()
     if entries is None:
@@ -726,9 +726,10 @@ def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
 def _read_topic_sink(
     entry: Entry, entries: Entries, cluster: OptionTexts
 ) -> tuple[dict[str, Any], OptionTexts]:
-    """Return the fields of a topic sink that have a value, and the options of Spark's sink.
+    """Return (fields, options) of a topic sink.
 
-    Every key that is not a field of the sink is an option.
+    The fields are the given expressions for parts of a message. All other keys are options of
+    Spark's sink, to which the options of `cluster` are added.
     """
     owner_name = f"a {TOPIC} sink"
     field_names = [declared.name for declared in TOPIC_SINK]
@@ -749,7 +750,7 @@ def _read_topic_sink(
 
 
 def _default_sink_name(kind: str, fields: Mapping[str, Any], options: OptionTexts) -> str:
-    """Return the name of a sink to which the file gives none: "table-report", or "parquet"."""
+    """Return the name of a sink that has none in the file: "table-report", or "parquet"."""
     suffix = ""
     if kind == TOPIC:
         suffix = options.get("topic", "")

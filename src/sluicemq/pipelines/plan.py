@@ -115,7 +115,7 @@ class ReadRange:
         return sum(max(0, self.ends[queue] - start) for queue, start in self.starts.items())
 
     def pin(self, pipeline: Pipeline) -> Pipeline:
-        """Return the pipeline with a source that reads exactly this range."""
+        """Return a copy of the pipeline whose source reads exactly this range of offsets."""
         source = pipeline.source
         assert source is not None
         by_topic = len(self.topics) > 1
@@ -140,12 +140,13 @@ class ReadRange:
 
 
 def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> ReadRange | None:
-    """Return the range that a run would read if it began now; None if the source is not topics.
+    """Return the range of offsets that a run would read if it began now.
 
-    A stream continues where its checkpoint ends. `checkpoint` is the directory of one query, and
-    ignored for a batch; None, or a checkpoint without a committed micro-batch, means that the
-    stream begins at its starting offsets. Raises ConfigurationError for invalid options,
-    RequestError if a broker rejects the filter, and the client's other errors.
+    Return None if the source does not read topics. A stream continues where its checkpoint ends.
+    `checkpoint` is the checkpoint directory of one query of the stream; it is ignored for a batch.
+    If it is None or has no committed micro-batch, the stream begins at its starting offsets. Raises
+    ConfigurationError for invalid options, RequestError if a broker rejects the filter, and the
+    client's other errors.
     """
     source = pipeline.source
     if source is None or source.kind != ROCKETMQ:
@@ -173,8 +174,9 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
 def _describe_selector(admin: Admin, topics: Sequence[str], options: Options) -> str | None:
     """Return a text about the filter at the broker, such as "tags A || B"; None if there is none.
 
-    `options` are the parsed options of the source. Raises RequestError if a broker rejects the
-    expression of `filter.sql`, and the client's other errors.
+    The text is "nothing matches" if no message can match. `options` are the parsed options of the
+    source. Raises RequestError if a broker rejects the expression of `filter.sql`, and the client's
+    other errors.
     """
     subscription_and_rest = build_subscription(
         parse_topics(options).label,
@@ -193,7 +195,7 @@ def _describe_selector(admin: Admin, topics: Sequence[str], options: Options) ->
 
 
 def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
-    """Return the offsets where a query with this checkpoint directory continues.
+    """Return the offsets at which a query with this checkpoint directory continues.
 
     Return None if the checkpoint has no committed micro-batch, or is not on this machine.
     """
@@ -213,10 +215,10 @@ def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
 
 
 def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
-    """Return texts about what the source's `filter.sql` loses by mistake; see `collect_findings`.
+    """Return texts about messages that the source's `filter.sql` probably loses by mistake.
 
-    The newest messages are examined for that. The list is empty if the source has no `filter.sql`.
-    Raises the client's errors, and StoreError if a store cannot be read.
+    For that, the filter is tried on the newest messages. The list is empty if the source has no
+    `filter.sql`. Raises the client's errors, and StoreError if a store cannot be read.
     """
     source = pipeline.source
     sql = None if source is None else source.options.get("filter.sql")
@@ -241,7 +243,7 @@ def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
 def load_checked_frame(
     pipeline: Pipeline, spark: "SparkSession"
 ) -> "tuple[DataFrame, list[Writer]]":
-    """Return the transformed DataFrame and a writer for each sink, which accepts the DataFrame.
+    """Return the transformed DataFrame, and a writer for each sink, after all checks.
 
     Nothing is written. Raises PlaceError if the source cannot be loaded, the transform is invalid,
     or a sink does not accept the columns.
@@ -256,10 +258,10 @@ def load_checked_frame(
 def load_source(
     pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **option_overrides: str
 ) -> "DataFrame":
-    """Return the source as a DataFrame, which is streaming if the pipeline is.
+    """Return the source as a DataFrame, which is a stream if the pipeline is one.
 
-    `option_overrides` are options that replace those of the file. `schema` is the schema of the
-    source if the caller knows it; the schema of Parquet is always that of the file or of the data.
+    `option_overrides` replace options of the file. `schema` is the schema of the source if the
+    caller knows it; it is ignored for Parquet, which has the schema of the file or of the data.
     Raises PlaceError if Spark or the source refuses the options.
     """
     source = pipeline.source
@@ -278,7 +280,7 @@ def load_source(
 
 
 def apply_transform(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -> "DataFrame":
-    """Return the result of the transform over `frame`, or `frame` itself if there is none.
+    """Return the result of the transform on `frame`, or `frame` itself if there is no transform.
 
     Raises PlaceError if the transform is not a query, or Spark rejects it.
     """
@@ -292,16 +294,16 @@ def apply_transform(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame
             )
         frame.createOrReplaceTempView(VIEW)
         try:
-            whole = spark.sql(pipeline.transform)
+            transformed = spark.sql(pipeline.transform)
         finally:
             spark.catalog.dropTempView(VIEW)
-        return _push_down_predicates(pipeline, spark, frame.schema) or whole
+        return _push_down_predicates(pipeline, spark, frame.schema) or transformed
     except Exception as error:
         raise to_place_error(error, pipeline.transform_line, "transform") from error
 
 
 def _contains_command(spark: "SparkSession", plan: Any) -> bool:
-    """Return whether a parsed plan, or any part of it, is a statement with an effect."""
+    """Return whether a parsed query of Spark contains a statement with an effect (INSERT …)."""
     from py4j.java_gateway import (  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark's
         is_instance_of,
     )
@@ -316,12 +318,12 @@ def _contains_command(spark: "SparkSession", plan: Any) -> bool:
 def _push_down_predicates(
     pipeline: Pipeline, spark: "SparkSession", schema: Any
 ) -> "DataFrame | None":
-    """Return the result of the transform, over sources that are loaded with predicates.
+    """Return the result of the transform, in which the source evaluates conditions of the query.
 
-    Each reference to the view `source` gets a source of its own, with the predicates that hold for
-    this reference. A store is loaded only once, with the predicates that all references share,
-    because all of them must see the same snapshot. Return None if the source cannot take predicates
-    (a stream, Parquet), or if the transform has none.
+    Each place in the query that names the view `source` gets a source of its own, with the
+    conditions that hold for this place. A store is loaded only once, with the conditions that all
+    places share, because all of them must read the same snapshot. Return None if the source cannot
+    evaluate conditions (a stream, Parquet), or if the query has none for it.
     """
     source = pipeline.source
     transform = pipeline.transform
@@ -357,8 +359,9 @@ def _push_down_predicates(
 def to_place_error(error: Exception, line: int, key: str) -> PlaceError:
     """Return an error of Spark or SluiceMQ as an error about a line and a key of the file.
 
-    Its text is one sentence, without plan and stack trace. `line` is where the value of `key`
-    begins; if Spark names a line of the transform's SQL, the result has the line of the file.
+    Its text is one sentence, without plan and stack trace. `line` is the line where the value of
+    `key` begins. If Spark names a line of the transform's SQL, the result has the corresponding
+    line of the file.
     """
     if isinstance(error, PlaceError):
         return error
@@ -436,8 +439,9 @@ def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) ->
 def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     """Return the plan of a pipeline that has a source and sinks.
 
-    Its sections are the source, filters, columns, Spark's plan and each sink. A batch is pinned to
-    the range of offsets that the plan shows. Raises PlaceError if a part cannot work.
+    Its sections are the source, filters, columns, Spark's plan and each sink. The DataFrame of a
+    batch reads exactly the range of offsets that the plan shows. Raises PlaceError if a part cannot
+    work.
     """
     range_by_suffix = _resolve_ranges(pipeline)
     read_range = next(iter(range_by_suffix.values()), None)
@@ -474,9 +478,10 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
 def _describe_source(
     pipeline: Pipeline, range_by_suffix: Mapping[str, ReadRange]
 ) -> dict[str, list[str]]:
-    """Return a section for each range of topics that is read, or one for another source.
+    """Return one section for each range of offsets that is read.
 
-    `range_by_suffix` is the result of `_resolve_ranges`.
+    `range_by_suffix` has these ranges by the end of the section's heading. If it is empty, the
+    source does not read topics and has one section.
     """
     source = pipeline.source
     assert source is not None
@@ -489,7 +494,7 @@ def _describe_source(
 
 
 def _describe_sink(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> list[str]:
-    """Return the lines of a writer about its sink, and for a stream one about the checkpoint."""
+    """Return lines about a sink. For a stream, the last line is about the sink's checkpoint."""
     lines = writer.describe(frame)
     if pipeline.is_streaming:
         lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
@@ -505,9 +510,10 @@ def _list_queues(read_range: ReadRange) -> list[dict[str, Any]]:
 
 
 def _describe_spark_plan(frame: "DataFrame") -> list[str]:
-    """Return Spark's plan of a DataFrame as lines: the physical one, or the analyzed of a stream.
+    """Return Spark's plan of a DataFrame as lines.
 
-    Spark makes the physical plan of a stream for each micro-batch only.
+    It is the physical plan, or the analyzed plan for a stream, because Spark makes the physical
+    plan of a stream only for each micro-batch.
     """
     if frame.isStreaming:
         plan_text = get_query_execution(frame).analyzed().toString()
@@ -517,11 +523,11 @@ def _describe_spark_plan(frame: "DataFrame") -> list[str]:
 
 
 def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
-    """Return the range that each query of the pipeline reads, by a part of its heading.
+    """Return the range of offsets that each query of the pipeline reads.
 
-    The result is empty if the source is not topics. The keys complete the heading "source": "" for
-    a batch or a single sink, else " for SINK". The queries of a stream may have different ranges,
-    because each has a checkpoint of its own.
+    The result is empty if the source does not read topics. The keys complete the heading "source":
+    "" for a batch or a single sink, else " for SINK". The queries of a stream may have different
+    ranges, because each has a checkpoint of its own.
     """
     checkpoint_by_suffix: dict[str, str | None] = {"": None}
     if pipeline.is_streaming:
@@ -563,9 +569,9 @@ def _describe_range(read_range: ReadRange, source: Source) -> list[str]:
 def _describe_filters(
     pipeline: Pipeline, frame: "DataFrame", read_range: ReadRange | None
 ) -> list[str]:
-    """Return lines that say what the broker and what Spark filters, and the mistakes in filter.sql.
+    """Return lines about what the broker filters, what Spark filters, and mistakes in filter.sql.
 
-    `frame` is the transformed DataFrame. `read_range` is None if the source is not topics.
+    `frame` is the transformed DataFrame. `read_range` is None if the source does not read topics.
     """
     if read_range is not None:
         selector = read_range.selector

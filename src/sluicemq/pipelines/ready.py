@@ -60,7 +60,10 @@ _CELL_CHARACTERS_MAX: Final = 60
 
 
 def parse_duration_s(text: str) -> float:
-    """Return the seconds that a text such as "500ms", "90s" or "7d" means. Raises ValueError."""
+    """Return a duration such as "500ms", "90s" or "7d" in seconds.
+
+    Raises ValueError for any other text.
+    """
     duration_ms = parse_duration_ms(text.strip())
     if duration_ms is None:
         raise ValueError("write a number with a unit: 500ms, 90s, 15m, 6h or 7d")
@@ -174,10 +177,11 @@ class ReadyPipeline(ABC):
         say: Callable[[str], None] = print,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Task:
-        """Return a task with these options by name, and defaults for the others.
+        """Return a task with these options, and defaults for the others.
 
-        For a LIST field, a single text is accepted as a list of one. Raises ConfigurationError if
-        an option is unknown, is missing, or is not one of the field's choices.
+        For a LIST field, a single text is accepted as a list of one. `say(line)` is called with
+        lines about the progress, and `stopping()` returns True to end the run early. Raises
+        ConfigurationError if an option is unknown, is missing, or has an invalid value.
         """
         fields = {declared_field.name: declared_field for declared_field in self.fields}
         for name in options:
@@ -223,9 +227,10 @@ NAMES: Final = tuple(_MODULE_AND_ATTRIBUTE)
 
 
 def _check_option(declared: Field, option_value: Any) -> Any:
-    """Return the value of an option, or raise ConfigurationError if it is missing or invalid.
+    """Return the value of an option, after a check.
 
-    For a LIST field, a single text becomes a list of one.
+    For a LIST field, a single text becomes a list of one. Raises ConfigurationError if the value is
+    missing or is not one of the field's choices.
     """
     if option_value is REQUIRED:
         raise ConfigurationError(
@@ -241,7 +246,7 @@ def _check_option(declared: Field, option_value: Any) -> Any:
 
 
 def find_ready_pipeline(name: str) -> ReadyPipeline:
-    """Return the ready pipeline of this name, and import its module.
+    """Import the module of the ready pipeline `name`, and return the pipeline.
 
     Raises KeyError for a name that is not in `NAMES`.
     """
@@ -275,8 +280,8 @@ def format_table(
 ) -> list[str]:
     """Return the lines of a table: the title, the column names, and the rows.
 
-    Columns of numbers are aligned to the right. At most `rows_max` rows are shown (None means all).
-    If there are more, a last line says how many, followed by `location`, which says where they are.
+    Columns of numbers are aligned to the right. At most `rows_max` rows are shown; None means all.
+    If there are more, a last line says how many, followed by `location`, a text such as " in PATH".
     A table without rows is one line: `TITLE: none`.
     """
     shown_rows = rows[:rows_max]
@@ -329,14 +334,13 @@ def _format_cell(cell: Any) -> str:
 
 
 def finish_query(query: "StreamingQuery") -> None:
-    """Let the current micro-batch of a query finish, start no other one, and stop the query.
+    """Let a streaming query finish its current micro-batch, and stop it before the next one.
 
-    Spark has no method for this: `stop()` interrupts the micro-batch, which then has to be repeated
-    after a restart. So this function sets the state of Spark's `StreamExecution` to terminated. Its
-    loop only checks the state between micro-batches, so the current one is committed. This relies
-    on Spark's internals. If they are not as expected, the query is stopped between two triggers, or
-    interrupted after `FINISH_S`. Nothing is lost in any case, because the checkpoint says which
-    micro-batches are complete.
+    Spark's own `stop()` interrupts the micro-batch, which then has to be repeated after a restart.
+    So this function sets the state of Spark's `StreamExecution` to terminated, which Spark only
+    checks between micro-batches. This relies on Spark's internals. If they are not as expected, the
+    query is stopped between two triggers, or interrupted after `FINISH_S` seconds. Nothing is lost
+    in any case, because the checkpoint says which micro-batches are complete.
     """
     try:
         _terminate_after_micro_batch(query)
@@ -382,7 +386,8 @@ class Folder:
     def __init__(self, spark: Any, path: str) -> None:
         """Use the directory at `path`, which need not exist.
 
-        Raises ConfigurationError if `path` is empty or the session is one of Spark Connect.
+        `path` may be a URL of any file system that Spark can access. Raises ConfigurationError if
+        `path` is empty or the session is one of Spark Connect.
         """
         if not path:
             raise ConfigurationError("the path is empty.", fix="Name a directory.")
@@ -469,10 +474,10 @@ class Folder:
         )
 
     def publish(self, name: str, document: JsonObject) -> bool:
-        """Write `document` as a JSON file that does not exist yet, atomically.
+        """Write `document` as a new JSON file, atomically, and return True.
 
-        Return True if the file was written. Return False, with nothing changed, if it exists, also
-        if another process has created it in the meantime.
+        If the file exists, return False and change nothing. That includes the case that another
+        process creates it at this moment.
         """
         draft = self._write_draft(name, document)
         try:
@@ -488,14 +493,17 @@ class Folder:
         return False
 
     def replace(self, name: str, document: JsonObject) -> None:
-        """Write a JSON file atomically, and replace an existing one."""
+        """Write a JSON file atomically, and replace an existing one.
+
+        The document is written to a draft file, which is then renamed to `name`.
+        """
         draft = self._write_draft(name, document)
         self._context.rename(self._hadoop_path(draft), self._hadoop_path(name), self._with_replace)
 
     def _write_draft(self, name: str, document: JsonObject) -> str:
         """Write a JSON object to a hidden file with a unique name, and return that name.
 
-        The file is in the directory of `name`, so that it can be renamed to it.
+        The file is in the directory of `name`, so that it can be renamed to `name` later.
         """
         directory, _, base_name = name.rpartition("/")
         draft = f"{directory}/.{base_name}.{uuid.uuid4().hex}".lstrip("/")
@@ -510,7 +518,7 @@ class Folder:
     def move(self, old_name: str, new_name: str) -> None:
         """Move a file to a new path, and replace a file there. Missing directories are created.
 
-        Does nothing if the file has been moved already, also by another process at this moment.
+        Do nothing if the file has been moved already, even by another process at this moment.
         """
         if self._was_moved(old_name, new_name):
             return

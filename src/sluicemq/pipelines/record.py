@@ -85,9 +85,9 @@ class Recorder:
         self.started_ms = self.last_event_ms = self.clock.now_ms()
 
     def record_event(self, event: "Event") -> None:
-        """Add an event to the steps, and update the numbers of its sink.
+        """Add an event to the list of steps, and update the numbers of its sink.
 
-        The file is written unless it was written within the last `WRITE_INTERVAL_MS`.
+        The file is written too, unless it was written less than `WRITE_INTERVAL_MS` ago.
         """
         now_ms = self.clock.now_ms()
         figures = event.figures
@@ -113,7 +113,8 @@ class Recorder:
     def _update_sink(self, sink: str, event: "Event") -> None:
         """Update the numbers of a sink by the figures of an event.
 
-        The rows of a "batch" event are added. Those of any other event are the new total.
+        An event of the kind "batch" has the rows of one micro-batch, which are added. Any other
+        event has the total number of rows.
         """
         figures = event.figures
         sink_numbers = self.sinks.setdefault(sink, {"rows": 0})
@@ -133,10 +134,9 @@ class Recorder:
             self.write_file()
 
     def finish(self, error: str = "") -> None:
-        """Write the file with the final state: failed, stopped or finished.
+        """Write the file with the final state of the run: failed, stopped or finished.
 
-        `error` is the text of the error that ended the run; it is empty if the run completed or
-        stopped.
+        `error` is the text of the error that ended the run; "" if there was none.
         """
         with self.lock:
             self.error = error
@@ -178,11 +178,11 @@ class Recorder:
 
 @contextmanager
 def record_progress(directory: str, pipeline: "Pipeline") -> Iterator[Callable[["Event"], None]]:
-    """Return a context manager that records a run; its value is the function to call with events.
+    """Return a context manager that records the progress of a run in a file of `directory`.
 
-    The file in `directory` is written while the context is open, and at its end with the final
-    state. An exception that ends the context is recorded and raised. If `directory` is empty,
-    nothing is recorded.
+    Its value is the function that is called with each event. The file is written while the context
+    is open, and at its end with the final state. An exception that ends the context is recorded and
+    raised. If `directory` is "", nothing is recorded.
     """
     if not directory:
         yield lambda _event: None
@@ -255,10 +255,10 @@ class Progress:
 def read_runs(
     directories: Iterable[str], files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Progress]:
-    """Return the runs in the directories by the names of their pipelines, sorted.
+    """Return the runs that are recorded in the directories, sorted by the names of their pipelines.
 
-    If several runs have the same name, the one that started last is returned. A directory that
-    cannot be read appears under its own path, with a `reason`.
+    If several runs have the same name, the run that started last is returned. A directory that
+    cannot be read is returned as a run with its path as name, and with a `reason`.
     """
     newest_runs: dict[str, Progress] = {}
     for directory in directories:
@@ -310,11 +310,11 @@ def read_run(path: str, files: Files, now_ms: int) -> Progress:
 
 
 def parse_progress(document: Mapping[str, Any], now_ms: int) -> Progress:
-    """Return the run that the document of a file describes.
+    """Return the run that the JSON object of a progress file describes.
 
-    A running process whose file is too old, or that has rows left and no recent event, becomes
-    STALLED. Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if the document
-    is not that of a progress file.
+    The state of a running process becomes STALLED if its file is too old, or if rows are left and
+    there is no recent event. Raises KeyError, TypeError, ValueError, AttributeError or
+    OverflowError if the object is not a valid progress file.
     """
     sinks = {str(name): _parse_sink(sink) for name, sink in document["sinks"].items()}
     steps = tuple(_parse_step(step) for step in document["steps"])
@@ -344,7 +344,10 @@ def parse_progress(document: Mapping[str, Any], now_ms: int) -> Progress:
 
 
 def _parse_sink(sink: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a sink in a document, converted to the types of `Progress.sinks`."""
+    """Return the numbers of a sink in a progress file, converted to the right types.
+
+    Raises KeyError, TypeError or ValueError if one of them is missing or wrong.
+    """
     return {
         **sink,
         "rows": int(sink["rows"]),
@@ -355,7 +358,10 @@ def _parse_sink(sink: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_step(step: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event in a document, converted to the types of `Progress.steps`."""
+    """Return an event in a progress file, with its values converted to the right types.
+
+    Raises KeyError, TypeError or ValueError if one of them is missing or wrong.
+    """
     return {
         **step,
         "text": str(step["text"]),
@@ -367,7 +373,10 @@ def _parse_step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sum_rows_left(sinks: Iterable[Mapping[str, Any]]) -> int | None:
-    """Return the rows that are left in a run; None unless they are known for every sink."""
+    """Return the number of rows that are left in a run.
+
+    Return None if there are no sinks, or if the number is unknown for one of them.
+    """
     rows_left_by_sink = [sink["left"] for sink in sinks]
     if not rows_left_by_sink or None in rows_left_by_sink:
         return None
@@ -377,7 +386,10 @@ def _sum_rows_left(sinks: Iterable[Mapping[str, Any]]) -> int | None:
 def _derive_state(
     document: Mapping[str, Any], rows_left: int | None, now_ms: int
 ) -> tuple[str, str]:
-    """Return the state of a run, and the reason if it is STALLED; otherwise the reason is empty."""
+    """Return (state, reason) of a run. The reason is "" unless the state is STALLED.
+
+    `document` is the JSON object of the progress file, and `rows_left` is None if unknown.
+    """
     state = str(document["state"])
     if state != RUNNING:
         return state, ""
@@ -389,7 +401,7 @@ def _derive_state(
 
 
 def parse_number(number: Any) -> float | None:
-    """Return a finite number of a file as it is, or None for null. Integers stay integers.
+    """Return a finite number of a progress file unchanged; None stays None.
 
     Raises TypeError or ValueError for anything else.
     """

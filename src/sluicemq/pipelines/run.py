@@ -114,9 +114,9 @@ def run(
 ) -> Report:
     """Run the pipeline until it ends, or until `stopping()` is True, and return its report.
 
-    `listener` is called with each event, possibly from several threads. `stopping` is called
-    between steps. Raises ConfigurationError, with the line of the file, if a part of the file
-    cannot work or a sink fails, and other SluiceErrors for what fails during the run.
+    `listener(event)` is called with each event, possibly from several threads. `stopping()` is
+    called between steps. Raises ConfigurationError, with the line of the file, if a part of the
+    file cannot work or a sink fails, and other SluiceErrors for what fails during the run.
     """
     events = EventEmitter(pipeline.name, listener, pipeline.secrets)
     started_s = SYSTEM_CLOCK.monotonic_s()
@@ -151,8 +151,8 @@ def _run_ready_pipeline(
 ) -> Report:
     """Run the ready pipeline `use`, and return its report.
 
-    An event is emitted for each line that it says during the run, and at the end for each line of
-    the report that it has not said before.
+    An event is emitted for each line that the pipeline says during the run. At the end, an event is
+    emitted for each other line of the report.
     """
     events.emit("started", f"the ready pipeline {use!r}")
     emitted_lines: set[str] = set()
@@ -176,10 +176,11 @@ def _run_ready_pipeline(
 def _run_batch(
     pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    """Write the sinks of a batch one after the other, all from the same range of offsets.
+    """Write the sinks of a batch one after the other, and return the report.
 
-    Once `stopping()` is True, the current sink is finished and the others become `skipped` in the
-    report. Raises PlaceError if a sink fails.
+    All sinks get the same range of offsets. When `stopping()` becomes True, the current sink is
+    finished, and the others are listed as `skipped` in the report. Raises PlaceError if a sink
+    fails.
     """
     read_range = resolve_read_range(pipeline)
     pinned = pipeline if read_range is None else read_range.pin(pipeline)
@@ -218,9 +219,10 @@ def _write_sink(
     events: EventEmitter,
     messages: int | None,
 ) -> int:
-    """Write a batch to one sink, emit its progress and its end, and return the number of rows.
+    """Write a batch to one sink, and return the number of rows.
 
-    `messages` is the number of rows that are read, or None if it is unknown. Raises PlaceError.
+    Events are emitted for its progress and at its end. `messages` is the number of rows that are
+    read, or None if it is unknown. Raises PlaceError if the write fails.
     """
     from pyspark.sql import Observation  # noqa: PLC0415 - a slow import
     from pyspark.sql.functions import count, lit  # noqa: PLC0415 - as above
@@ -293,7 +295,7 @@ class BatchMonitor:
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Observe the jobs of `job_group`, a name that is unique in the Spark context.
+        """Create a monitor of the Spark jobs in `job_group`, a unique name.
 
         `messages` is the number of rows that are read, or None if it is unknown.
         """
@@ -310,10 +312,10 @@ class BatchMonitor:
 
     @contextmanager
     def monitoring(self) -> Iterator[None]:
-        """Return a context manager in which this thread's jobs belong to the group.
+        """Return a context manager that observes the Spark jobs which this thread starts in it.
 
-        A background thread emits their progress. Stages that have not been reported as complete are
-        reported at the end.
+        A background thread emits events about their progress. At the end, the remaining complete
+        stages are reported.
         """
 
         def emit_periodically() -> None:
@@ -336,7 +338,7 @@ class BatchMonitor:
             self._context.setLocalProperty("spark.job.description", None)
 
     def emit_changes(self, *, at_end: bool = False) -> None:
-        """Emit an event for each stage that has changed since the last call.
+        """Emit an event for each stage of a job that has changed since the last call.
 
         With `at_end`, only stages that are complete now are reported. Errors are logged and not
         raised, because the job must not fail if its progress cannot be read.
@@ -356,10 +358,11 @@ class BatchMonitor:
             logger.debug("cannot read the progress of %s", self._job_group, exc_info=True)
 
     def _emit_change(self, store: Any, stage: int, *, at_end: bool) -> None:
-        """Read one stage from Spark's status store, and emit an event if it has changed.
+        """Read the progress of one stage from Spark, and emit an event if it has changed.
 
-        `store` is that of the JVM. A stage without rows is only reported when it is complete; after
-        that it is not read any more.
+        `store` is the status store of Spark's JVM. A stage without rows is only reported when it is
+        complete. A complete stage is not read again. With `at_end`, only a complete stage is
+        reported.
         """
         attempt = store.lastStageAttempt(stage)
         if str(attempt.status().toString()) in ("PENDING", "SKIPPED"):
@@ -383,7 +386,7 @@ class BatchMonitor:
     def _emit_stage(self, progress: StageProgress) -> None:
         """Emit the event of a stage, with its rate and the estimated remaining time.
 
-        The time is None while no task is complete and the share of read messages is unknown.
+        The time is None if no task is complete and the number of messages is unknown.
         """
         spent_s = max(0.001, self._clock.now_ms() / 1000 - self._started_s[progress.stage])
         rate = progress.rows / spent_s
@@ -408,7 +411,8 @@ class BatchMonitor:
     def _estimate_share(self, progress: StageProgress) -> float:
         """Return how much of a stage is complete, from 0 to 1.
 
-        It is the share of completed tasks, or of messages that were read if that is larger.
+        It is the share of complete tasks, or the share of the messages that were read, if that is
+        larger.
         """
         task_share = progress.done / progress.tasks if progress.tasks else 0.0
         if self._messages and progress.rows <= self._messages:
@@ -422,11 +426,11 @@ class BatchMonitor:
 def _run_stream(
     pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    """Run a query for each sink, and return the number of rows that each query has read.
+    """Run one query of Spark for each sink, and return a report with the rows that each has read.
 
     The queries run until all have ended, one has failed, or `stopping()` is True. Then each query
-    finishes its current micro-batch and is stopped, also if an error is raised. An event is emitted
-    for each micro-batch. Raises PlaceError for the first sink whose query failed or could not be
+    finishes its current micro-batch and is stopped, also after an error. An event is emitted for
+    each micro-batch. Raises PlaceError for the first sink whose query failed or could not be
     started, or if a sink does not accept the rows.
     """
     frame, writers = load_checked_frame(pipeline, spark)
@@ -503,7 +507,7 @@ class QueryMonitor:
         return not self.query.isActive and self.query.exception() is not None
 
     def emit_new_batches(self) -> None:
-        """Emit an event for each micro-batch since the last call; empty triggers have none."""
+        """Emit an event for each micro-batch since the last call, except empty ones."""
         last_progress: Any = self.query.lastProgress
         if last_progress is None or int(last_progress["batchId"]) <= self.last_batch:
             return
@@ -515,7 +519,8 @@ class QueryMonitor:
     def _emit_batch(self, progress: Any) -> None:
         """Emit the event of one micro-batch, and add its rows to `rows`.
 
-        `progress` is Spark's report about the micro-batch.
+        `progress` is Spark's report about the micro-batch. If the source reads topics, the event
+        has the lag in messages (None: unknown) and `eta_s`, the seconds until the lag is read.
         """
         self.last_batch = int(progress["batchId"])
         batch = stream_progress(progress)
@@ -559,7 +564,7 @@ class StopRequest:
         return self._is_requested.is_set()
 
     def handle_signal(self, signal_number: int = signal.SIGTERM, _frame: Any = None) -> None:
-        """Request the stop. If it is requested already, end the process.
+        """Handle a signal: request the stop, or end the process if it is requested already.
 
         The exit code is then 128 + `signal_number`. This is a handler for `signal.signal`.
         """
@@ -584,9 +589,9 @@ class StopRequest:
 def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     """Return a context manager in which SIGINT and SIGTERM request `stop`.
 
-    The handlers that were set before are restored at the end. Enter it after the Spark session is
-    created, because Spark sets a handler of its own. In another thread than the main one it does
-    nothing, because Python only allows the main thread to set handlers.
+    The previous handlers are restored at the end. Enter it after the Spark session is created,
+    because Spark sets a handler of its own. It does nothing outside of the main thread, in which
+    alone Python allows to set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -93,10 +93,11 @@ class Tables:
     until_ms: int | None = None
 
     def query(self, text: str) -> "DataFrame":
-        """Return the result of a query as a DataFrame; no messages are read yet.
+        """Return the result of a query as a DataFrame, without reading messages yet.
 
-        Raises ConfigurationError if the text is a command, or a name in it does not exist. Spark
-        raises its own errors for other mistakes in the query.
+        Topics, archives and traces are tables of the query. Raises ConfigurationError if the text
+        is a command, or a name in it does not exist. Spark raises its own errors for other mistakes
+        in the query.
         """
         check_is_query(self.spark, text)
         relations: list[Relation] = []
@@ -127,8 +128,8 @@ class Tables:
     ) -> None:
         """Replace the placeholder views of topics by views that read only what the query needs.
 
-        `query_over_views` is the query with the names of views, and `frame` its result over
-        placeholders. `topic_relations` are the references to topics.
+        `query_over_views` is the query with the names of the views, and `frame` its result over
+        placeholders. `topic_relations` are the places in the query that name a topic.
         """
         used_columns = find_used_columns(frame, _MAP) or _ALL_COLUMNS
         columns, expressions = narrow_columns(used_columns)
@@ -156,8 +157,8 @@ class Tables:
     def _build_range_options(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return, for each topic, the options of the source that limit the time or the offsets.
 
-        A topic that the query refers to several times gets fixed end offsets, so that all its
-        references read the same messages, unless `until_ms` limits them.
+        If a query names a topic several times, and `until_ms` does not limit it, the topic gets
+        fixed end offsets. So all places read the same messages.
         """
         time_options = {}
         if self.since_ms is not None:
@@ -172,18 +173,18 @@ class Tables:
         return options_by_topic
 
     def _fetch_end_offsets(self, topic: str) -> str:
-        """Return the present end offsets of a topic, as the option `endingOffsets` takes them."""
+        """Return the present end offsets of a topic, as JSON for the option `endingOffsets`."""
         options = parse_options({"topic": topic, **self.connection}, READ)
         with open_admin(options) as admin:
             ends = resolve_ending_offsets(admin, options, fetch_bounds(admin, [topic]))
         return json.dumps(offsets_to_table(ends, by_topic=False))
 
     def _create_relation(self, name: str, view: str) -> Relation:
-        """Create the view of a name in the query, and return the relation.
+        """Create a view for one table name in the query, and return both as a relation.
 
-        `view` is the name of the view. The view of a topic is a placeholder without rows. Raises
-        ConfigurationError if there is neither a topic, a group's topic, an archive nor `traces` of
-        this name.
+        `view` is the name of the view. The view of a topic is only a placeholder without rows.
+        Raises ConfigurationError if there is neither a topic, a group's topic, an archive nor
+        `traces` of this name.
         """
         name_parts = split_name(name)
         is_single = len(name_parts) == 1
@@ -230,13 +231,14 @@ class Tables:
         return PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
 
     def _create_view(self, view: str, frame: "DataFrame") -> None:
-        """Create a temporary view of `frame`, or replace the one of this name."""
+        """Create a temporary view of `frame`, or replace the view of this name."""
         frame.createOrReplaceTempView(quote_name(view))
 
     def _load_archive(self, name: str = "") -> "DataFrame":
-        """Return the archive of this name, or else the topic `name` in the archive without a name.
+        """Return the messages of an archive between `since_ms` and `until_ms`.
 
-        Raises ConfigurationError if there is neither.
+        `name` is the name of an archive, or of a topic in the archive that has no name. Raises
+        ConfigurationError if there is neither.
         """
         path = self.archives.get(name, self.archives.get(""))
         if path is None:
@@ -254,7 +256,7 @@ class Tables:
 
 
 def read_archive_or_parquet(spark: "SparkSession", path: str) -> "DataFrame":
-    """Return the archive at `path`, or else the Parquet files of any other directory."""
+    """Return the archive at `path`; if there is none, the Parquet files in this directory."""
     from sluicemq.pipelines.archive import read_archive  # noqa: PLC0415 - a slow import
 
     try:
@@ -264,18 +266,18 @@ def read_archive_or_parquet(spark: "SparkSession", path: str) -> "DataFrame":
 
 
 def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
-    """Return the option `columns` that reads what a query uses, and the expressions of the view.
+    """Return the option `columns` that reads only what a query uses, and the view's expressions.
 
-    The view has every column of the default schema, in order: a used column by its name, and null
-    for one that is not used. If the query uses single values of the map `properties`, these
-    properties are read as promoted columns, and the view builds the map from them. For example, for
-    the columns `tags` and `properties['origin']`:
+    The view has every default column, in order. A column that is not used is null. If the query
+    uses only single values of the map `properties`, these properties are read as columns of their
+    own, and the view builds the map from them. For example, for the columns `tags` and
+    `properties['origin']`:
 
         "tags,prop:`origin`:string as __property_0",
         ["CAST(NULL AS string) AS topic", …, "tags", "map('origin', __property_0) AS properties", …]
 
     If a key cannot be written in the option (it is empty or contains a backquote), the whole map is
-    read. The option is never empty: for a query that uses no column it is `queue_id`.
+    read. If the query uses no column, the option is `queue_id`.
     """
     columns = [name for name in BASE_TYPES if name in used.names]
     # The map `properties` never contains these, because they have columns of their own.
@@ -307,7 +309,7 @@ def _build_map(column_by_key: Mapping[str, str]) -> str:
 
 
 def check_is_query(spark: "SparkSession", text: str) -> None:
-    """Raise ConfigurationError if the text is a command (`DROP TABLE`, `INSERT` …). Runs nothing.
+    """Raise ConfigurationError if the text is a command, such as `DROP TABLE`. The text is not run.
 
     Raises Spark's own error if the text does not parse, and ConfigurationError for a session of
     Spark Connect.

@@ -136,9 +136,10 @@ SCHEMA: Final = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in 
 
 
 def decode_bodies(bodies: pa.Array) -> pa.Array:
-    """Return the list of events of each trace message, from an array of message bodies.
+    """Decode an array of trace messages' bodies, and return the list of events of each.
 
-    Spark calls this function as an Arrow UDF. A null body has no events.
+    An event is a dict, as `_to_event` returns it. Each record that cannot be decoded becomes an
+    event of the kind UNREAD. A null body has no events. Spark calls this function as an Arrow UDF.
     """
     events_by_body = []
     for body in bodies.to_pylist():
@@ -154,7 +155,8 @@ def decode_bodies(bodies: pa.Array) -> pa.Array:
 def _split_batch(record: TraceRecord) -> list[TraceRecord]:
     """Return one record for each message of a batch that a Java client traced as one record.
 
-    Any other record is returned in a list of one.
+    Such a record has several message ids, separated by commas. A message without an offset message
+    id gets None as `offset_message_id`. Any other record is returned in a list of one.
     """
     if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
         return [record]
@@ -192,9 +194,10 @@ def read_events(
 ) -> DataFrame:
     """Return the events of a trace topic as a DataFrame with one row for each.
 
-    The columns are `time` (by the client's clock), those of `_FIELDS` except `time_ms`, and `told`,
-    the time when the broker stored the trace. `begin` and `end` are store times, in milliseconds
-    since 1970 or ISO 8601; the end is exclusive, and None means no limit.
+    The columns are `time` (by the client's clock), the fields of an event in `_FIELDS` except
+    `time_ms`, and `told`, the time when the broker stored the trace. `begin` and `end` limit the
+    store times. They are texts: milliseconds since 1970, or ISO 8601. The end is exclusive, and
+    None means no limit.
     """
     # A body that cannot be decompressed cannot be decoded, and is counted as unread.
     options = {"badBody": BAD_BODY_RAW}
@@ -332,13 +335,17 @@ def trace(
     settle_s: float = 60.0,
     slow_s: float = 1.0,
 ) -> TraceTables:
-    """Write the events, sends and deliveries under `output`, and return the tables over them.
+    """Compute the tables of traces, write some of them under `output`, and return all.
 
-    Events of the trace topic `topic` are read from the store time `begin` to `end`, as in
-    `read_events`. `groups` are the groups that are examined for unconsumed messages; an empty one
-    means all that traced a delivery. Messages that were sent in the last `settle_s` seconds before
-    the newest event do not count as unconsumed, because they may still be delivered. A handler is
-    slow if it takes at least `slow_s` seconds. Raises the client's errors.
+    The events of the trace topic `topic` are read, with store times from `begin` up to, but not
+    including, `end`. These are milliseconds since 1970 or ISO 8601, and None means no limit. The
+    tables events, sends and deliveries are written as Parquet. The other tables are computed when
+    they are used.
+
+    `groups` are the groups that are examined for unconsumed messages; an empty list means all
+    groups that traced a delivery. Messages that were sent less than `settle_s` seconds before the
+    newest event do not count as unconsumed, because they may still be delivered. Consuming is slow
+    if it takes at least `slow_s` seconds. Raises the client's errors.
     """
 
     def write_and_reload(frame: DataFrame, name: str) -> DataFrame:
@@ -377,9 +384,9 @@ def trace(
 
 
 def _find_traced_pairs(deliveries: DataFrame, groups: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs (topic, group) that have traced a delivery, at most `PAIRS_MAX`.
+    """Return the (topic, group) pairs that have traced a delivery, at most `PAIRS_MAX`.
 
-    Only the groups in `groups` are returned; an empty one means all.
+    Only pairs whose group is in `groups` are returned; an empty list means all groups.
     """
     rows = (
         deliveries.where("topic is not null and `group` is not null")
@@ -393,7 +400,10 @@ def _find_traced_pairs(deliveries: DataFrame, groups: Sequence[str]) -> list[tup
 
 
 def _insert_percentiles(query: str, column: str) -> str:
-    """Return a query in which {percentiles} is replaced by the percentiles of a column."""
+    """Return a query in which {percentiles} is replaced by expressions for p50, p95 and p99.
+
+    They are the percentiles of `column`.
+    """
     expressions = [
         f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
         for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
@@ -404,10 +414,10 @@ def _insert_percentiles(query: str, column: str) -> str:
 def _fetch_filters(
     connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, list[str], str | None]]:
-    """Ask brokers and members for the present subscription of each pair (topic, group).
+    """Return (topic, group, tags, filter) for each pair of a topic and a group, in the same order.
 
-    Return (topic, group, tags, filter) for each pair, in the same order. `tags` are those that the
-    group receives. It is empty if the group receives all tags, does not filter by tags, or its
+    The present subscriptions are asked from brokers and members. `tags` are the tags that the group
+    receives. It is empty if the group receives all tags, does not filter by tags, or its
     subscription is unknown. `filter` is the text of its expressions, or None if unknown. Raises the
     client's errors.
     """
@@ -453,9 +463,9 @@ _TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
-    """Compute a table, write it to OUTPUT/name, report it, and return its rows.
+    """Compute a table, write it to OUTPUT/name in one file, and return its rows.
 
-    The rows come to the driver, at most `ROWS_MAX`. The file, the lines of the table and its
+    At most `ROWS_MAX` rows are computed. The path of the file, the lines of the table and its
     figures are added to `report`.
     """
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
@@ -477,9 +487,10 @@ def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output
 
 
 def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> None:
-    """Add a line to the report for each traced topic with groups that have traced no delivery.
+    """Report, for each traced topic, the groups that read it but have traced no delivery.
 
-    Whether such a group received messages is not known.
+    It is not known whether such a group received messages. A line for each topic is added to
+    `report`.
     """
     topic_rows = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
     group_rows = tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
@@ -499,9 +510,10 @@ def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> 
 def _find_untraced_groups(
     admin: Admin, topic: str | None, traced_groups: Collection[str]
 ) -> list[str]:
-    """Return the groups that read a topic and are not among `traced_groups`.
+    """Return the groups that read a topic and are not in `traced_groups`.
 
-    System groups are left out. Return [] for None, and if no broker can tell the groups.
+    System groups are left out. Return an empty list if `topic` is None, or if no broker knows the
+    groups.
     """
     if not topic:
         return []
@@ -513,11 +525,11 @@ def _find_untraced_groups(
 
 
 def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
-    """Draw the table `latency` into OUTPUT/latency.png: a panel for each topic and group.
+    """Draw the latency of each topic and group to OUTPUT/latency.png.
 
-    Only the `PANELS_MAX` pairs with the most messages are drawn. The chart is left out, with a line
-    in the report, if `output` is not a local path. Raises ConfigurationError if matplotlib is not
-    installed.
+    `rows` are the rows of the table `latency`. Only the `PANELS_MAX` pairs with the most messages
+    are drawn. If `output` is a URL, nothing is drawn, and a line in the report says so. Raises
+    ConfigurationError if matplotlib is not installed.
     """
     if "://" in output:
         task.report_lines(report, "The chart is not drawn: it needs a local output directory.")
@@ -556,9 +568,10 @@ def _import_matplotlib() -> tuple[Any, Any]:
 
 
 def _choose_panels(rows: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return the rows of each panel of the chart by its title, the panel with most messages first.
+    """Return the rows of each panel of the chart, by its title "TOPIC -> GROUP".
 
-    `rows` are those of the table `latency`. There are at most `PANELS_MAX` panels.
+    `rows` are the rows of the table `latency`. The panels with the most messages come first, and
+    there are at most `PANELS_MAX`.
     """
     rows_by_title: dict[str, list[Any]] = defaultdict(list)
     message_counts: Counter[str] = Counter()
@@ -578,6 +591,7 @@ def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None
     """
     times = [hour["hour"] for hour in hours]
     for percentile, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
+        # The scale is logarithmic and cannot show 0, so 0 ms is drawn as 0.5 ms.
         latencies_ms = [max(hour[percentile], 0.5) for hour in hours]
         axis.plot(times, latencies_ms, color=color, marker="o", markersize=3, label=percentile[:3])
     message_count = sum(hour["messages"] for hour in hours)
@@ -640,11 +654,11 @@ class Trace(ReadyPipeline):
         return lines
 
     def run(self, task: Task) -> Report:
-        """Write the tables one after the other until the task is stopped, and return the report.
+        """Write the tables one after the other, and return the report.
 
-        With the option `chart`, the chart is drawn after the table `latency`. If the task is not
-        stopped, the missing messages are written at the end, and groups that do not trace are
-        reported.
+        With the option `chart`, the chart is drawn after the table `latency`. At the end, the
+        missing messages are written, and the groups that do not trace are reported. If the task is
+        stopped, the rest is left out.
         """
         options = task.options
         output = options["output"].rstrip("/")
@@ -678,9 +692,9 @@ class Trace(ReadyPipeline):
 
 
 def _report_event_counts(task: Task, report: Report, events: DataFrame) -> None:
-    """Set the figures of `report` to the number of events of each kind.
+    """Set the figures of `report` to the number of events of each kind, such as `events_send`.
 
-    If there are none, a line says so.
+    If there are no events, add a line that says so.
     """
     rows = events.groupBy("kind").count().collect()
     report.figures = {f"events_{kind}": count for kind, count in sorted(rows)}

@@ -73,10 +73,11 @@ class TopicWriter(Writer):
         self.target = f"topic {sink.options.get('topic')!r}"
 
     def select_message_columns(self, frame: "DataFrame") -> "DataFrame":
-        """Return the parts of messages as columns. Raises PlaceError for an invalid expression.
+        """Return a DataFrame with one column for each given part of the messages.
 
-        If the file has no expressions, `frame` is returned unchanged. Otherwise the columns are the
-        expressions, and the body is the column `value` or `body` unless it has an expression.
+        If the file has no expressions for parts, `frame` is returned unchanged. Otherwise each
+        column has the value of an expression. Without an expression for the body, the body is the
+        column `value` or `body` of `frame`. Raises PlaceError for an invalid expression.
         """
         given_fields = [name for name in MESSAGE if self.sink.fields.get(name)]
         if not given_fields:
@@ -87,9 +88,10 @@ class TopicWriter(Writer):
         return frame.selectExpr(*columns)
 
     def _build_column(self, frame: "DataFrame", field_name: str) -> str:
-        """Return the expression of a field, with its alias, or raise PlaceError if it is invalid.
+        """Return the expression of a part of the messages, with the name of the part as its alias.
 
-        The alias is spelled as Spark spells the name of the column.
+        The alias has the spelling that Spark gives to the name of the column. Raises PlaceError if
+        the expression is invalid.
         """
         expression = self.sink.fields[field_name]
         try:
@@ -135,6 +137,7 @@ class TopicWriter(Writer):
         return [f"{state}; {guarantee}", f"message: {columns}"]
 
     def write_batch(self, frame: "DataFrame") -> None:
+        """Send the rows of a batch DataFrame to the topic."""
         messages = self.select_message_columns(frame)
         writer = messages.write.format("rocketmq").options(**self.sink.options)
         writer.mode("append").save()
@@ -152,10 +155,10 @@ class ParquetWriter(Writer):
         self.target = f"parquet {sink.fields['path']}"
 
     def check(self, frame: "DataFrame") -> None:
-        """Raise PlaceError if a partition column is missing or the directory is not new.
+        """Raise PlaceError if a partition column is missing, or if the directory has files already.
 
-        The directory only has to be new for a batch with `write: fail`. One with a URL is not
-        examined.
+        The directory may have files if the pipeline is a stream, or if `write:` is not `fail`. A
+        directory with a URL is not examined.
         """
         path: str = self.sink.fields["path"]
         self.require_columns(frame, "partition_by", self.sink.fields["partition_by"])
@@ -168,7 +171,7 @@ class ParquetWriter(Writer):
             )
 
     def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines about the partitions, and what happens to files that exist."""
+        """Return lines about the partitions and about what happens to existing files."""
         columns = self.sink.fields["partition_by"]
         partitioning = f"partitioned by {', '.join(columns)}" if columns else "not partitioned"
         if self.pipeline.is_streaming:
@@ -181,12 +184,14 @@ class ParquetWriter(Writer):
         return [partitioning, effects[self.sink.fields["write"]]]
 
     def write_batch(self, frame: "DataFrame") -> None:
+        """Write the rows of a batch to the directory, by the rule of the key `write:`."""
         fields = self.sink.fields
         mode = {"fail": "error"}.get(fields["write"], fields["write"])
         writer = frame.write.mode(mode).options(**fields["options"])
         writer.partitionBy(*fields["partition_by"]).parquet(fields["path"])
 
     def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
+        """Return Spark's writer that adds the rows of a stream to the directory."""
         fields = self.sink.fields
         writer = frame.writeStream.format("parquet").options(**fields["options"])
         writer = writer.option("path", fields["path"])
@@ -199,13 +204,14 @@ class TableWriter(Writer):
     """Upserts rows into a table of a database."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
+        """Create the writer of a table sink. The database is not opened."""
         super().__init__(pipeline, sink)
         shown_url = databases.url_without_password(sink.fields["url"])
         self.target = f"table {sink.fields['table']} at {shown_url}"
         self.url = databases.absolute_url(sink.fields["url"])
 
     def build_target(self, frame: "DataFrame") -> databases.Target:
-        """Return the table of the sink with the columns of the DataFrame."""
+        """Return the target of the writes: the table, its key, and the columns of the DataFrame."""
         fields = self.sink.fields
         return databases.Target(
             self.url,
@@ -236,10 +242,10 @@ class TableWriter(Writer):
             )
 
     def _check_table(self, target: databases.Target) -> bool:
-        """Return whether the table is missing in the database.
+        """Check the table in the database, and return whether it is missing.
 
         Raises PlaceError if a column has a type that tables do not have, if the database cannot be
-        reached, or if the table does not fit.
+        reached, or if the table lacks a column or the key.
         """
         field_name = ""  # the field that an error is about
         try:
@@ -257,7 +263,7 @@ class TableWriter(Writer):
         return is_missing
 
     def describe(self, frame: "DataFrame") -> list[str]:
-        """Return lines that say whether the table exists, and by which rule rows are replaced."""
+        """Return lines that say whether the table exists, and when a row replaces another one."""
         target = self.build_target(frame)
         with databases.temporary_engine(target.url) as engine:
             is_missing = databases.is_table_missing(engine, target)
@@ -278,6 +284,8 @@ class TableWriter(Writer):
         frame.write.format(databases.FORMAT).option("target", target).mode("append").save()
 
     def build_stream_writer(self, frame: "DataFrame") -> "DataStreamWriter":
+        """Return Spark's writer that writes each micro-batch of a stream to the table."""
+
         def write_micro_batch(batch: "DataFrame", _epoch: int) -> None:
             self.write_batch(batch)
 

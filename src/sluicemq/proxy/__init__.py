@@ -18,10 +18,11 @@ STATUS_METHOD: Final = "/sluicemq.Proxy/Status"
 def fetch_proxy_status(
     address: str, credentials: "Credentials | tuple[str, str] | None"
 ) -> dict[str, Any]:
-    """Return the status of the proxy at `address`: the JSON object of `Proxy.collect_status`.
+    """Return the status of the proxy at `address`, a JSON object with its connections and clients.
 
     The call blocks. `credentials` sign it; None sends it unsigned. Raises ConfigurationError if the
-    server is not a SluiceMQ proxy, and the errors of `net.grpc.call_unary`.
+    server is not a SluiceMQ proxy. Raises CallError if the call fails, and the errors of the
+    connection.
     """
     from sluicemq.client.core.names import Credentials  # noqa: PLC0415 - keeps `--help` fast
     from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415 - as above

@@ -92,7 +92,7 @@ class Backend(Protocol):
 
 
 def master_addresses(route: TopicRoute) -> dict[str, str]:
-    """Return the address of each broker's master by broker name, as a Call takes it.
+    """Return the address of each broker's master, by broker name.
 
     Brokers without a master are left out.
     """
@@ -122,10 +122,11 @@ class ConversationRunner(Generic[T]):
         send: SendRequest,
         on_done: Callable[[T | Exception], None],
     ) -> None:
-        """Start the conversation, and run it up to its first pending step.
+        """Start the conversation, and run it to its first pending step.
 
-        `send(call, on_response)` sends a request of the conversation. `on_done` may be called
-        before this returns.
+        A conversation is a generator that yields steps, such as requests to a broker. `send(call,
+        on_response)` sends a request. `on_done` is called once with the result or the exception of
+        the conversation, possibly before this method returns.
         """
         self._conversation = conversation
         self._send = send
@@ -135,7 +136,7 @@ class ConversationRunner(Generic[T]):
     def _resume(self, response: Command | Exception) -> None:
         """Continue the conversation with a response or an exception, and start its next step.
 
-        At its end, `on_done` is called with the result or the error.
+        If the conversation ends, `on_done` is called with its result or exception.
         """
         try:
             if isinstance(response, Exception):
@@ -162,17 +163,22 @@ class ConversationRunner(Generic[T]):
                 raise TypeError(f"The proxy cannot run the step {step!r} of a conversation.")
 
     def _resume_after_conversation(self, outcome: object) -> None:
-        """Continue after an inner conversation has ended with a result or an exception.
+        """Continue after an inner conversation has ended.
 
-        An exception is raised in the outer conversation; a result is not passed to it.
+        If `outcome` is an exception, it is raised in the outer conversation. Any other result is
+        dropped.
         """
         if isinstance(outcome, Exception):
             self._resume(outcome)
         else:
-            self._resume(Command(0))
+            self._resume(Command(0))  # the outer conversation ignores this value
 
     def _resume_after_future(self, step: Await, future: asyncio.Future[object]) -> None:
-        """Continue after the future of an `Await` step; its result is stored in the step."""
+        """Continue after the future of an `Await` step has completed.
+
+        Its result is stored in `step.value`. An exception is raised in the conversation; it is
+        ConnectionLostError if the future was cancelled.
+        """
         if future.cancelled():
             self._resume(ConnectionLostError("The proxy is closing."))
             return

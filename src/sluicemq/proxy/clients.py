@@ -95,7 +95,10 @@ class Client:
     )
 
     def __init__(self, call: Call, backend: Backend, on_request: "OnBrokerRequest") -> None:
-        """Create the client that made `call`, and open its session with brokers."""
+        """Create the client that made `call`, and open its session with brokers.
+
+        `on_request` handles the requests that brokers send to the client.
+        """
         headers = call.headers
         peer = call.connection.peer
         self.id = headers[CLIENT_ID]
@@ -129,23 +132,23 @@ class Client:
         return streams[-1] if streams else None
 
     def use_stream(self, stream: Call) -> None:
-        """Record `stream` as the stream to which commands are sent, because the client has used it.
+        """Record that the client uses `stream`, so that commands are sent to it.
 
-        Ends the stream that was used least recently if there are more than
+        The stream that was used least recently is ended if there are more than
         `STREAMS_PER_CLIENT_MAX`.
         """
         streams = self.streams
         if stream in streams:
             streams.remove(stream)
-        streams.append(stream)
+        streams.append(stream)  # the last stream is the one used most recently
         if len(streams) > STREAMS_PER_CLIENT_MAX:
             streams[0].end(StatusCode.RESOURCE_EXHAUSTED, "The client has newer streams.")
 
     def send_command(self, command: m.TelemetryCommand) -> bool:
         """Send a command to the client on its current stream, and return True.
 
-        Return False, without sending, if the client has no open stream, or if more than
-        `QUEUED_BYTES_MAX` bytes on its connection wait to be read by it.
+        Return False without sending if the client has no open stream, or if more than
+        `QUEUED_BYTES_MAX` bytes on its connection have not been read by the client.
         """
         stream = self.command_stream
         if stream is None or stream.connection.queued_bytes > QUEUED_BYTES_MAX:
@@ -155,9 +158,10 @@ class Client:
 
     @property
     def wire_language(self) -> str:
-        """The name of the client's language in heartbeats of the remoting protocol.
+        """The name of the client's language in the remoting protocol, "OTHER" if it is unknown.
 
-        The settings take precedence, because the metadata of Node.js clients say HTTP.
+        The language in the client's settings takes precedence over the one in its metadata, because
+        the metadata of Node.js clients say HTTP.
         """
         settings_language = ""
         if self.settings is not None:
@@ -170,7 +174,7 @@ class Client:
 
     @property
     def wire_version(self) -> int:
-        """The client's version as a number of RocketMQ's table.
+        """The client's version as a number of RocketMQ's table of versions.
 
         A version that is not 5.x.y counts as the version of this proxy.
         """
@@ -184,7 +188,11 @@ class Client:
 
     @property
     def info(self) -> ClientInfo:
-        """A snapshot of the client; later changes of the client do not change it."""
+        """A snapshot of the client; later changes of the client do not change it.
+
+        The kind is "" before the client has sent its settings. The group is that of the first
+        consumer in the last heartbeat, and "" without one.
+        """
         kind = ""
         if self.settings is not None:
             kind = client_type_name(self.settings)
@@ -205,7 +213,10 @@ class Client:
         )
 
     def _list_topics(self) -> dict[str, str]:
-        """Return the topics of the client with filter expressions; see `ClientInfo.topics`."""
+        """Return the topics of the client, each with its filter expression.
+
+        The expression is "" for a topic to which the client only sends.
+        """
         if self.heartbeat is None:
             return {}
         # The producer groups of a gRPC client are the topics to which it sends.
@@ -253,12 +264,15 @@ class Clients:
         """The handler of requests that brokers send to clients."""
 
     def identify(self, call: Call, access_key: str) -> Client:
-        """Return the client that made the call, and register it with its first call. HOT.
+        """Return the client that made the call, and register it at its first call. Hot path.
 
-        `access_key` is that of the account that signed the call, or "". An account may change its
-        key. But on a new connection, a client id can only be used with the same key as before: the
-        connection would otherwise get commands for the other client. Raises StatusError
-        (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS, FORBIDDEN).
+        `access_key` is the access key of the account that signed the call, or "". On a known
+        connection, the key of a client may change. On a new connection, a client id can only be
+        used with the same key as before, because the connection would otherwise get commands for
+        another client.
+
+        Raises StatusError if the client id is missing, if there are too many clients, or if another
+        account uses the client id.
         """
         client = self.by_id.get(call.headers.get(CLIENT_ID, ""))
         peer = call.connection.peer
@@ -268,12 +282,13 @@ class Clients:
         return client
 
     def _register(self, client: Client | None, call: Call, access_key: str) -> Client:
-        """Record the connection of `call` for its client, and return the client.
+        """Record that a client uses the connection of `call`, and return the client.
 
-        `client` is the client that already uses the client id; None means that a new client is
-        created. Raises StatusError, without recording anything, if the client id is missing or too
-        long, if there are too many clients, if another account uses the client id, or if the
-        connection is closed.
+        `client` is the client that already has the client id; None means that a new one is created.
+
+        Raises StatusError, without recording anything, if the client id is missing or too long, if
+        there are too many clients, if another account uses the client id, or if the connection is
+        closed.
         """
         client_id = call.headers.get(CLIENT_ID, "")
         peer = call.connection.peer
@@ -302,7 +317,7 @@ class Clients:
         return client
 
     def _check_client_count(self, connection_count: int) -> None:
-        """Raise StatusError if a connection, or the whole proxy, can have no further client.
+        """Raise StatusError if the connection or the whole proxy has as many clients as allowed.
 
         `connection_count` is the number of clients on the connection.
         """
@@ -323,11 +338,10 @@ class Clients:
                 self.remove(client)
 
     def remove(self, client: Client) -> None:
-        """Remove a client that has disconnected or terminated.
+        """Remove a client that has disconnected or terminated. Do nothing if it was removed before.
 
         The callbacks in `on_removed` are called, and the client's session with brokers is closed.
-        Its connections stay open; a later call with its client id registers a new client. Does
-        nothing if the client was removed before.
+        Its connections stay open, and a later call with its client id registers a new client.
         """
         if self.by_id.get(client.id) is not client:
             return
@@ -347,7 +361,7 @@ class Clients:
     def reconnect_all(self) -> None:
         """Ask all clients to open new connections, because this proxy is about to close.
 
-        Clients that get no commands now (`Client.send_command`) are skipped.
+        A client is skipped if it has no open stream, or does not read its stream.
         """
         for client in list(self.by_id.values()):
             self._reconnect_count += 1

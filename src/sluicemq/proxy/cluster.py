@@ -101,7 +101,10 @@ class LookupCache(Generic[T]):
     def __init__(
         self, shell: AsyncioShell, fetch: Callable[[str], Conversation[T]], clock: Clock
     ) -> None:
-        """Create an empty cache of the values that `fetch` returns for a name."""
+        """Create an empty cache of the values that `fetch(name)` returns.
+
+        `shell` runs `fetch`, and `clock` says when values are too old.
+        """
         self._shell = shell
         self._fetch = fetch
         self._clock = clock
@@ -109,9 +112,10 @@ class LookupCache(Generic[T]):
         self._running: dict[str, asyncio.Task[T]] = {}
 
     def get(self, name: str) -> Conversation[T]:
-        """Return the value for a name from the cache, or fetch it.
+        """Return the value for a name from the cache, or fetch it if it is too old.
 
-        Raises the error of the fetch function if there is no previous value.
+        Concurrent calls for one name share one fetch. Raises the error of the fetch if it fails and
+        there is no earlier value.
         """
         cached = self._cached.get(name)
         if cached is not None and self._clock.monotonic_s() < cached.fresh_until_s:
@@ -128,10 +132,11 @@ class LookupCache(Generic[T]):
     async def _refresh(self, name: str) -> T:
         """Fetch the value for a name, store it in the cache, and return it.
 
-        If the fetch fails, the previous value is returned and counts as fresh for `FRESHNESS_S`. A
-        route is an exception: if no name server has had it for `MISSING_ROUTE_GRACE_S`, it is
-        removed from the cache. Raises the error of the fetch if there is no value to return. The
-        whole cache is cleared when it has `CACHED_NAMES_MAX` names.
+        If the fetch fails, the earlier value is returned and stored again as fresh for
+        `FRESHNESS_S` seconds. But a route that no name server has had for `MISSING_ROUTE_GRACE_S`
+        seconds is removed. Raises the error of the fetch if there is no value to return.
+
+        The whole cache is cleared when it has `CACHED_NAMES_MAX` names.
         """
         cached = self._cached.get(name)
         try:
@@ -183,11 +188,12 @@ class ClusterBackend(AsyncioShell):
         *,
         cluster: str | None = None,
     ) -> None:
-        """Create a backend that has no connections yet.
+        """Create a backend of a cluster, without connections.
 
-        `credentials` is the proxy's own account, which signs the requests to brokers. `cluster`
-        restricts lookups of groups to the brokers of this cluster; None means all clusters. Raises
-        ConfigurationError if no name server is given.
+        `credentials` are the proxy's own account, which signs the requests to brokers. `connect`
+        opens a connection; None means the default. `cluster` is the name of the cluster whose
+        brokers are asked for groups; None means all clusters. Raises ConfigurationError if no name
+        server is given.
         """
         self.clock = clock
         self.credentials = credentials
@@ -212,7 +218,10 @@ class ClusterBackend(AsyncioShell):
         return session
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
-        """Return the route of a topic; see `Backend.fetch_route`."""
+        """Return the route of a topic, from the cache or the name server.
+
+        Raises RouteNotFoundError if the topic does not exist.
+        """
         return self._routes.get(topic)
 
     def fetch_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
@@ -255,9 +264,10 @@ class ClusterBackend(AsyncioShell):
         self.subscription_conflicts.remove_session(session)
 
     async def check_group(self, address: str, group: str) -> None:
-        """Ask a broker which subscription it uses for a group, and record it for comparison.
+        """Ask a broker which subscription it uses for a group, and compare it with known ones.
 
-        The broker may have it from a member that does not use this proxy. Errors are ignored.
+        The broker may have it from a member of the group that does not use this proxy. A difference
+        gives a warning (`SubscriptionConflicts`). Errors are ignored.
         """
         command = requests.consumer_connections(group=group)
         with contextlib.suppress(SluiceError):
@@ -265,7 +275,8 @@ class ClusterBackend(AsyncioShell):
             if response.code == SUCCESS:
                 subscriptions = decode_consumer_connections(response.body).subscriptions.values()
                 key = subscription_key(group, subscriptions)
-                self.subscription_conflicts.record(group, address, f"a member at {address}", key)
+                source_name = f"a member at {address}"
+                self.subscription_conflicts.record(group, address, source_name, key)
 
     async def close(self) -> None:
         """Close all connections, and wait until they are closed."""
@@ -276,7 +287,10 @@ class ClusterBackend(AsyncioShell):
         await self._tasks.wait()
 
     def _request_route(self, topic: str) -> Conversation[TopicRoute]:
-        """Return the route of a topic from a name server. Raises RouteNotFoundError."""
+        """Return the route of a topic from a name server.
+
+        Raises RouteNotFoundError if the topic does not exist.
+        """
         route = yield from self.directory.fetch_route(topic)
         if route is None:
             raise route_not_found_error(
@@ -285,7 +299,10 @@ class ClusterBackend(AsyncioShell):
         return route
 
     def _request_topic_config(self, name: str) -> Conversation[TopicConfig | None]:
-        """Return the settings of a topic from the first master that has it, or None."""
+        """Return the settings of a topic from the first master that has it.
+
+        Return None if the topic does not exist.
+        """
         try:
             route = yield from self.fetch_route(name)
         except RouteNotFoundError:
@@ -296,9 +313,9 @@ class ClusterBackend(AsyncioShell):
         return None if response is None else decode_topic_config(response.body)
 
     def _request_group_config(self, name: str) -> Conversation[GroupConfig | None]:
-        """Return the settings of a group from the first broker that has it, or None.
+        """Return the settings of a group from the first broker that has it, or None if none has it.
 
-        A group has no route, so any broker may have it.
+        A group has no route, so every broker may have it.
         """
         brokers = yield from masters(self.directory, self._cluster)
         command = requests.group_config(group=name)
@@ -310,11 +327,13 @@ class ClusterBackend(AsyncioShell):
 async def serve_cluster_proxy(
     config: ProxyConfig, name_servers: str, credentials: tuple[str, str] | None
 ) -> AsyncIterator[Proxy]:
-    """Serve a cluster as a standalone proxy while the context is open; yield the proxy.
+    """Serve a cluster by a standalone proxy while the context is open; yield the proxy.
 
-    With access control, the proxy has its own rules. Without it, every client may do what the
-    account of `credentials` may do. TLS towards the cluster follows the environment variables.
-    Raises ConfigurationError for invalid settings.
+    `name_servers` are the addresses of the cluster. `credentials` are (access key, secret key) of
+    the proxy's account at the brokers, or None. If access control is enabled in `config`, the proxy
+    checks each client by its own rules. Otherwise every client may do what the proxy's account may
+    do. TLS towards the cluster is set by environment variables. Raises ConfigurationError for
+    invalid settings.
     """
     guard = Guard.from_config(SYSTEM_FILES, SYSTEM_CLOCK, config)
     backend = ClusterBackend(
@@ -340,7 +359,7 @@ async def serve_cluster_proxy(
 
 
 def _watch_access_rules(guard: Guard) -> asyncio.Task[None]:
-    """Start and return the task that applies changes of plain_acl.yml until it is cancelled."""
+    """Start and return a task that applies changes of plain_acl.yml, until it is cancelled."""
     jobs = Supervisor(SYSTEM_CLOCK, log)
     watch = jobs.repeat(
         "access rules", lambda: ACCESS_RULES_CHECK_S, partial(_reload_access_rules, guard)
@@ -356,10 +375,10 @@ async def _reload_access_rules(guard: Guard) -> None:
 async def _publish_metrics(
     proxy: Proxy, config: ProxyConfig, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Start to push the proxy's metrics, and to serve them, if the settings say so.
+    """Start to push the proxy's metrics and to serve them, each if `config` enables it.
 
-    `proxy.metrics_port` is set to the port on which they are served. The closing of `stack` ends
-    both.
+    `proxy.metrics_port` is set to the port on which they are served. Both end when `stack` is
+    closed.
     """
     if config.is_pushed:
         collect = ProxyCollector(proxy).collect
@@ -379,10 +398,10 @@ def _request_first_success(
 ) -> Conversation[Command | None]:
     """Send a request to one broker after another, and return the first successful response.
 
-    `absent` is the response code of a broker that does not have the requested thing. Return None if
-    all brokers respond with it. A broker that is not reachable is skipped; if no later broker
-    succeeds, the error of the last such broker is raised. Raises RequestError for any other
-    response code, without asking further brokers.
+    `absent` is the response code of a broker that does not have the requested topic or group.
+    Return None if all brokers respond with it. A broker that is not reachable is skipped. If no
+    later broker succeeds, the error of the last such broker is raised. Any other response code
+    raises RequestError, and no further broker is asked.
     """
     failure: SluiceError | None = None
     for address in addresses:
@@ -413,7 +432,7 @@ class ClusterClientSession:
         self._is_closed = False
 
     def send(self, call: Call, on_response: OnResponse) -> None:
-        """Send a request in a task; see `ClientSession.send`.
+        """Send a request in a new task, which calls `on_response` with the response or an error.
 
         If the session is closed, `on_response` is called at once with ConnectionLostError.
         """
@@ -423,9 +442,9 @@ class ClusterClientSession:
             self._backend.spawn(self._send_and_respond(call, on_response))
 
     def close(self) -> None:
-        """Close the connections to brokers in a task, and remove the session from the backend.
+        """Close the connections to brokers in a new task, and remove the session from the backend.
 
-        Called when the client has disconnected. A second call does nothing.
+        This is called when the client has disconnected. A second call does nothing.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -433,11 +452,11 @@ class ClusterClientSession:
             self._backend.spawn(self._pool.close())
 
     async def send_request(self, call: Call) -> Command:
-        """Sign and send a request, and return the response with any response code.
+        """Sign and send a request, and return the response, whatever its response code.
 
-        A one-way request has no response; the request itself is returned. `call.is_written` becomes
-        True when the connection is open. Raises ConnectionLostError, RequestTimeoutError, or
-        ClosedError if the session is closed.
+        A one-way request has no response, so the request itself is returned. `call.is_written`
+        becomes True when the connection is open. Raises ConnectionLostError, RequestTimeoutError,
+        or ClosedError if the session is closed.
         """
         channel = await self._pool.get(call.address)
         command = call.command
@@ -452,9 +471,9 @@ class ClusterClientSession:
     async def _send_and_respond(self, call: Call, on_response: OnResponse) -> None:
         """Send a request, and call `on_response` once with the response or the error.
 
-        If the session was closed in the meantime, the error is ConnectionLostError instead of
-        ClosedError. A heartbeat gets the field sluiceLanes = "true", and its response is passed to
-        `_check_subscriptions`, unless the session is closed.
+        If the session is closed meanwhile, the error is ConnectionLostError. A heartbeat is sent
+        with the field sluiceLanes = "true". Its subscriptions are then compared with those of other
+        members of the group, unless the session is closed.
         """
         is_heartbeat = call.command.code == RequestCode.HEART_BEAT
         if is_heartbeat:
@@ -471,12 +490,13 @@ class ClusterClientSession:
         on_response(response)
 
     def _check_subscriptions(self, call: Call, response: Command) -> None:
-        """Record the subscriptions of a heartbeat, unless the broker checks them itself.
+        """Record the subscriptions of a heartbeat, so that conflicts within a group are found.
 
-        `call` is the heartbeat and `response` the broker's response to it. Nothing is recorded if
-        the response is an error, or has the field of a SluiceMQ broker that checks subscriptions.
-        Otherwise a task also asks the broker which subscription it applies to each group of the
-        client, at most once in `GROUP_CHECK_S` for a group.
+        `call` is the heartbeat, and `response` the broker's response. Do nothing if the response is
+        an error, or if it says that the broker finds such conflicts itself (`lanes`).
+
+        A task also asks the broker for the subscription of each group of the client, at most once
+        in `GROUP_CHECK_S` seconds for a group.
         """
         if response.code == SUCCESS and not decode_header(HeartbeatResponse, response.fields).lanes:
             conflicts = self._backend.subscription_conflicts
@@ -503,6 +523,7 @@ class SubscriptionConflicts:
     """
 
     def __init__(self) -> None:
+        """Create an object without groups and warnings."""
         self.warnings: dict[str, str] = {}
         """The warning about each group that has a conflict, by group."""
         # For each group, (name, subscription key) of each member and each broker; see `record`.
@@ -511,22 +532,24 @@ class SubscriptionConflicts:
         self._checked_s: dict[str, float] = {}
 
     def record(self, group: str, source: "ClusterClientSession | str", name: str, key: str) -> None:
-        """Record the subscription of a member, or the one that a broker applies to the group.
+        """Record a subscription of a group, and update the warning of the group.
 
-        `source` is the member's session, or the broker's address. `name` identifies the source in
-        warnings, and `key` is the subscription (`subscription_key`). The warning of the group is
-        updated. The subscription of a broker is ignored if the group has no member here.
+        `source` is where the subscription comes from: the session of a member, or the address of a
+        broker. `name` names the source in warnings, and `key` is a text that describes the
+        subscription. A subscription from a broker is ignored if no member of the group uses this
+        proxy.
         """
         members = self._members.setdefault(group, {})
-        if members.get(source) != (name, key) and (members or not isinstance(source, str)):
+        is_broker = isinstance(source, str)
+        if members.get(source) != (name, key) and (members or not is_broker):
             members[source] = (name, key)
             self._update_warning(group)
 
     def start_check_if_due(self, group: str, now_s: float) -> bool:
-        """Return whether a broker should be asked now for the group's subscription.
+        """Return whether a broker should now be asked for the group's subscription.
 
-        If the result is True, `now_s` is recorded as the time of the check, and the next check is
-        due `GROUP_CHECK_S` later.
+        If the result is True, `now_s`, the monotonic time, is stored as the time of the check. The
+        next check is due `GROUP_CHECK_S` seconds later.
         """
         is_due = now_s - self._checked_s.get(group, -GROUP_CHECK_S) >= GROUP_CHECK_S
         if is_due:
@@ -541,10 +564,10 @@ class SubscriptionConflicts:
             self._update_warning(group)
 
     def _update_warning(self, group: str) -> None:
-        """Set, replace or remove the warning of a group; a new text is also logged.
+        """Set, replace or remove the warning of a group. A new text is also logged.
 
-        The warning names the first source and another one with a different subscription. If the
-        group has no member at this proxy, everything about the group is removed.
+        The warning names the first source and another one with a different subscription. If no
+        member of the group uses this proxy, everything about the group is removed.
         """
         members = self._members[group]
         has_only_brokers = all(isinstance(source, str) for source in members)
@@ -563,9 +586,10 @@ class SubscriptionConflicts:
 
 
 def _describe_conflict(group: str, subscriptions: list[tuple[str, str]]) -> str | None:
-    """Return the warning about the first subscription and one that differs, None without one.
+    """Return the warning that two sources of a group have different subscriptions, or None.
 
-    `subscriptions` has (name of the source, subscription key) for each source of the group.
+    `subscriptions` has (name of the source, text of its subscription) for each source of the group.
+    The warning names the first source and the first one that differs from it.
     """
     first_name, first_key = subscriptions[0]
     for name, key in subscriptions:

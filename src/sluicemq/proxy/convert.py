@@ -94,11 +94,11 @@ def to_message(
     reconsume_times: int | None = None,
     into: m.Message | None = None,
 ) -> m.Message:
-    """Return a stored message as the message of a gRPC client. HOT.
+    """Return a stored message in the form in which gRPC clients get it. Hot path.
 
-    `handle` is its receipt handle, "" if it has none. `topic` replaces the topic of the record,
-    unless it is "". `reconsume_times` replaces the number of redeliveries in the record, unless it
-    is None. `into` is a message to fill and return; None means a new one.
+    `handle` is its receipt handle, "" if it has none. `topic` replaces the topic of the record
+    unless it is "". `reconsume_times` replaces the record's number of redeliveries unless it is
+    None. `into` is a message to fill and return; None means a new one.
     """
     message = m.Message() if into is None else into
     properties = stored.properties
@@ -107,7 +107,7 @@ def to_message(
     body = stored.raw_body
     encoding = _IDENTITY
     if stored.sys_flag & COMPRESSED:
-        body, encoding = _readable_body(stored)
+        body, encoding = _decode_for_client(stored)
     message.body = body
     user_properties = message.user_properties
     for name, value in properties.items():
@@ -146,7 +146,7 @@ def to_message(
 
 
 def set_timestamp(timestamp: m.Timestamp, time_ms: int) -> None:
-    """Set a timestamp to a time in milliseconds since 1970."""
+    """Set the fields of `timestamp` to a time in milliseconds since 1970."""
     timestamp.seconds, rest_ms = divmod(time_ms, 1000)
     timestamp.nanos = rest_ms * 1_000_000
 
@@ -157,7 +157,12 @@ def to_ms(time: m.Duration | m.Timestamp) -> int:
 
 
 def message_type_of(properties: Mapping[str, str]) -> MessageType:
-    """Return the type of a message with these properties, by the rules of RocketMQ's proxy."""
+    """Return the type of a message, by the properties that it has.
+
+    As in RocketMQ's proxy, a message with several of these properties has the first type in this
+    order: TRANSACTION, DELAY, FIFO (a sharding key), PRIORITY, LITE. A message without any is
+    NORMAL.
+    """
     if properties.get(TRAN_MSG) == "true":
         return MessageType.TRANSACTION
     if not _DELAY_PROPERTIES.isdisjoint(properties):
@@ -170,7 +175,7 @@ def message_type_of(properties: Mapping[str, str]) -> MessageType:
 
 
 def _set_optional_fields(system: m.SystemProperties, stored: StoredMessage) -> None:
-    """Set the fields that few messages have."""
+    """Set the fields of `system` for properties that few messages have."""
     properties = stored.properties
     group = properties.get(SHARDING_KEY)
     if group is not None:
@@ -192,7 +197,10 @@ def _set_optional_fields(system: m.SystemProperties, stored: StoredMessage) -> N
 
 
 def _delivery_time_ms(stored: StoredMessage) -> int | None:
-    """Return the delivery time of a delayed message in ms since 1970; None if it is not delayed."""
+    """Return the delivery time of a delayed message in ms since 1970; None if it is not delayed.
+
+    A message has the time itself, or a delay in ms or s after its birth, as a property.
+    """
     deliver_ms = _int_property(stored, _DELIVER_MS)
     if deliver_ms is not None:
         return deliver_ms
@@ -210,8 +218,11 @@ def _int_property(stored: StoredMessage, name: str) -> int | None:
     return int(digits) if is_number else None
 
 
-def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
-    """Return a compressed body in a form that clients can read, and its encoding."""
+def _decode_for_client(stored: StoredMessage) -> tuple[bytes, int]:
+    """Decompress the body of a message, and return it with its encoding.
+
+    If it cannot be decompressed, it is counted, and returned as stored with the encoding GZIP.
+    """
     body = decode_body(stored.raw_body, stored.sys_flag, DECODED_BYTES_MAX)
     if isinstance(body, bytes):
         return body, _IDENTITY
@@ -220,9 +231,9 @@ def _readable_body(stored: StoredMessage) -> tuple[bytes, int]:
 
 
 def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
-    """Return the filter of a receive or pull as a subscription.
+    """Return the filter of a receive or pull as a subscription to `topic`.
 
-    An SQL92 expression is not compiled here, but at the broker. Raises StatusError
+    A SQL92 expression is not compiled here, but at the broker. Raises StatusError
     (ILLEGAL_FILTER_EXPRESSION) for an empty SQL92 expression or invalid tags.
     """
     if expression.type != FilterType.SQL:
@@ -236,12 +247,16 @@ def _to_tag_subscription(topic: str, tag_expression: str) -> Subscription:
     """Return a subscription by tags, from a cache unless the texts are unusually long."""
     if len(topic) + len(tag_expression) <= CACHED_LENGTH_MAX:
         return _cached_tag_subscription(topic, tag_expression)
+    # `__wrapped__` is the function without its cache.
     return _cached_tag_subscription.__wrapped__(topic, tag_expression)
 
 
 @lru_cache(maxsize=1024)
 def _cached_tag_subscription(topic: str, tag_expression: str) -> Subscription:
-    """Return a subscription by tags; the results are cached. Raises StatusError."""
+    """Return a subscription by tags, from a cache if possible.
+
+    Raises StatusError if the tag expression is invalid.
+    """
     try:
         return parse_subscription(topic, tag_expression, TAG)
     except FilterSyntaxError as error:
@@ -249,7 +264,7 @@ def _cached_tag_subscription(topic: str, tag_expression: str) -> Subscription:
 
 
 def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -> int:
-    """Return an invisible duration in ms.
+    """Return the time in ms for which a message is to be invisible, after a check.
 
     Raises StatusError (ILLEGAL_INVISIBLE_TIME) unless it is from `least_ms` to `longest_ms`.
     """
@@ -263,12 +278,13 @@ def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -
 
 
 def parse_handle(client_handle: str) -> ReceiptHandle:
-    """Return the receipt handle of one message that a client sent as `client_handle`.
+    """Return the receipt handle of one message that a client sent as the text `client_handle`.
 
-    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
-    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
-    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
-    negative.
+    Raises StatusError (INVALID_RECEIPT_HANDLE) if
+
+    - the text is malformed or has more than HANDLE_LENGTH_MAX characters
+    - a number in it needs more than 63 bits, or the queue id more than 31
+    - the offset, the queue id, the time of the pop or the invisible duration is negative
     """
     # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
     try:

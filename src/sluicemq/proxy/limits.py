@@ -221,10 +221,10 @@ class StatusError(SluiceError):
     def __init__(
         self, refusal: Refusal, detail: str = "", *, fix: str = "", **values: object
     ) -> None:
-        """Create the error of a refusal.
+        """Create the error of a refusal, which has a code and a phrase of RocketMQ.
 
-        `values` are the values of the placeholders in the refusal's phrase; `detail` follows the
-        phrase, which may be "".
+        `values` are the values of the placeholders in the phrase. `detail` follows the phrase in
+        the message of the error.
         """
         phrase = refusal.phrase.format(**values)
         separator = ": " if phrase and detail else ""
@@ -263,9 +263,11 @@ _FIXED_32_BITS: Final = 5
 def check_shape(encoded: bytes, *, has_bodies: bool) -> None:
     """Raise StatusError if decoding a request could take longer than a few milliseconds.
 
-    A request of 16 MiB could contain eight million empty fields. `has_bodies` means that the
-    request sends messages; the size of their bodies is not counted. Data that is not protobuf is
-    accepted here, and refused by the protobuf decoder.
+    A request of 16 MiB could contain eight million empty fields. For a request that sends messages
+    (`has_bodies`), the number of fields is limited, and their size without the bodies. For any
+    other request, the size is limited.
+
+    Data that is not protobuf is accepted here, because the protobuf decoder refuses it later.
     """
     if not has_bodies:
         if len(encoded) > REQUEST_BYTES_MAX:
@@ -295,10 +297,11 @@ def check_shape(encoded: bytes, *, has_bodies: bool) -> None:
 def _read_fields(
     encoded: bytes, position: int, end: int, field_counter: Iterator[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield the number, start and end of each length-delimited field of a protobuf message.
+    """Yield (number, start, end) of each length-delimited field of a protobuf message.
 
-    The message is `data[position:end]`. Ends silently at malformed data. `field_counter` counts all
-    fields of a request. Raises StatusError when it reaches `SEND_FIELDS_MAX`.
+    The message is `encoded[position:end]`. Malformed data ends the iteration without an error.
+    `field_counter` counts the fields of all messages of a request. Raises StatusError when it
+    exceeds `SEND_FIELDS_MAX`.
     """
     while position < end:
         if next(field_counter) > SEND_FIELDS_MAX:
@@ -326,7 +329,10 @@ def _read_fields(
 
 
 def _read_varint(encoded: bytes, position: int, end: int) -> tuple[int, int]:
-    """Return the varint at `position` and the index behind it; (0, `end`) if it is malformed."""
+    """Return (number, index behind it) for the protobuf varint at `position`.
+
+    Return (0, `end`) if it is malformed.
+    """
     number = shift = 0
     while position < end and shift < 64:
         byte = encoded[position]
@@ -339,10 +345,10 @@ def _read_varint(encoded: bytes, position: int, end: int) -> tuple[int, int]:
 
 
 def checked_topic(resource: m.Resource) -> str:
-    """Return the name of a topic.
+    """Return the name of a topic, after a check.
 
-    Raises StatusError if the name is invalid or belongs to a system topic, which gRPC clients may
-    not use.
+    Raises StatusError if the name is invalid, or if it belongs to a system topic, which gRPC
+    clients may not use.
     """
     name = resource.name
     if is_rocketmq_system_topic(name):
@@ -361,7 +367,7 @@ def checked_topic(resource: m.Resource) -> str:
 
 
 def checked_group(resource: m.Resource) -> str:
-    """Return the name of a consumer group.
+    """Return the name of a consumer group, after a check.
 
     Raises StatusError if the name is invalid or belongs to a system group.
     """
@@ -391,12 +397,11 @@ def check_type(expected: str, actual: str) -> None:
 
 
 def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[bytes, int]:
-    """Return a body as it is stored, and its compression flag (0 or COMPRESSED).
+    """Return (body as it is stored, compression flag), the flag being 0 or COMPRESSED.
 
-    A gzip body is stored decompressed: remoting consumers could not read it, because the flag means
-    zlib to them (spec/grpc.md §4). A body with the encoding GZIP that cannot be decompressed is
-    stored as it is, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
-    empty or too large.
+    A body with the encoding GZIP is decompressed. Remoting consumers could not read it, because the
+    flag means zlib to them (spec/grpc.md §4). If it cannot be decompressed, it is stored unchanged
+    with the flag, as by RocketMQ's proxy. Raises StatusError if the body is empty or too large.
     """
     limit = limits.body_bytes_largest
     flag = 0
@@ -417,7 +422,7 @@ def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[byt
 
 
 def _decompress(body: bytes, length_max: int) -> bytes | None:
-    """Return at most `length_max` bytes of a decompressed gzip or zlib body.
+    """Decompress a gzip or zlib body, and return at most `length_max` bytes.
 
     Return None if the body is neither, or is incomplete.
     """
@@ -432,11 +437,13 @@ def _decompress(body: bytes, length_max: int) -> bytes | None:
 def check_message_texts(
     user: Mapping[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Raise StatusError if a property or other text of a message breaks a limit. HOT.
+    """Raise StatusError if a property or other text of a message breaks a limit. Hot path.
 
-    `user` has the application's properties, and `system` the other texts. These are refused: a
-    reserved property, too many or too long properties, a too long message group, a tag that
-    contains "|", an empty message id, and the texts that `_check_each_text` refuses.
+    `user` has the properties of the application, and `system` the other texts. These are refused:
+
+    - a property with a reserved name, and too many or too long properties
+    - a message group that is too long, a tag that contains "|", and an empty message id
+    - a text that is blank or contains a control character
     """
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
@@ -469,8 +476,9 @@ def _check_properties_limits(
 ) -> None:
     """Raise StatusError if there are too many properties, or if their text has too many bytes.
 
-    `user` has the application's properties. `property_text` is the concatenation of their names and
-    values, the tag and the keys. A `properties_bytes_max` of 0 or less means no limit of bytes.
+    `user` has the properties of the application. `property_text` has the names and values of all
+    properties, the tag and the keys, joined. A `properties_bytes_max` of 0 or less means that the
+    bytes are not limited.
     """
     if len(user) > limits.properties_max:
         detail = f"the message has {len(user)}"
@@ -511,9 +519,10 @@ Each row has the field, its name in errors, and the refusals for blank text and 
 def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> None:
     """Raise StatusError for the first text of a message that is blank or has a control character.
 
-    Names of properties must not be empty. Their names and values, and the born host and the trace
-    context, must not contain a control character. The fields of `_TEXT_FIELDS` must not contain one
-    either, and must not consist of white space only; they may be empty.
+    - A property's name must not be empty. Its name and value must not contain a control character.
+    - The fields of `_TEXT_FIELDS` may be empty, but must not be white space only or contain a
+      control character.
+    - The born host and the trace context must not contain a control character.
     """
     for name, value in user.items():
         if not name:
@@ -556,7 +565,10 @@ def check_lite_topic(name: str) -> None:
 
 
 def check_delivery_time(deliver_ms: int, now_ms: int, limits: ProxyLimits) -> None:
-    """Raise StatusError if the delay of a message exceeds the limit; 0 or less means no limit."""
+    """Raise StatusError if a message is due later than `limits.delay_ms_max` from now.
+
+    Times are in ms since 1970. A limit of 0 or less means that there is no limit.
+    """
     if 0 < limits.delay_ms_max < deliver_ms - now_ms:
         detail = f"the message is due in {deliver_ms - now_ms} ms"
         raise StatusError(Refusal.DELIVERY_TIME, detail, limit=limits.delay_ms_max)

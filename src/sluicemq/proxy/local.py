@@ -63,11 +63,11 @@ def make_local_proxy(
     config: ServerConfig | None = None,
     limits: ProxyLimits = ProxyLimits(),  # noqa: B008 - frozen
 ) -> Proxy:
-    """Return the proxy of a broker that runs in this event loop, in any role.
+    """Return a proxy for a broker that runs in this event loop.
 
-    The proxy uses the broker's access control, scheduler and metrics. `config` has the address and
-    TLS settings of the gRPC port; None means the settings of the broker. `limits` are the limits of
-    calls.
+    The proxy follows the broker when its role changes between master and slave. It uses the
+    broker's access control, scheduler and metrics. `config` has the address and TLS settings of the
+    gRPC port; None means the settings of the broker. `limits` are the limits of calls.
     """
     core = broker.core
     backend = LocalBackend(core, broker.dispatcher, asyncio.get_running_loop().call_soon)
@@ -76,7 +76,7 @@ def make_local_proxy(
     core.metric_collectors.append(collector.collect)
 
     def on_role(serves: bool) -> None:
-        """Follow the end of a role, or the start of the next one (`serves`)."""
+        """Suspend the proxy at the end of a role, and resume it when the broker `serves` again."""
         if not serves:
             backend.suspend()
             return
@@ -92,9 +92,9 @@ class LocalBackend:
     """A backend with one broker, which runs in the same process."""
 
     def __init__(self, state: BrokerState, dispatcher: Dispatcher, call_soon: CallSoon) -> None:
-        """Serve the broker with this state and dispatcher, until it changes its role.
+        """Create the backend of a broker with this state and dispatcher, until its role changes.
 
-        `call_soon` calls a function in the next iteration of the event loop.
+        `call_soon(function)` calls a function in the next iteration of the event loop.
         """
         self.state = state
         self.clock = state.clock
@@ -117,34 +117,46 @@ class LocalBackend:
     def open_session(
         self, remote: Host, local: Host, on_request: OnRequest
     ) -> "LocalClientSession":
-        """Return a new session with the broker for a client; see `Backend.open_session`."""
+        """Return a new session with the broker for a client, and add it to the sessions.
+
+        The client is at `remote`, and reached the proxy at `local`. `on_request` is called with
+        each request that the broker sends to the client.
+        """
         session = LocalClientSession(self, remote, local, on_request)
         self.sessions[session] = None
         return session
 
     def suspend(self) -> None:
-        """End the current role: fail all open requests, and queue new ones until `resume`."""
+        """End the current role of the broker: fail all open requests.
+
+        New requests are queued until `resume` is called.
+        """
         self._deliver_frames()
         self.dispatcher = None
         for session in tuple(self.sessions):
             session.connection_lost()
 
     def resume(self, state: BrokerState, dispatcher: Dispatcher) -> None:
-        """Start the next role with its state and dispatcher, and send the queued requests."""
+        """Begin the next role of the broker, with a new state and dispatcher.
+
+        The queued requests are sent.
+        """
         self.state = state
         self.dispatcher = dispatcher
         self._route_cache.clear()
         pending_requests = self.pending_requests
         self.pending_requests = []
         for session, call, on_response, account in pending_requests:
+            # The broker takes the account of a request from its guard.
             if state.guard is not None:
                 state.guard.account = account
             session.send(call, on_response)
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
-        """Return the route of a topic, with this broker as the only one.
+        """Return the route of a topic, which contains only this broker.
 
-        Raises RouteNotFoundError if the topic does not exist.
+        The same object is returned until the settings of the topic or broker change. Raises
+        RouteNotFoundError if the topic does not exist.
         """
         yield from ()  # the method is a generator, although it sends no request
         topic_entry = self.state.topics.get(topic)
@@ -191,9 +203,9 @@ class LocalBackend:
         self._received_frames.append((session, frames))
 
     def _deliver_frames(self) -> None:
-        """Deliver all frames that are waiting, to each session in their order.
+        """Pass all frames that the broker has sent to the sessions of their clients, in order.
 
-        An exception of a session is logged; the other frames are delivered all the same.
+        An exception in a session is logged, and the other frames are delivered all the same.
         """
         received_frames = self._received_frames
         self._received_frames = []
@@ -206,7 +218,7 @@ class LocalBackend:
 
 
 def _build_route(config: TopicConfig, broker: BrokerConfig) -> TopicRoute:
-    """Return the route of a topic with the settings `config` that only `broker` has."""
+    """Return the route of a topic that only `broker` has; `config` has the topic's settings."""
     broker_data = BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: LOCAL_ADDRESS})
     queue_data = QueueData(
         broker.broker_name, config.read_queues, config.write_queues, config.perm, config.sys_flag
@@ -238,9 +250,10 @@ class LocalClientSession:
     def __init__(
         self, backend: LocalBackend, remote: Host, local: Host, on_request: OnRequest
     ) -> None:
-        """Create the session of a client at `remote`, which reached the proxy at `local`.
+        """Create the session of a client with the broker in this process.
 
-        `on_request` handles requests of the broker to the client.
+        `remote` is the address of the client, and `local` the address where it has reached the
+        proxy. `on_request` handles the requests of the broker to the client.
         """
         self.peer = self._new_peer(remote, local)
         self._is_closed = False
@@ -252,7 +265,12 @@ class LocalClientSession:
         self._opaque = 0
 
     def send(self, call: Call, on_response: OnResponse) -> None:
-        """Pass a request to the broker, or queue it between two roles; see `ClientSession.send`."""
+        """Pass a request to the broker, and call `on_response` with the response or an error.
+
+        If the broker is changing its role, the request is queued. If the session is closed,
+        `on_response` is called at once with ConnectionLostError. For a one-way request, it is
+        called with the request.
+        """
         if self._is_closed:
             on_response(ConnectionLostError("The client has disconnected."))
             return
@@ -300,7 +318,7 @@ class LocalClientSession:
         self.connection_lost()
 
     def connection_lost(self) -> None:
-        """Disconnect the peer from the broker, and fail the requests that have no response yet."""
+        """Disconnect the peer from the broker, and fail the requests without a response."""
         self.peer.connection_lost()
         self._backend.state.on_disconnect(self.peer)
         pending = self._pending
@@ -326,10 +344,11 @@ class LocalClientSession:
                 self._on_request(command, self._make_responder(command))
 
     def _make_responder(self, request: Command) -> Callable[[Command], None]:
-        """Return the function that sends the client's response to a request from the broker."""
+        """Return a function that sends the client's response to a request of the broker."""
         peer = self.peer
 
         def respond(command: Command) -> None:
+            """Pass `command` to the broker as the response to `request`."""
             command.opaque = request.opaque
             command.flag |= FLAG_RESPONSE
             peer.handle_response(command)

@@ -50,14 +50,14 @@ class Pulling:
     """The service object of clients that read queues by offset."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
-        """Create the service object. It pulls from the brokers of `backend`, within `limits`."""
+        """Create the object that serves pulls from the brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         # The calls whose pull a broker may park, in the order of their pulls.
         self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:
-        """End all parked pulls with the status MESSAGE_NOT_FOUND."""
+        """End all pulls that wait for messages, with the status MESSAGE_NOT_FOUND."""
         for call in tuple(self._polling_calls):
             status = m.Status(
                 code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is shutting down"
@@ -67,18 +67,19 @@ class Pulling:
     def pull(
         self, client: Client, request: m.PullMessageRequest, call: Call
     ) -> Conversation[list[m.PullMessageResponse]]:
-        """Serve PullMessage: return a status, the messages, and the next offset.
+        """Serve PullMessage: return a status, the messages, and the next offset to pull.
 
-        The pull is repeated until messages match the filter or the polling time is over; see the
-        module's docstring for the statuses. Raises StatusError if the request is invalid, and
-        SluiceError if the broker fails.
+        Requests are sent to the broker until a message matches the filter, until all messages of
+        the queue are read, or until the polling time is over. The status is OK, MESSAGE_NOT_FOUND,
+        or ILLEGAL_OFFSET if the queue does not have the offset. Raises StatusError if the request
+        is invalid, and SluiceError if the broker fails.
         """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
         subscription = to_subscription(queue.topic, request.filter_expression)
         count_max = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
         clock = self._backend.clock
-        until_s = clock.monotonic_s() + self._poll_ms(request, call) / 1000
+        until_s = clock.monotonic_s() + self._compute_poll_ms(request, call) / 1000
 
         offset = request.offset
         while not call.is_closed:
@@ -115,10 +116,11 @@ class Pulling:
                 break
         return _pull_responses(Code.MESSAGE_NOT_FOUND, "no new message", offset)
 
-    def _poll_ms(self, request: m.PullMessageRequest, call: Call) -> int:
-        """Return the polling time of a request in ms, limited by the proxy and the call's deadline.
+    def _compute_poll_ms(self, request: m.PullMessageRequest, call: Call) -> int:
+        """Return the polling time of a request in ms.
 
-        The result is negative if the deadline is too near.
+        It is limited by the maximum of the proxy, and by the time until the call's deadline minus a
+        margin. The result is negative if the deadline is too near.
         """
         poll_ms = min(to_ms(request.long_polling_timeout), self._limits.poll_ms_longest)
         if call.remaining_s is None:
@@ -148,8 +150,8 @@ class Pulling:
     ) -> Conversation[m.GetOffsetResponse]:
         """Serve GetOffset: return the committed offset of a group in a queue.
 
-        Raises StatusError if the request is invalid, and SluiceError if the broker has none or
-        fails.
+        Raises StatusError if the request is invalid. Raises SluiceError if the broker has no
+        committed offset, or fails.
         """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)
@@ -182,7 +184,7 @@ class Pulling:
         self, client: Client, request: m.SyncLiteSubscriptionRequest, call: Call
     ) -> Conversation[m.SyncLiteSubscriptionResponse]:
         """Refuse SyncLiteSubscription with a StatusError (UNSUPPORTED)."""
-        yield from ()
+        yield from ()  # makes this a generator, as every handler is
         raise StatusError(
             Refusal.LITE_TOPICS, "there are no lite topics here. Subscribe to normal topics."
         )
@@ -190,7 +192,8 @@ class Pulling:
     def _resolve_queue(self, requested: m.MessageQueue) -> Conversation[tuple[MessageQueue, str]]:
         """Return the queue that a request names, and the address of its broker.
 
-        Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError.
+        Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError if
+        the topic does not exist.
         """
         topic = checked_topic(requested.topic)
         broker = requested.broker.name
@@ -220,9 +223,9 @@ class Pulling:
 def _illegal_offset_responses(
     queue: MessageQueue, offset: int, pulled: PullResponse
 ) -> list[m.PullMessageResponse]:
-    """Return the responses to a pull from an `offset` that the queue does not have.
+    """Return the responses to a pull from an offset that the queue does not have.
 
-    They name the offset at which the client should go on.
+    Their status is ILLEGAL_OFFSET. They contain the offset at which the client should go on.
     """
     next_offset = pulled.next_offset
     beginning = restart_offset(pulled, offset)
@@ -239,7 +242,10 @@ def _illegal_offset_responses(
 def _pull_responses(
     code: Code, status_message: str, next_offset: int, records: Iterable[StoredMessage] = ()
 ) -> list[m.PullMessageResponse]:
-    """Return the responses to a pull: a status, the messages, and the next offset."""
+    """Return the responses to a pull, in the order in which they are sent.
+
+    The first one has the status, the next ones a message each, and the last one the next offset.
+    """
     responses = [m.PullMessageResponse(status=m.Status(code=code, message=status_message))]
     for record in records:
         responses.append(m.PullMessageResponse())

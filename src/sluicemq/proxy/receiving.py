@@ -101,7 +101,7 @@ class Receiving:
     """The service object of consumers that receive messages by pop."""
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
-        """Create the service object. It pops from the brokers of `backend`, within `limits`."""
+        """Create the object that serves receives from brokers of `backend`, within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
@@ -111,7 +111,7 @@ class Receiving:
         self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 
     def run(self) -> None:
-        """Renew the messages that are due; see `ReceiptHandleRenewer.run`."""
+        """Start the renewals of the messages in flight that are due. Called periodically."""
         self.renewal.run()
 
     def in_flight_count(self, client: Client) -> int:
@@ -129,11 +129,11 @@ class Receiving:
     def receive(
         self, client: Client, request: m.ReceiveMessageRequest, call: Call
     ) -> Conversation[list[m.ReceiveMessageResponse]]:
-        """Serve ReceiveMessage: return a status, the messages, and the delivery time. HOT.
+        """Serve ReceiveMessage: return a status, the messages, and the delivery time. Hot path.
 
-        Without messages, the responses are a status and the delivery time. If the client has ended
-        the call, the messages are returned to the broker and the result is empty. If the client
-        asks for renewal and the proxy allows it, the proxy renews the messages from now on.
+        If the client has ended the call, the messages are returned to the broker and the result is
+        empty. If the client asks for renewal and the proxy allows it, the proxy renews the messages
+        from now on.
 
         Raises StatusError for an invalid request, or if the client has too many renewed messages.
         Raises SluiceError if the broker fails.
@@ -143,7 +143,7 @@ class Receiving:
         group = checked_group(request.group)
         is_renewed = request.auto_renew and self._limits.renews
         if is_renewed:
-            self._check_renewal_room(client)
+            self._check_renewal_limit(client)
             invisible_ms = self._limits.invisible_ms
         else:
             invisible_ms = checked_invisible_ms(
@@ -202,9 +202,9 @@ class Receiving:
         responses.append(self._delivery_time())
         return responses
 
-    def _check_renewal_room(self, client: Client) -> None:
-        """Raise StatusError if the client has as many renewed messages as it may have."""
-        if not self.renewal.has_room(client):
+    def _check_renewal_limit(self, client: Client) -> None:
+        """Raise StatusError if the client or the proxy has as many messages in work as allowed."""
+        if not self.renewal.can_track(client):
             raise StatusError(
                 Refusal.MESSAGES_HELD_TOO_MANY,
                 f"there are {self.renewal.count} messages that clients of this proxy work on, and "
@@ -214,8 +214,9 @@ class Receiving:
     def _choose_broker(self, topic: str, preferred: str) -> Conversation[tuple[str, str]]:
         """Return the name and address of the broker to pop from.
 
-        This is the broker `preferred` if it has readable queues of the topic, or else the next one
-        in round robin. Raises StatusError if no broker has readable queues, and RouteNotFoundError.
+        It is `preferred` if that has readable queues of the topic. Otherwise the brokers take
+        turns. Raises StatusError if no broker has readable queues, and RouteNotFoundError if the
+        topic does not exist.
         """
         route = yield from self._backend.fetch_route(topic)
         masters = master_addresses(route)
@@ -235,9 +236,9 @@ class Receiving:
     def _empty_response_for(self, response: Command) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a client for a broker's response without messages.
 
-        The status is TOO_MANY_REQUESTS if the broker cannot park more requests, and
-        MESSAGE_NOT_FOUND if no message arrived in time. Raises StatusError for an invalid filter,
-        and RequestError for any other code.
+        Their status is MESSAGE_NOT_FOUND if no message arrived in time, and TOO_MANY_REQUESTS if
+        too many requests wait at the broker. Raises StatusError for an invalid filter, else
+        RequestError.
         """
         if response.code == ResponseCode.POLLING_FULL:
             return self._empty_response("polling full", Code.TOO_MANY_REQUESTS)
@@ -265,9 +266,9 @@ class Receiving:
     def _return_messages(
         self, group: str, topic: str, address: str, popped: list[PoppedMessage]
     ) -> Conversation[None]:
-        """Make messages visible again after `given_back_ms`, because the client has ended its call.
+        """Make messages visible to other clients after `given_back_ms`.
 
-        The responses of the broker are ignored.
+        The client has ended its call before it got them. The responses of the broker are ignored.
         """
         for message in popped:
             command = change_invisible_request(
@@ -283,12 +284,13 @@ class Receiving:
         address: str,
         popped: list[PoppedMessage],
     ) -> Conversation[list[PoppedMessage]]:
-        """Return the messages that the client is to get. HOT.
+        """Return the messages that the client is to get. Hot path.
 
-        `address` is the broker's, and `popped` its messages. A message whose tag does not match,
-        although its hash does, is acknowledged. A message that was delivered `times_max` times is
-        forwarded to the dead-letter topic and then acknowledged. If the broker refuses to forward
-        it, it is not acknowledged, so the broker delivers it again.
+        `popped` are the messages from the broker at `address`. The broker compares tags only by
+        their hash, so a message with another tag of the same hash is acknowledged and left out. A
+        message that was delivered `times_max` times is stored in the dead-letter topic,
+        acknowledged, and left out. If the broker refuses to store it there, it is not acknowledged,
+        and the broker delivers it again.
         """
         deliverable = []
         topic = subscription.topic
@@ -311,12 +313,12 @@ class Receiving:
     def acknowledge(
         self, client: Client, request: m.AckMessageRequest, call: Call
     ) -> Conversation[m.AckMessageResponse]:
-        """Serve AckMessage: return a status for each entry, and one for all. HOT.
+        """Serve AckMessage: return a status for each entry, and one for all. Hot path.
 
         Messages that are close together in one pop are acknowledged by one request to the broker.
-        The proxy stops renewing the messages of the request. If a broker fails, the proxy renews
-        the messages of that request again. Raises StatusError if the request is invalid; an invalid
-        entry gets a status instead.
+        The proxy stops renewing the messages of the request, but renews those again whose broker
+        failed. Raises StatusError if the request is invalid. An invalid entry gets a status
+        instead.
         """
         topic = checked_topic(request.topic)
         group = checked_group(request.group)
@@ -362,7 +364,7 @@ class Receiving:
     def _acknowledge_at_broker(self, address: str, command: Command) -> Conversation[m.Status]:
         """Send an acknowledgement to a broker, and return the status for the client.
 
-        Errors are not raised: each becomes a status (`to_status`).
+        Errors are not raised. They become the returned status.
         """
         try:
             response = yield conversations.Call(address, command)
@@ -402,9 +404,9 @@ class Receiving:
     ) -> Conversation[ReceiptHandle]:
         """Change the invisible duration of a message at its broker, and return its new handle.
 
-        The message is invisible for `time_ms` from now on. `suspend` means that the broker does not
-        count this as a failed attempt. The handle is returned unchanged if an ordered group has
-        passed the message already. Raises StatusError if the message does not exist any longer, and
+        The message is invisible for `time_ms` from now on. `suspend` means that this is not counted
+        as a failed attempt. If an ordered group has consumed past the message, its handle is
+        returned unchanged. Raises StatusError if the message does not exist any longer, and
         SluiceError if the broker fails.
         """
         masters = master_addresses((yield from self._backend.fetch_route(topic)))
@@ -426,12 +428,12 @@ class Receiving:
     def forward_to_dead_letter_queue(
         self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> Conversation[m.ForwardMessageToDeadLetterQueueResponse]:
-        """Serve ForwardMessageToDeadLetterQueue: store a message there, then acknowledge it.
+        """Serve ForwardMessageToDeadLetterQueue: store a message as a dead letter.
 
-        The proxy stops renewing the message. If the broker fails, the proxy renews the message
-        again. An expired handle is accepted, as in RocketMQ; otherwise the client would retry
-        forever. Raises StatusError if the request or handle is invalid, and SluiceError if the
-        broker fails.
+        Then it is acknowledged, and the proxy stops renewing it. If the broker fails, the proxy
+        renews it again. An expired handle is accepted, as in RocketMQ, because the client would
+        otherwise retry forever. Raises StatusError if the request or handle is invalid, and
+        SluiceError if the broker fails.
         """
         topic = checked_topic(request.topic)
         group = checked_group(request.group)
@@ -456,11 +458,11 @@ class Receiving:
         return m.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
     def _valid_handle(self, client_handle: str, in_flight: InFlightMessage | None) -> ReceiptHandle:
-        """Return the current handle of a message, for the handle that the client has.
+        """Return the current receipt handle of a message, for the `client_handle` of its client.
 
-        If the proxy renews the message, `in_flight` is this message, and its handle is returned
-        instead of the client's. Otherwise `in_flight` is None. Raises StatusError if the returned
-        handle would be malformed or expired.
+        `in_flight` is the message if the proxy renews it, else None. Each renewal gives a message a
+        new handle, so the handle of `in_flight` is returned if possible. Raises StatusError if the
+        current handle is malformed or expired.
         """
         handle = parse_handle(client_handle) if in_flight is None else in_flight.handle
         late_ms = self._clock.now_ms() - handle.deadline_ms
@@ -481,13 +483,13 @@ def poll_timeout_ms(
 ) -> int:
     """Return the time in milliseconds that a broker may wait for messages.
 
-    `remaining_s` is the time until the client's deadline; None means that the call has no deadline.
-    The wait is the polling time of the request. If the request has none, it is the time until the
-    deadline without half of the client's request timeout; without a deadline, it is the maximum.
-    It is then limited by the minimum and maximum of `limits`, and finally by the deadline minus
+    `remaining_s` is the time until the deadline of the call; None means that it has no deadline.
+    The result is the polling time of the request. If it has none, it is the time until the deadline
+    without half of the client's request timeout, or the maximum if there is no deadline either.
+    Then it is limited by the minimum and maximum of `limits`, and by the deadline minus
     DEADLINE_MARGIN_MS.
 
-    Raises StatusError (ILLEGAL_POLLING_TIME) if the deadline is earlier than the minimum wait.
+    Raises StatusError (ILLEGAL_POLLING_TIME) if the deadline is earlier than the minimum.
     """
     least_ms = limits.poll_ms_min
     longest_ms = limits.poll_ms_longest
@@ -545,13 +547,14 @@ def pop_request(
     *,
     is_order: bool,
 ) -> Command:
-    """Return a pop from all queues of a broker.
+    """Return a request that pops messages from all queues of a topic on a broker. Hot path.
 
     The broker returns up to `count_max` messages, which are then invisible for `invisible_ms`. It
     waits up to `poll_ms` for a message. `attempt_id` identifies the attempt of an ordered consumer;
     "" means none. `is_order` is True for an ordered group. A new group begins at the end of each
-    queue. HOT: this is a PopMessageRequest as a literal.
+    queue.
     """
+    # The fields of a PopMessageRequest, written out because that is faster than to encode one.
     fields = {
         "consumerGroup": group,
         "topic": subscription.topic,
@@ -572,12 +575,12 @@ def pop_request(
 
 
 def ack_request(group: str, topic: str, handle: ReceiptHandle) -> Command:
-    """Return the acknowledgement of one message. HOT: this is an AckMessageRequest as a literal."""
+    """Return a request that acknowledges one message. Hot path."""
     return Command(RequestCode.ACK_MESSAGE, _handle_fields(group, topic, handle))
 
 
 def _handle_fields(group: str, topic: str, handle: ReceiptHandle) -> dict[str, str]:
-    """Return the header fields that identify a popped message."""
+    """Return the header fields that identify a popped message to its broker."""
     return {
         "consumerGroup": group,
         "topic": pop_topic(topic, group, handle.kind),
@@ -589,10 +592,7 @@ def _handle_fields(group: str, topic: str, handle: ReceiptHandle) -> dict[str, s
 
 
 def batch_ack_request(group: str, topic: str, broker: str, handles: list[ReceiptHandle]) -> Command:
-    """Return one request that acknowledges several messages of a broker.
-
-    It has one `PopAck` for each pop from one queue, with the offsets of that pop's messages.
-    """
+    """Return one request that acknowledges several messages of a broker."""
     offsets_by_pop: dict[ReceiptHandle, list[int]] = {}
     for handle in handles:
         # The handles of one pop from one queue differ only in these two fields.
@@ -618,12 +618,13 @@ def change_invisible_request(
 def dead_letter_request(group: str, topic: str, handle: ReceiptHandle, message_id: str) -> Command:
     """Return a request that stores a message as a dead letter, however often it was delivered.
 
-    The message itself is not acknowledged by this. `handle` must contain its physical offset.
+    `message_id` is the id of the message. The request does not acknowledge the message. `handle`
+    must contain the message's position in the commit log.
     """
     header = SendBackRequest(
         physical_offset=handle.physical_offset,
         group=group,
-        delay_level=-1,
+        delay_level=-1,  # dead letter instead of redelivery
         origin_message_id=message_id,
         origin_topic=pop_topic(topic, group, handle.kind),
         reconsume_times_max=0,
@@ -639,10 +640,10 @@ def split_acks(
 ]:
     """Split acknowledgements into single ones, and batches for one broker each.
 
-    An acknowledgement is the index of an entry in the client's request, the address of its broker,
-    and its handle. The first result has those that are sent one by one: those that are too far from
-    the first offset of their pop, and those that would be alone in a batch. The second result has
-    the batches by (address, broker name); a batch contains (index, handle).
+    An acknowledgement is (index of the entry in the client's request, address of the broker,
+    handle). The first result are those that are too far from the first offset of their pop, or
+    would be alone in a batch. The second result maps (address, broker name) to a list of (index,
+    handle).
     """
     single_acks = []
     batches = dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
@@ -664,13 +665,14 @@ def split_acks(
 
 
 def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
-    """Yield the messages of a pop, each with its handle. HOT.
+    """Yield the messages in the response to a pop, each with its receipt handle. Hot path.
 
-    `broker` is the name of the broker that responded. A handle is built from the header of the
-    response. The property POP_CK is never used as a handle, because the producer of a stored
-    message may have written it. The number of earlier deliveries is that of the record, or the one
-    in the header, by which an ordered group counts. Raises ProtocolError for a malformed response.
+    `broker` is the name of the broker that responded. The handle is built from the header. The
+    number of earlier deliveries comes from the record of the message, or from the header for an
+    ordered group. Raises ProtocolError for a malformed response.
     """
+    # The property POP_CK of a record is never used as its handle, because the producer of the
+    # message may have written it.
     header = decode_header(PopMessageResponse, response.fields)
     topic_kinds = _TopicKinds(header.message_offset_info)
     start_offsets = _parse_numbers_by_queue(header.start_offset_info)
@@ -710,10 +712,11 @@ class _TopicKinds:
     """
 
     def __init__(self, offset_info: str | None) -> None:
-        """Parse the kinds from a header field; None and "" mean no entries.
+        """Parse the kind of topic of each message from a header field of a pop response.
 
-        `offset_info` lists `kind queue offset,…` in the order of the messages, joined by `;`.
-        Raises ProtocolError if it is malformed.
+        `offset_info` is `kind queue offset,offset,…;kind queue offset,…`, in the order of the
+        messages. None and "" mean that there are no messages. Raises ProtocolError if the text is
+        malformed.
         """
         # The kinds of the messages that `take` has not returned yet, by (queue id, offset).
         self._left: dict[tuple[int, int], deque[int]] = {}
@@ -731,7 +734,7 @@ class _TopicKinds:
             ) from None
 
     def take(self, stored: StoredMessage) -> int:
-        """Return the topic kind of the message `stored`, the next one of the response. HOT.
+        """Return the topic kind of the message `stored`, the next one of the response. Hot path.
 
         This is the kind that the topic of the record itself shows; otherwise the one in the header,
         or POP_NORMAL if the header does not list the message.
@@ -742,8 +745,9 @@ class _TopicKinds:
 
 
 def _parse_numbers_by_queue(queue_infos: str | None) -> dict[str, int]:
-    """Return the numbers in a header field `kind queue number;…` by the key "kind queue".
+    """Return the numbers in a header field of a pop response.
 
+    The field `0 3 17;0 5 9` has (kind of topic, queue, number) and becomes {"0 3": 17, "0 5": 9}.
     None and "" mean no entries. Raises ProtocolError if the field is malformed.
     """
     numbers: dict[str, int] = {}
@@ -771,10 +775,11 @@ def to_handle_error(response: Command) -> StatusError | RequestError:
 def to_ack_response(
     request: m.AckMessageRequest, statuses: Mapping[int, m.Status]
 ) -> m.AckMessageResponse:
-    """Return the response with the status of each entry, by the entry's index.
+    """Return the response to an acknowledgement of several messages.
 
-    The status of the response is that of all entries if they agree, or else MULTIPLE_RESULTS.
-    Raises StatusError if there are no entries.
+    `statuses` has the status of each entry of the request, by its index. The status of the response
+    is the common code of all entries, or MULTIPLE_RESULTS if they differ. Raises StatusError if
+    there are no entries.
     """
     if not statuses:
         raise StatusError(Refusal.ENTRIES_NONE, "Name the messages to acknowledge.")

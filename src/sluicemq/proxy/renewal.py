@@ -98,9 +98,11 @@ class ReceiptHandleRenewer:
     def __init__(
         self, backend: Backend, clients: Clients, change: ChangeHandle, limits: ProxyLimits
     ) -> None:
-        """Renew messages of `clients` with `change`, at the times that `limits` sets.
+        """Create a renewer without messages.
 
-        The messages of a removed client are released.
+        `clients` are the clients whose messages may be tracked. When a client is removed, its
+        messages are returned to their brokers. `change` sets the invisible duration of a message at
+        its broker. `limits` sets the times of renewals.
         """
         clients.on_removed.append(self.release_client)
         self._backend = backend
@@ -119,8 +121,8 @@ class ReceiptHandleRenewer:
         self.count = 0
         """The number of tracked messages of all clients."""
 
-    def has_room(self, client: Client) -> bool:
-        """Return whether another message of the client may be tracked. HOT."""
+    def can_track(self, client: Client) -> bool:
+        """Return whether the client, and the proxy, may have one more tracked message. Hot path."""
         return (
             self.count < IN_FLIGHT_MAX
             and len(self._in_flight.get(client, ())) < CLIENT_IN_FLIGHT_MAX
@@ -139,10 +141,11 @@ class ReceiptHandleRenewer:
         handle: ReceiptHandle,
         reconsume_times: int,
     ) -> None:
-        """Start to renew a message that the client gets now. HOT.
+        """Start to renew a message that the client gets now. Hot path.
 
-        `client_handle` is the receipt handle in the client's response, and `handle` the same handle
-        decoded. `reconsume_times` is the number of earlier deliveries.
+        The message stays invisible to other clients as long as it is renewed. `client_handle` is
+        the receipt handle as a text, as the client gets it, and `handle` the same handle decoded.
+        `reconsume_times` is the number of earlier deliveries.
         """
         now_ms = self._now_ms()
         message = InFlightMessage(
@@ -158,9 +161,10 @@ class ReceiptHandleRenewer:
         self.add(message)
 
     def add(self, message: InFlightMessage) -> None:
-        """Track a message, also again after `take` if the client's request has failed. HOT.
+        """Track a message, so that it is renewed. Hot path.
 
-        If the client has disconnected in the meantime, the message is returned to the broker.
+        A message that was taken by `take` is added again if the client's request has failed. If the
+        client has disconnected, the message is returned to the broker instead.
         """
         if self._clients.get(message.client.id) is not message.client:  # it has disconnected
             self._pending.append(self._return_message(message))
@@ -182,8 +186,8 @@ class ReceiptHandleRenewer:
     def _schedule(self, message: InFlightMessage, earliest: int = 0) -> None:
         """Schedule the next renewal of a message, `renew_ahead_ms` before it becomes visible.
 
-        `earliest` is the first period in which the renewal may take place. The period is recorded
-        in `message.due_period`.
+        Time is divided into periods of `PERIOD_MS`. The renewal is scheduled for a period, which is
+        stored in `message.due_period`. It is at least `earliest`.
         """
         visible_ms = message.handle_received_ms + message.handle.invisible_ms
         due_ms = visible_ms - self._limits.renew_ahead_ms
@@ -193,10 +197,10 @@ class ReceiptHandleRenewer:
     def take(
         self, client: Client, group: str, client_handle: str
     ) -> Conversation[InFlightMessage | None]:
-        """Stop the renewal of a message that the client acknowledges or changes; return it. HOT.
+        """Stop the renewal of a message that its client acknowledges or changes. Hot path.
 
-        Waits for a running renewal. Returns None if this proxy does not track the message; if a
-        renewal has just ended its tracking, the message is returned all the same.
+        Return the message, or None if this proxy does not track it. A running renewal is awaited.
+        If it has just stopped the tracking, the message is returned all the same.
         """
         message = self._in_flight.get(client, _NO_MESSAGES).get((group, client_handle))
         if message is not None and message.renewing is not None:
@@ -218,7 +222,7 @@ class ReceiptHandleRenewer:
     def release_client(self, client: Client) -> None:
         """Stop tracking the messages of a disconnected client, and return them to their brokers.
 
-        A message whose renewal is in progress is returned when the renewal ends (`_renew`).
+        If a renewal of a message is in progress, the message is returned when the renewal ends.
         """
         for message in [*self._in_flight.get(client, _NO_MESSAGES).values()]:
             self._remove(message)
@@ -227,9 +231,9 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def run(self) -> None:
-        """Queue the renewals of all messages that are due, and start as many as allowed.
+        """Queue the renewals of all messages that are due, and start as many requests as allowed.
 
-        The proxy calls this every `PERIOD_MS`.
+        The proxy calls this every `PERIOD_MS`. Each queued message gets a future in `renewing`.
         """
         current_period = self._now_ms() // PERIOD_MS
         due_periods = [period for period in self._due if period <= current_period]
@@ -265,11 +269,13 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def _renew(self, message: InFlightMessage) -> Conversation[None]:
-        """Renew a message and schedule its next renewal, or stop tracking it.
+        """Renew a message, and schedule its next renewal or stop tracking it.
 
-        After `ProxyLimits.renew_ms_max`, the message is renewed for the last time, until its
-        redelivery. A message is not tracked any longer when it does not exist or after too many
-        failures. If its client has disconnected during the renewal, it is returned to the broker.
+        To renew a message is to set its invisible duration again at the broker. A message is
+        renewed for the last time when `ProxyLimits.renew_ms_max` have passed since the client
+        received it. It then becomes visible after the time of the retry policy. It is also no
+        longer tracked if it does not exist at the broker any more, or after too many failures. If
+        its client has disconnected during the renewal, it is returned to the broker.
         """
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
@@ -299,7 +305,11 @@ class ReceiptHandleRenewer:
             renewing.set_result(None)
 
     def _record_failure(self, message: InFlightMessage, error: SluiceError) -> bool:
-        """Count and log a failed renewal, and return whether a later one could succeed."""
+        """Count and log a failed renewal, and return whether a later renewal could succeed.
+
+        It cannot if the message does not exist any more (`StatusError`), or if `renew_attempts_max`
+        renewals have failed in a row.
+        """
         message.failures += 1
         log.warning(
             "Cannot renew message %s of group %s: %s", message.client_handle, message.group, error
@@ -308,7 +318,7 @@ class ReceiptHandleRenewer:
         return not is_gone and message.failures < self._limits.renew_attempts_max
 
     def _return_message(self, message: InFlightMessage) -> Conversation[None]:
-        """Make a message visible to other clients soon. Errors are ignored."""
+        """Let the broker deliver a message to other clients soon. Errors are ignored."""
         with suppress(SluiceError):  # then its invisible duration ends by itself
             yield from self._change(
                 message.group, message.topic, message.handle, self._limits.given_back_ms
@@ -322,10 +332,10 @@ def next_step_ms(message: InFlightMessage) -> int:
 
 
 def backoff_ms(message: InFlightMessage) -> int:
-    """Return the time until redelivery of a message that its client has held for too long, in ms.
+    """Return the time in ms until the redelivery of a message that was not finished in time.
 
-    It is the time that the retry policy of the client's group has for the message's number of
-    earlier deliveries, or `DEFAULT_BACKOFF_MS` without a policy.
+    The time comes from the retry policy of the client's group and the message's number of earlier
+    deliveries. It is `DEFAULT_BACKOFF_MS` if there is no policy.
     """
     settings = message.client.settings
     policy = m.RetryPolicy() if settings is None else settings.backoff_policy

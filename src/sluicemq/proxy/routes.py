@@ -46,7 +46,10 @@ def topic_type(config: TopicConfig | None) -> str:
 
 
 def accepted_types(config: TopicConfig | None) -> list[MessageType]:
-    """Return the message types that a topic accepts, for producers to check."""
+    """Return the message types that a topic accepts. Producers check them.
+
+    `config` has the settings of the topic; None means that the topic has no settings.
+    """
     type_name = topic_type(config)
     if type_name == MIXED:
         return [MessageType[name] for name in MESSAGE_TYPES]
@@ -64,9 +67,10 @@ class Routing:
     def query_route(
         self, client: Client, request: m.QueryRouteRequest, call: Call
     ) -> Conversation[m.QueryRouteResponse]:
-        """Return an entry for each queue of the topic on each replica of its broker (QueryRoute).
+        """Serve QueryRoute: return an entry for each queue of a topic on each of its replicas.
 
-        Raises StatusError for an invalid topic name, and RouteNotFoundError.
+        Raises StatusError for an invalid topic name, and RouteNotFoundError if the topic does not
+        exist.
         """
         topic = checked_topic(request.topic)
         route = yield from self._backend.fetch_route(topic)
@@ -95,10 +99,11 @@ class Routing:
     def query_assignment(
         self, client: Client, request: m.QueryAssignmentRequest, call: Call
     ) -> Conversation[m.QueryAssignmentResponse]:
-        """Return one entry for each readable broker, meaning all of its queues (QueryAssignment).
+        """Serve QueryAssignment: return an entry for each broker with readable queues of a topic.
 
-        A group that consumes in order gets an entry for each queue. Raises StatusError for an
-        invalid name, or (FORBIDDEN) if no queue is readable, and RouteNotFoundError.
+        An entry means all queues of the topic on that broker. A group that consumes in order gets
+        an entry for each queue instead. Raises StatusError for an invalid name, or (FORBIDDEN) if
+        no queue is readable, and RouteNotFoundError if the topic does not exist.
         """
         topic = checked_topic(request.topic)
         group = checked_group(request.group)
@@ -129,8 +134,9 @@ class Routing:
 def iter_queue_permissions(queue_data: QueueData) -> Iterator[tuple[int, Permission]]:
     """Yield (queue id, permission) for each queue of a topic on one broker.
 
-    The first `read_queues` queues can be read if the topic can, and the first `write_queues` be
-    written. A topic that allows neither has at least one queue, without permissions.
+    If the topic is readable, the queues with the ids below `read_queues` are. If it is writable,
+    the queues with the ids below `write_queues` are. A topic that allows neither has at least one
+    queue, without permissions.
     """
     readable_count = queue_data.read_queues if queue_data.perm & PERM_READ else 0
     writable_count = queue_data.write_queues if queue_data.perm & PERM_WRITE else 0

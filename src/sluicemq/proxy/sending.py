@@ -119,7 +119,7 @@ class Sending:
     """The service object of SendMessage, EndTransaction and RecallMessage."""
 
     def __init__(self, backend: Backend, limits: ProxyLimits) -> None:
-        """Create the service object. It sends to the brokers of `backend`, within `limits`."""
+        """Create the object that serves sends, to the brokers of `backend` and within `limits`."""
         self._backend = backend
         self._limits = limits
         self._clock = backend.clock
@@ -131,17 +131,18 @@ class Sending:
     def send_message(
         self, client: Client, request: m.SendMessageRequest, call: Call
     ) -> Conversation[m.SendMessageResponse]:
-        """Serve SendMessage: send one message or a batch, and return an entry for each. HOT.
+        """Serve SendMessage: send one message or a batch, and return an entry for each. Hot path.
 
-        Raises StatusError if there is no message, no writable queue, or a message breaks a limit.
-        Also raises RouteNotFoundError, and SluiceError if the broker fails.
+        Raises StatusError if there is no message, if the topic has no writable queue, or if a
+        message breaks a limit. Raises RouteNotFoundError if the topic does not exist, and
+        SluiceError if the broker fails.
         """
         messages = request.messages
         if not messages:
             raise StatusError(Refusal.NO_MESSAGE)
         topic_queues = yield from self._find_topic(messages[0].topic)
         began_ms = self._clock.now_ms()
-        is_batch = len(messages) > 1
+        is_batch = len(messages) > 1  # a batch is stored as one unit, in one queue
         peer = call.connection.peer.remote
         outgoing_messages = [
             to_outgoing_message(message, topic_queues.message_type, peer, began_ms, self._limits)
@@ -172,10 +173,10 @@ class Sending:
         return to_send_response(response, message_ids, transaction_id, address)
 
     def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
-        """Return the queues of a topic for sending. HOT.
+        """Return the route, the settings and the writable queues of a topic. Hot path.
 
-        The result is cached for as long as the route and the settings of the topic are the same
-        objects. Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
+        The result is cached until the route or the settings of the topic change. Raises StatusError
+        (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError if the topic does not exist.
         """
         name = resource.name
         cached = self._topics.get(name)
@@ -183,6 +184,7 @@ class Sending:
             checked_topic(resource)
         route = yield from self._backend.fetch_route(name)
         config = yield from self._backend.fetch_topic_config(name)
+        # The backend returns the same objects until their values change.
         if cached is not None and cached.route is route and cached.config is config:
             return cached
 
@@ -197,11 +199,11 @@ class Sending:
     def _choose_queue(
         self, topic_queues: TopicQueues, group: str | None, now_s: float
     ) -> MessageQueue:
-        """Return the queue of the message group `group`, or the next queue in round robin.
+        """Return the queue to send a message to.
 
-        The group None or "" means that the message has no group. `now_s` is the monotonic time, by
-        which slow brokers are avoided. Raises StatusError (FORBIDDEN) if the topic has no writable
-        queue.
+        All messages of the message group `group` go to one queue. Messages without a group (None or
+        "") go to all queues in turn, but not to brokers that were slow or failed recently. `now_s`
+        is the monotonic time. Raises StatusError (FORBIDDEN) if the topic has no writable queue.
         """
         queues = topic_queues.queues
         if not queues:
@@ -217,9 +219,9 @@ class Sending:
     ) -> Conversation[m.EndTransactionResponse]:
         """Serve EndTransaction: commit or roll back a transaction.
 
-        Raises RequestError if the broker refuses, and StatusError for an invalid transaction id.
-        The answer to a transaction check, or an unknown state, is sent one-way: the broker does not
-        respond to it.
+        An unknown state, and an answer to the broker's check of a transaction, are sent one-way,
+        because the broker does not respond to them. Raises RequestError if the broker refuses, and
+        StatusError for an invalid transaction id.
         """
         location = parse_transaction_id(request.transaction_id, checked_topic(request.topic))
         route = yield from self._backend.fetch_route(location.queue.topic)
@@ -284,11 +286,11 @@ def _master_address(masters: dict[str, str], broker: str, refusal: Refusal) -> s
 def to_outgoing_message(
     message: m.Message, expected: str, peer: Host, now_ms: int, limits: ProxyLimits
 ) -> OutgoingMessage:
-    """Return a gRPC message as the client library sends it. HOT.
+    """Return a gRPC message in the form in which it is sent to a broker. Hot path.
 
-    `expected` is the message type of the topic. `peer` is the client's address, and `now_ms` the
-    current time for a message without a creation time. Raises StatusError if the message breaks a
-    limit or has another type.
+    `expected` is the message type that the topic accepts. `peer` is the client's address. `now_ms`
+    is the current time, for a message without a creation time. Raises StatusError if the message
+    breaks a limit or has another type.
     """
     system = message.system_properties
     topic = message.topic.name
@@ -341,7 +343,7 @@ def to_outgoing_message(
 def _set_transaction_properties(
     properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Add the properties of a prepared message to `properties`.
+    """Add the properties of a message that belongs to a transaction to `properties`.
 
     `system` has the message's other values. Raises StatusError if the message is delayed, or if its
     time until the first transaction check exceeds the limit.
@@ -362,14 +364,17 @@ def _set_transaction_properties(
 def to_batch(
     messages: Sequence[m.Message], outgoing_messages: Sequence[OutgoingMessage]
 ) -> OutgoingMessage:
-    """Join messages into one batch, which goes to the queue of their message group.
+    """Join messages into one batch, which is stored in one queue.
 
-    `outgoing_messages` are the converted `messages`, in the same order. Messages without a group
-    may be in the same batch as those of one group. A batch has a single compression flag. If only
-    some of its bodies are GZIP that could not be decompressed, the batch has no flag, and consumers
-    get these bodies as they were sent. Raises StatusError if the messages have different topics or
-    different message groups (a batch is stored in one queue), or if one of several messages is
-    delayed or belongs to a transaction.
+    `outgoing_messages` are the converted `messages`, in the same order. Messages without a message
+    group may be in a batch with messages of one group. The batch then goes to the queue of this
+    group.
+
+    The batch is marked as compressed only if all bodies have this mark: bodies with the encoding
+    GZIP that could not be decompressed.
+
+    Raises StatusError if the messages have different topics or different message groups, or if one
+    of them is delayed or belongs to a transaction.
     """
     for message, outgoing in zip(messages, outgoing_messages, strict=True):
         if message.topic != messages[0].topic:
@@ -415,12 +420,14 @@ def _make_status(code: Code, message: str = "") -> m.Status:
 def to_send_response(
     response: Command, message_ids: Sequence[str], transaction_id: str, address: str
 ) -> m.SendMessageResponse:
-    """Return the response to a send, with an entry for each message. HOT.
+    """Return the response to a send, with an entry for each message. Hot path.
 
-    `response` is that of the broker at `address`. `message_ids` are the ids of the messages in the
-    order of the request. `transaction_id` is "" unless the message is prepared. All messages of one
-    request are stored together, so they have one status. It is an error code if they are stored but
-    may be lost after a crash. Raises RequestError if they are not stored.
+    `response` is the response of the broker at `address`. `message_ids` are the ids of the messages
+    in the order of the request. `transaction_id` is "" unless the message belongs to a transaction.
+
+    All messages of one request are stored together, so they have one status. The status is an error
+    if the messages are stored, but may be lost in a crash. Raises RequestError if they are not
+    stored.
     """
     if response.code == SUCCESS:
         first_offset = requests.int_field(response, "queueOffset")
@@ -452,10 +459,11 @@ _MASK: Final = (1 << 64) - 1
 
 
 def consistent_hash(key: int, buckets: int) -> int:
-    """Return the bucket of a key by the jump consistent hash of Lamping and Veach.
+    """Return the bucket of a key, from 0 to `buckets` - 1, by a jump consistent hash.
 
     The result equals Guava's Hashing.consistentHash of a Java int. When a bucket is added, keys
-    move only into the new bucket, and never between the others.
+    move only into the new bucket, and never between the others. The algorithm is by Lamping and
+    Veach.
     """
     state = key & _MASK
     bucket = 0
@@ -472,7 +480,7 @@ _TRANSACTION_ID: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCI
 
 
 def format_transaction_id(location: PreparedMessageLocation) -> str:
-    """Return the transaction id that a client gets for a prepared message.
+    """Return the transaction id that a client gets for a message of a transaction.
 
     It has four parts, separated by spaces: message id, broker name, offset in the queue of prepared
     messages, and position in the commit log.
@@ -484,10 +492,10 @@ def format_transaction_id(location: PreparedMessageLocation) -> str:
 
 
 def parse_transaction_id(transaction_id: str, topic: str) -> PreparedMessageLocation:
-    """Return the location of the prepared message that a transaction id contains.
+    """Return where the message of a transaction is stored, from the transaction id.
 
-    This is the inverse of `format_transaction_id`, for a transaction of `topic`. Raises StatusError
-    (INVALID_TRANSACTION_ID) for a malformed id.
+    The id has the form that `format_transaction_id` gives it, and `topic` is the topic of the
+    message. Raises StatusError (INVALID_TRANSACTION_ID) for a malformed id.
     """
     if not transaction_id.strip():
         raise StatusError(Refusal.TRANSACTION_ID_EMPTY)

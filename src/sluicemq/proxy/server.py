@@ -58,7 +58,10 @@ LONG_POLL_METHODS: Final = frozenset({"ReceiveMessage", "PullMessage"})
 
 
 def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
-    """Return the methods of the protocol by name, bound to service objects that apply `limits`."""
+    """Return the gRPC methods of the protocol, by name.
+
+    They call service objects that use `backend` and `clients` and apply `limits`.
+    """
     return {
         **_sending_methods(Sending(backend, limits)),
         **_client_methods(Routing(backend), Telemetry(backend, clients, limits)),
@@ -68,7 +71,10 @@ def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Map
 
 
 def _client_methods(routing: Routing, telemetry: Telemetry) -> dict[str, Method]:
-    """Return the methods by which clients introduce themselves and find queues."""
+    """Return the methods by which clients introduce themselves and find queues, by name.
+
+    Each Method has the class of the request, the class of the response, and the handler.
+    """
     return {
         "Telemetry": Method(
             m.TelemetryCommand, m.TelemetryCommand, telemetry.telemetry, is_bidirectional=True
@@ -87,7 +93,10 @@ def _client_methods(routing: Routing, telemetry: Telemetry) -> dict[str, Method]
 
 
 def _sending_methods(sending: Sending) -> dict[str, Method]:
-    """Return the methods of producers."""
+    """Return the methods of producers, by their names in gRPC.
+
+    Each Method has the class of the request, the class of the response, and the handler.
+    """
     return {
         "SendMessage": Method(m.SendMessageRequest, m.SendMessageResponse, sending.send_message),
         "EndTransaction": Method(
@@ -100,7 +109,10 @@ def _sending_methods(sending: Sending) -> dict[str, Method]:
 
 
 def _receiving_methods(receiving: Receiving) -> dict[str, Method]:
-    """Return the methods of consumers that receive messages by pop."""
+    """Return the methods of consumers that receive messages by pop, by their names in gRPC.
+
+    Each Method has the class of the request, the class of the response, and the handler.
+    """
     return {
         "ReceiveMessage": Method(
             m.ReceiveMessageRequest,
@@ -123,7 +135,10 @@ def _receiving_methods(receiving: Receiving) -> dict[str, Method]:
 
 
 def _pulling_methods(pulling: Pulling) -> dict[str, Method]:
-    """Return the methods of clients that read queues by offset."""
+    """Return the methods of clients that read queues by offset, by their names in gRPC.
+
+    Each Method has the class of the request, the class of the response, and the handler.
+    """
     return {
         "PullMessage": Method(
             m.PullMessageRequest, m.PullMessageResponse, pulling.pull, streams_responses=True
@@ -165,9 +180,9 @@ class Proxy:
     ) -> None:
         """Create a proxy that does not listen yet.
 
-        `guard` decides which account may do what; None allows everything. `shares` distributes the
-        time of the event loop over connections. `config` has the TLS settings, connection limits
-        and protected mode, like those of a broker. `limits` are the limits of calls.
+        `guard` decides which account may do what; None means that everything is allowed. `shares`
+        distributes the time of the event loop over the connections. `config` has the TLS settings,
+        connection limits and protected mode. `limits` are the limits of calls.
         """
         self.backend = backend
         self.config = config
@@ -245,7 +260,7 @@ class Proxy:
         self._call_each("run")
 
     def collect_status(self) -> dict[str, Any]:
-        """Return the JSON object of the status method: connections, warnings, methods and clients.
+        """Return the connections, warnings, methods and clients of the proxy as a JSON object.
 
         Methods that were never called are left out.
         """
@@ -266,9 +281,10 @@ class Proxy:
         }
 
     def _count_open_calls(self) -> dict[str, Counter[str]]:
-        """Return the number of open calls by client id and method; absent clients have none.
+        """Return the number of open calls of each client id, by method.
 
-        Telemetry streams are not counted, because they last as long as their clients.
+        The result is a defaultdict: a client without open calls gets an empty counter. Telemetry
+        streams are not counted, because they last as long as their clients.
         """
         open_calls: dict[str, Counter[str]] = defaultdict(Counter)
         for call in self._server.open_calls:
@@ -278,7 +294,10 @@ class Proxy:
         return open_calls
 
     def _client_status(self, client_info: ClientInfo, open_calls: Counter[str]) -> dict[str, Any]:
-        """Return the entry of a client in the status. `open_calls` counts its calls by method."""
+        """Return the entry of a client in the status.
+
+        `open_calls` has the number of the client's open calls by method.
+        """
         client = self.clients.by_id[client_info.client_id]
         work_counts = [
             service.in_flight_count(client)
@@ -302,7 +321,10 @@ class Proxy:
         self.run()
 
     def _call_each(self, name: str) -> None:
-        """Call the method `name` of each service object that has it. Failures are logged."""
+        """Call the method `name` of each service object that has such a method.
+
+        Failures are logged, not raised.
+        """
         for service in self.services:
             method = getattr(service, name, None)
             if method is not None:
@@ -315,7 +337,7 @@ class Proxy:
 
 
 def _method_status(name: str, stats: MethodStats) -> dict[str, Any]:
-    """Return the entry of a method in the status."""
+    """Return the entry of a method in the proxy's status, a JSON object."""
     mean_ms = 0.0
     if stats.ended_count:
         mean_ms = round(stats.latency_sum_ms / stats.ended_count, 3)
@@ -438,7 +460,7 @@ class ProxyCollector:
         ]
 
     def _client_samples(self) -> list[tuple[Any, ...]]:
-        """Return (language, version, number of clients) for the most frequent pairs."""
+        """Return (language, version, number of clients) for the most frequent pairs of both."""
         clients = tuple(self._proxy.clients.by_id.values())
         counts = Counter((client.wire_language, client.version) for client in clients)
         return [
@@ -447,7 +469,7 @@ class ProxyCollector:
         ]
 
     def _call_samples(self) -> list[tuple[Any, ...]]:
-        """Return (method, status name, number of calls) for each method and status."""
+        """Return a list of (method, status name, number of ended calls with this status)."""
         samples: list[tuple[Any, ...]] = []
         for method_name, stats in self._proxy.dispatcher.stats_by_method.items():
             samples.extend(

@@ -105,12 +105,14 @@ _GRPC_STATUS_BY_CODE: Final[Mapping[int, StatusCode]] = {
 def to_call_error(error: Exception) -> CallError:
     """Return the gRPC error that ends a call because of `error`.
 
-    Its status says whether the client or the server caused the error. RocketMQ's code follows the
-    text in parentheses. A CallError is returned unchanged.
+    Its gRPC status says whether the client or the server caused the error. Its text ends with
+    RocketMQ's code in parentheses, as in `… (40000 BAD_REQUEST)`. A CallError is returned
+    unchanged.
     """
     if isinstance(error, CallError):
         return error
     status = to_status(error)
+    # RocketMQ's codes 40000 to 49999 blame the client, as the codes 400 to 499 of HTTP.
     is_client_error = Code.BAD_REQUEST <= status.code < Code.INTERNAL_ERROR
     default_code = StatusCode.INVALID_ARGUMENT if is_client_error else StatusCode.INTERNAL
     grpc_code = _GRPC_STATUS_BY_CODE.get(status.code, default_code)
@@ -120,8 +122,8 @@ def to_call_error(error: Exception) -> CallError:
 def to_telemetry_error(error: Exception) -> CallError:
     """Return the gRPC error that ends a telemetry stream because of `error`.
 
-    Its text begins with RocketMQ's prefix `TELEMETRY_FAILED`. Only the error for settings with
-    neither publishing nor subscription data has no prefix, as in RocketMQ.
+    Its text begins with RocketMQ's prefix `TELEMETRY_FAILED`. As in RocketMQ, there is no prefix
+    for settings without publishing and subscription data.
     """
     end = to_call_error(error)
     if isinstance(error, StatusError) and error.refusal is Refusal.SETTINGS_EMPTY:
@@ -156,10 +158,10 @@ class BidirectionalCall:
     __slots__ = ("_call", "_is_running", "_pending", "_pending_bytes", "_start")
 
     def __init__(self, call: Call, start: Callable[[Callable[[Any], None], bytes], None]) -> None:
-        """Process the messages of `call` with `start`.
+        """Process the messages of `call`, one at a time.
 
-        `start` begins to process one message. It gets a callback for the list of responses or the
-        error, and the bytes of the message.
+        `start(on_done, message)` starts to process the bytes of one message. It calls `on_done`
+        with the list of responses or with an exception.
         """
         self._call = call
         self._start = start
@@ -169,10 +171,10 @@ class BidirectionalCall:
         call.on_half_close = self._start_next
 
     def receive(self, message: bytes, call: Call) -> None:
-        """Process a message, or queue it while another one is being processed.
+        """Start to process a message, or queue it while another one is being processed.
 
-        Raises CallError if more than `PENDING_MESSAGES_MAX` messages or `MESSAGE_BYTES_MAX` bytes
-        wait.
+        Raises CallError if more than `PENDING_MESSAGES_MAX` messages, or `MESSAGE_BYTES_MAX` bytes
+        of messages, are queued.
         """
         self._pending.append(message)
         self._pending_bytes += len(message)
@@ -185,7 +187,10 @@ class BidirectionalCall:
         self._start_next()
 
     def _start_next(self) -> None:
-        """Process the next message, or end the call after the last one of a half-closed stream."""
+        """Start to process the next queued message, unless one is being processed.
+
+        If no message is queued and the client has closed its side of the stream, end the call.
+        """
         if self._is_running or self._call.is_closed:
             return
         if self._pending:
@@ -197,7 +202,11 @@ class BidirectionalCall:
             self._call.end()
 
     def _finish(self, outcome: Sequence[Any] | Exception) -> None:
-        """Send the responses to a message and start the next one, or end the call with an error."""
+        """Send the responses to a message, and start the next one.
+
+        `outcome` is the list of responses or an exception. An exception ends the call with its
+        error.
+        """
         self._is_running = False
         if isinstance(outcome, Exception):
             error = to_telemetry_error(outcome)
@@ -222,6 +231,7 @@ class MethodStats:
     __slots__ = ("_counts", "count_by_status", "latency_sum_ms", "started_count")
 
     def __init__(self) -> None:
+        """Create the counters of a method; all are 0."""
         self.started_count = 0
         self.count_by_status: Counter[int] = Counter()
         """The number of ended calls by status code; a gRPC status is negative."""
@@ -230,7 +240,7 @@ class MethodStats:
         self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
     def record_end(self, code: int, age_s: float) -> None:
-        """Count an ended call with its status and its age in seconds. HOT."""
+        """Count an ended call with its status and its age in seconds. Hot path."""
         age_ms = age_s * 1000
         self.count_by_status[code] += 1
         self.latency_sum_ms += age_ms
@@ -248,7 +258,10 @@ class MethodStats:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """The cumulative latency histogram: pairs of an upper bound in ms and a number of calls."""
+        """The cumulative latency histogram: pairs of an upper bound in ms and a number of calls.
+
+        The bounds are texts, the last one "+Inf". Each number counts all calls up to its bound.
+        """
         bounds = [*(f"{bound:.1f}" for bound in LATENCY_BOUNDS_MS), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
@@ -259,7 +272,11 @@ class MethodStats:
 
 
 def _status_name(code: int) -> str:
-    """Return the name of a status code; a negative code is a gRPC status."""
+    """Return the name of a status code of RocketMQ.
+
+    A negative code is a gRPC status, which gives "grpc NAME". An unknown code is returned as a
+    string.
+    """
     if code < 0:
         return f"grpc {StatusCode(-code).name}"
     for known_code in Code:
@@ -274,9 +291,9 @@ class CallDispatcher:
     def __init__(
         self, clients: Clients, guard: Guard | None, clock: Clock, limits: ProxyLimits
     ) -> None:
-        """Create a dispatcher without methods; `bind_methods` adds them.
+        """Create a dispatcher without methods. `bind_methods` adds them.
 
-        `guard` decides which account may do what; None allows everything.
+        `guard` decides which account may do what; None means that everything is allowed.
         """
         self.clients = clients
         self.guard = guard
@@ -289,7 +306,10 @@ class CallDispatcher:
         """
 
     def bind_methods(self, table: Mapping[str, Method]) -> dict[str, Handler]:
-        """Return the handler of each method by path, and create their counters."""
+        """Return the handlers of methods by their gRPC path, and create the methods' counters.
+
+        `table` has the methods by name.
+        """
         self.stats_by_method = {}
         handlers: dict[str, Handler] = {}
         for name, method in table.items():
@@ -303,9 +323,10 @@ class CallDispatcher:
     def authenticate(self, call: Call) -> Account | None:
         """Return the account that signed a call, or None if the caller may do everything.
 
-        The date of the signature is compared with the time at which the call began: a telemetry
-        stream lasts for days, and keeps the headers of its beginning. Raises StatusError if the
-        signature is missing or wrong, or if its date differs by more than `ProxyLimits.date_s_max`.
+        The date of the signature is compared with the time at which the call began, because a
+        telemetry stream lasts for days with the headers of its beginning. Raises StatusError if the
+        signature is missing or wrong, or if its date differs by more than `ProxyLimits.date_s_max`
+        seconds.
         """
         if self.guard is None:
             return None
@@ -340,9 +361,10 @@ class CallDispatcher:
     def _start(
         self, method: Method, call: Call, on_done: Callable[[Any], None], message: bytes
     ) -> None:
-        """Decode a request message, authenticate it, and run the method's conversation.
+        """Decode a request message, authenticate it, and start the method that it calls.
 
-        `on_done` is called with the result or the error, possibly before this method returns.
+        `on_done` is called once with the result or an exception, possibly before this method
+        returns.
         """
         try:
             # Before the message is decoded, because that could take long.
@@ -373,7 +395,10 @@ class CallDispatcher:
         )
 
     def check_permission(self, code: int, call: Call) -> None:
-        """Raise CallError unless the account of the call may send requests with this code."""
+        """Raise CallError unless the account of the call may send requests with this code.
+
+        `code` is a request code of the remoting protocol.
+        """
         try:
             account = self.authenticate(call)
         except StatusError as error:
@@ -392,8 +417,9 @@ class CallDispatcher:
     ) -> None:
         """Send a client's request to a broker, if the account has the permission for it.
 
-        `on_response` gets the response, a StatusError (FORBIDDEN) without the permission, or a
-        ProtocolError if the request is malformed.
+        `on_response` is called once, with the broker's response or an exception. The exception is a
+        StatusError (FORBIDDEN) without the permission, and a ProtocolError if the request is
+        malformed.
         """
         if self.guard is not None:
             command = call.command
@@ -412,8 +438,8 @@ class CallDispatcher:
     def _finish(self, method: Method, stats: MethodStats, call: Call, outcome: Any) -> None:
         """Count an ended call, and send its response or its gRPC error.
 
-        `outcome` is an exception, or what the method's conversation returned: a response, or the
-        list of responses of a method that streams them.
+        `outcome` is an exception, a response, or a list of responses for a method that streams
+        them.
         """
         if isinstance(outcome, CallError):
             stats.record_end(-outcome.code, call.age_s)

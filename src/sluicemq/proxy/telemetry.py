@@ -98,14 +98,14 @@ def to_duration(ms: int) -> m.Duration:
 def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
     """Return the retry policy of a group for its consumers: backoff and maximum number of attempts.
 
-    The policy in the group's settings is JSON that an administrator wrote, with times in ms:
+    The settings of the group may have a policy, a JSON object of an administrator with times in ms:
 
         {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": …, "max": …, "multiplier": …}}
         {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [10000, 30000, …]}}
 
-    Any other type counts as CUSTOMIZED. Missing or invalid values are replaced by defaults: those
-    of RocketMQ for EXPONENTIAL, the default delay levels for a missing list, and 0 for an invalid
-    item of the list.
+    Any other type counts as CUSTOMIZED. Missing or invalid values are replaced by defaults. For
+    EXPONENTIAL, these are RocketMQ's. For a missing list, they are the default delay levels. An
+    invalid item of the list becomes 0.
     """
     stored = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
@@ -148,9 +148,9 @@ def merge_settings(
     """Return the settings that the server sends back to a client.
 
     The result is a copy of the client's settings, including unknown fields. The server sets the
-    limits, the backoff policy and, for consumers, whether the group is ordered. Metrics are turned
-    off. `group` has the settings of the consumer's group; None means a group with default settings.
-    It is ignored for a client that publishes.
+    limits, the backoff policy and, for a consumer, whether its group is ordered. Metrics are turned
+    off. `group` has the settings of the consumer's group; None means default settings. It is
+    ignored for a client that only sends.
     """
     settings = m.Settings()
     settings.CopyFrom(client_settings)
@@ -175,12 +175,11 @@ def merge_settings(
 
 
 def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
-    """Return the heartbeat by which brokers know a client with these settings.
+    """Return the heartbeat by which a client with these settings becomes known to brokers.
 
-    The heartbeat of a client that publishes has one producer group for each topic, with the name of
-    the topic. The heartbeat of a consumer has one group with its subscriptions, whose version is
-    `now_ms`. An SQL92 expression is not compiled here, because the broker limits the time for that;
-    the first receive fails if it is invalid.
+    The heartbeat of a client that publishes has one producer group for each topic, which has the
+    topic's name. The heartbeat of a consumer has one group with its subscriptions, whose version is
+    `now_ms`. SQL92 expressions are not checked here, but by the broker at the first receive.
 
     Raises StatusError if the settings name neither topics nor a group, for more than
     `TOPICS_PER_CLIENT_MAX` topics, and for invalid names, client types or tag expressions.
@@ -197,9 +196,10 @@ def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.He
 
 
 def _to_consumer_data(settings: m.Settings, now_ms: int) -> bodies.ConsumerData:
-    """Return the group of a consumer's heartbeat, with its subscriptions of version `now_ms`.
+    """Return the group of a consumer with its subscriptions, for the heartbeat.
 
-    Raises the errors of `to_heartbeat`.
+    The subscriptions get the version `now_ms`. Raises StatusError for more than
+    `TOPICS_PER_CLIENT_MAX` topics, and for an invalid name, client type or tag expression.
     """
     consume_type = CONSUME_TYPES.get(settings.client_type)
     if consume_type is None:
@@ -225,9 +225,10 @@ def _check_topic_count(topic_count: int) -> None:
 
 
 def _to_subscription(subscription_entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
-    """Return the subscription of an entry in the settings, with the version `now_ms`.
+    """Return the subscription that an entry in a client's settings describes.
 
-    Raises StatusError for an invalid topic or tag expression. SQL92 is not checked.
+    Its version is `now_ms`. Raises StatusError for an invalid topic or tag expression. SQL92 is not
+    checked.
     """
     topic = checked_topic(subscription_entry.topic)
     expression = subscription_entry.expression.expression
@@ -274,7 +275,10 @@ class Telemetry:
     """
 
     def __init__(self, backend: Backend, clients: Clients, limits: ProxyLimits) -> None:
-        """Create the service object, and let it handle the requests of brokers to `clients`."""
+        """Create the object that serves telemetry streams.
+
+        From now on, it also handles the requests that brokers send to `clients`.
+        """
         self._backend = backend
         self._clients = clients
         self._limits = limits
@@ -284,17 +288,17 @@ class Telemetry:
         clients.on_broker_request = self.handle_broker_request
 
     def run(self) -> None:
-        """Respond SYSTEM_BUSY to brokers for commands without a reply within `CLIENT_REPLY_S`.
+        """Respond SYSTEM_BUSY to brokers for commands to which the client has not replied in time.
 
-        These commands are no longer pending; later replies are ignored. The proxy calls this once
-        a second.
+        The time is `CLIENT_REPLY_S`. A reply that arrives later is ignored. The proxy calls this
+        method once a second.
         """
-        late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
+        latest_sent_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
         for nonce, pending in list(self._pending.items()):
-            if pending.sent_s > late_s:
+            if pending.sent_s > latest_sent_s:  # the others were sent even later
                 break
             del self._pending[nonce]
-            pending.respond(_unanswered_response(pending.client))
+            pending.respond(_make_unanswered_response(pending.client))
 
     # ------------------------------------------------------------------------ calls of clients
 
@@ -303,17 +307,19 @@ class Telemetry:
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
         """Serve one message of a Telemetry stream, and return the commands to send back.
 
-        A message without settings is a reply to a command; it is passed on, and nothing is
-        returned. A message with settings makes `call` the stream for commands. The merged settings
-        and the heartbeat are stored in the client. The client then leaves the groups that are not
-        in its new settings, and joins the others by a heartbeat to the brokers.
+        A message without settings is the client's reply to an earlier command. It is passed on, and
+        nothing is returned.
 
-        The result has one command with a status and the merged settings. The status is FORBIDDEN if
-        a broker refuses changed settings. If a broker refuses the first settings, its error is
-        raised. Other failures of brokers are logged; the next heartbeat tries again.
+        A message with settings makes `call` the stream for commands to this client. The settings,
+        with the values of the server added, and the heartbeat are stored in `client`. Then the
+        client leaves the groups that are not in its new settings, and joins the others by a
+        heartbeat to the brokers. The result is one command with a status and the settings. The
+        status is FORBIDDEN if a broker refuses changed settings. If a broker refuses the first
+        settings, its error is raised. Other failures of brokers are logged, and the next heartbeat
+        tries again.
 
-        Raises StatusError, which ends the stream, also for invalid settings, if the first message
-        has no settings, and if the client does not read its responses.
+        Raises StatusError, which ends the stream, if the settings are invalid, if the first message
+        has no settings, or if the client does not read its responses.
         """
         if message.HasField("settings"):
             return (yield from self._apply_settings(client, message.settings, call))
@@ -328,7 +334,13 @@ class Telemetry:
     def _apply_settings(
         self, client: Client, client_settings: m.Settings, call: Call
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
-        """Store new settings of a client, and let it leave and join groups; see `telemetry`."""
+        """Store new settings of a client, and let it leave and join groups.
+
+        Return one command with a status and the settings. The status is FORBIDDEN if a broker
+        refuses changed settings. Raises the broker's error if it refuses the client's first
+        settings, and StatusError if the settings are invalid or the client does not read its
+        responses.
+        """
         if call.connection.queued_bytes > QUEUED_BYTES_MAX:
             raise StatusError(
                 Refusal.ANSWERS_NOT_TAKEN,
@@ -365,7 +377,7 @@ class Telemetry:
         client then sends them again. Raises StatusError or PermissionDeniedError if a broker
         refuses the client, and SluiceError if all brokers fail.
         """
-        yield from self._send_heartbeat(client, _known_heartbeat(client))
+        yield from self._send_heartbeat(client, _require_heartbeat(client))
         return m.HeartbeatResponse(status=OK)
 
     def notify_client_termination(
@@ -376,14 +388,14 @@ class Telemetry:
         Errors of brokers are ignored. Raises StatusError, without removing anything, if the client
         has not sent its settings.
         """
-        yield from self._leave_groups(client, _known_heartbeat(client))
+        yield from self._leave_groups(client, _require_heartbeat(client))
         self._clients.remove(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
     def _broker_addresses(self, heartbeat: bodies.Heartbeat) -> Conversation[list[str]]:
         """Return the addresses of the masters that have a topic of the client, each once.
 
-        A topic that does not exist (yet) is skipped.
+        A topic that does not exist is skipped.
         """
         addresses_by_broker = dict[str, str]()
         for topic in _iter_topics(heartbeat):
@@ -393,14 +405,14 @@ class Telemetry:
         return list(addresses_by_broker.values())
 
     def _send_heartbeat(self, client: Client, heartbeat: bodies.Heartbeat) -> Conversation[None]:
-        """Send a heartbeat to the brokers of a client's topics, one after the other.
+        """Send a heartbeat to the masters of a client's topics, one after the other.
 
-        Raises StatusError or PermissionDeniedError if a broker refuses the client; further brokers
-        get no heartbeat then. Other errors are raised only if no broker accepts the heartbeat; the
-        error is that of the last broker. Does nothing if no topic exists.
+        Do nothing if no topic exists. Raises StatusError or PermissionDeniedError at once if a
+        broker refuses the client. Any other error is raised only if no broker accepts the
+        heartbeat: the error of the last broker.
         """
         failure: SluiceError | None = None
-        is_member = False
+        is_member = False  # whether a broker has accepted the heartbeat
         for address in (yield from self._broker_addresses(heartbeat)):
             command = requests.heartbeat(heartbeat)
             command.language = client.wire_language
@@ -425,9 +437,9 @@ class Telemetry:
     ) -> Conversation[None]:
         """Remove a client from the groups in its previous heartbeat that are not in its new one.
 
-        A `new_heartbeat` of None means that the client leaves all groups. Does nothing if the
-        client leaves no group. Errors are ignored: a broker that is not reachable removes the
-        client by itself later.
+        A `new_heartbeat` of None means that the client leaves all groups. The masters of the
+        client's previous topics get a request for each group. Errors are ignored, because a broker
+        that gets no heartbeats removes the client by itself later.
         """
         new_heartbeat = new_heartbeat or bodies.Heartbeat(client.id)
         remaining_groups = {consumer.group for consumer in new_heartbeat.consumers}
@@ -454,13 +466,13 @@ class Telemetry:
     # ------------------------------------------------------------ requests of brokers to clients
 
     def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
-        """Handle a request that a broker sends to a client.
+        """Handle a request that a broker sends to a client, and respond to the broker.
 
-        The handlers of `_BROKER_REQUESTS` respond to known codes, possibly later. Any other code
-        is answered with REQUEST_CODE_NOT_SUPPORTED. A malformed request or a failure is logged and
-        answered with SYSTEM_ERROR. A one-way request gets neither of these two answers.
+        `respond(command)` sends the response, possibly after this method has returned. A request
+        with an unknown code gets REQUEST_CODE_NOT_SUPPORTED. A malformed request or a failure is
+        logged and gets SYSTEM_ERROR. A one-way request gets neither of these.
 
-        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) are not known,
+        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) count as unknown,
         because nothing needs to be done: a client receives from all queues of a broker, and the
         broker itself applies offsets that were reset.
         """
@@ -481,10 +493,10 @@ class Telemetry:
                 respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
     def _check_transaction(self, client: Client, command: Command, respond: Respond) -> None:
-        """Handle CHECK_TRANSACTION_STATE (39): send the check to the client, without a response.
+        """Handle CHECK_TRANSACTION_STATE (39): ask the client for the state of a transaction.
 
-        If the client has no stream now, nothing is sent; the broker repeats the check later, with
-        this client or another producer of the group.
+        The broker gets no response. If the client has no open stream, nothing is sent. The broker
+        repeats the check later, with this client or another producer of the group.
         """
         check = parse_check_request(command)
         client.send_command(
@@ -497,10 +509,11 @@ class Telemetry:
         )
 
     def _request_running_info(self, client: Client, command: Command, respond: Respond) -> None:
-        """Handle GET_CONSUMER_RUNNING_INFO (307): respond with what the proxy knows of the client.
+        """Handle GET_CONSUMER_RUNNING_INFO (307): respond with the state of the client.
 
-        If the request asks for thread stacks, they are requested from the client first, and the
-        response follows with its reply. Otherwise the response is sent at once.
+        The proxy knows most of the state. If the request asks for thread stacks, the client is
+        asked first, and the broker gets its response after the client's reply. Otherwise it gets it
+        at once.
         """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
@@ -512,6 +525,7 @@ class Telemetry:
             respond_with_info(reply.thread_stack_trace.thread_stack_trace)
 
         def make_stack_command(nonce: str) -> m.TelemetryCommand:
+            """Return the command that asks the client for its stack, with this nonce."""
             return m.TelemetryCommand(
                 print_thread_stack_trace_command=m.PrintThreadStackTraceCommand(nonce=nonce)
             )
@@ -524,16 +538,17 @@ class Telemetry:
     def _request_direct_consumption(
         self, client: Client, command: Command, respond: Respond
     ) -> None:
-        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process a message now.
+        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process one message now.
 
-        The body of the request is the record of the message. The response is sent when the client
-        replies. It has the consume result for the status of the reply (`_RESULT_BY_CODE`; any
-        other status means EXCEPTION) and the time that passed.
+        The body of the request is the record of the message. The broker gets its response when the
+        client has replied. It contains the result that belongs to the status of the reply, and the
+        time that passed in ms. A status without such a result means EXCEPTION.
         """
         message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
         def handle_result_reply(reply: m.TelemetryCommand) -> None:
+            """Send the client's result to the broker, with the ms since the request came."""
             code = reply.status.code
             spent_ms = int((self._backend.clock.monotonic_s() - began_s) * 1000)
             direct_result = bodies.DirectResult(
@@ -545,6 +560,7 @@ class Telemetry:
             respond(Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(direct_result)))
 
         def make_verify_command(nonce: str) -> m.TelemetryCommand:
+            """Return the command that lets the client process the message, with this nonce."""
             return m.TelemetryCommand(
                 verify_message_command=m.VerifyMessageCommand(nonce=nonce, message=message)
             )
@@ -558,27 +574,29 @@ class Telemetry:
         on_reply: Callable[[m.TelemetryCommand], None],
         make_command: Callable[[str], m.TelemetryCommand],
     ) -> None:
-        """Send a command to a client, and record that a reply is expected.
+        """Send a command to a client, and store the callbacks for its reply.
 
-        The method returns at once. `make_command(nonce)` returns the command with this nonce, which
-        the client repeats in its reply. `on_reply` is called later with the reply. If the client
-        does not reply in time, `respond` is called with SYSTEM_BUSY instead. It is called at once
-        if the command cannot be sent, or if PENDING_COMMANDS_MAX commands wait for replies.
+        `make_command(nonce)` returns the command with a nonce, an id that the client repeats in its
+        reply. `on_reply(reply)` is called when the client replies. `respond(command)` sends a
+        response to the broker. It is called with SYSTEM_BUSY if the client does not reply in time.
+        It is called so at once if the command cannot be sent, or if PENDING_COMMANDS_MAX commands
+        wait for replies.
         """
         nonce = f"{next(self._nonces)}"
         is_full = len(self._pending) >= PENDING_COMMANDS_MAX
         if is_full or not client.send_command(make_command(nonce)):
-            respond(_unanswered_response(client))
+            respond(_make_unanswered_response(client))
             return
         self._pending[nonce] = PendingCommand(
             client, on_reply, respond, self._backend.clock.monotonic_s()
         )
 
     def _handle_reply(self, client: Client, reply: m.TelemetryCommand) -> None:
-        """Call `on_reply` of the pending command to which a client replies.
+        """Call the `on_reply` callback of the command to which a client replies.
 
-        The reply is ignored if no command with its nonce is pending, if the command was sent to
-        another client, or if it is a message of a kind that the proxy does not know.
+        The command is found by the nonce in the reply. The reply is ignored if no such command
+        waits for a reply, if the command was sent to another client, or if the reply is of an
+        unknown kind.
         """
         nonce = reply.thread_stack_trace.nonce or reply.verify_message_result.nonce
         pending = self._pending.get(nonce)
@@ -596,7 +614,7 @@ UNSUPPORTED_REMARK: Final = "This request is not supported by gRPC clients."
 """The remark of the response to a broker's request that gRPC clients cannot handle."""
 
 
-def _known_heartbeat(client: Client) -> bodies.Heartbeat:
+def _require_heartbeat(client: Client) -> bodies.Heartbeat:
     """Return the heartbeat of a client. Raises StatusError if it has not sent its settings."""
     if client.heartbeat is None:
         raise StatusError(
@@ -606,8 +624,8 @@ def _known_heartbeat(client: Client) -> bodies.Heartbeat:
     return client.heartbeat
 
 
-def _unanswered_response(client: Client) -> Command:
-    """Return the response to a broker for a client that does not reply."""
+def _make_unanswered_response(client: Client) -> Command:
+    """Return the response to a broker for a client that does not reply to a command."""
     return Command(
         ResponseCode.SYSTEM_BUSY,
         remark=f"Client {client.id} has no telemetry stream, or did not reply within "
@@ -616,10 +634,10 @@ def _unanswered_response(client: Client) -> Command:
 
 
 def to_running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
-    """Return what the proxy knows of a client as the running info of a remoting client.
+    """Return the state of a client in the form in which remoting clients report it.
 
-    The subscriptions are those of `group`; there are none if the client is not in that group.
-    `stack` is the text of the client's thread stacks; None means that they were not requested.
+    It contains the client's subscriptions, or none if the client is not in `group`. `stack` is the
+    text of the client's thread stacks; None means that they were not requested.
     """
     consume_type = ""
     subscriptions: list[Subscription] = []

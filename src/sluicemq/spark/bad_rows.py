@@ -51,11 +51,12 @@ class BadRowHandler:
     def __init__(
         self, roles: Mapping[str, str], topic: str | None, policy: str, sender: Sender
     ) -> None:
-        """Create a handler for one task.
+        """Create a handler for the rows of one task.
 
-        `roles` maps each role to its column, `topic` is the option `topic` (None if the topic is a
-        column), and `policy` is the value of the option `badRows`. `sender` is the one that sends
-        the rows; its `refused_rows` are taken from it.
+        `roles` maps each role, such as "body", to the column that contains it. `topic` is the
+        option `topic`, None if the topic is a column. `policy` is the value of the option
+        `badRows`: `fail`, `skip` or `topic:NAME`. `sender` sends the rows. The handler removes
+        refused rows from its `refused_rows`.
         """
         self._roles = roles
         self._topic = topic
@@ -68,11 +69,11 @@ class BadRowHandler:
     def prepare_rows(self, batches: Iterator[Any]) -> Iterator[PreparedRows]:
         """Yield the rows to send: the good rows of each Arrow batch, then messages for bad rows.
 
-        The caller must send each item with the handler's sender before it asks for the next one.
-        Then the handler sees which rows the brokers have refused, and treats these as bad rows too.
-        Bad rows are counted and the first ones are logged. Messages for them are yielded only under
-        the policy `topic:NAME`. Raises RowError for the first bad row under the policy `fail`, and
-        the errors of the send thread.
+        The caller must send each item before it asks for the next one. Then the handler sees which
+        rows the brokers have refused, and treats these as bad rows too. Bad rows are counted, and
+        the first ones are logged. Messages for them are yielded only under the policy `topic:NAME`.
+
+        Raises RowError for the first bad row under the policy `fail`, and the errors of sending.
         """
         for whole_batch in batches:
             for batch in split_batch(whole_batch):
@@ -85,7 +86,11 @@ class BadRowHandler:
         yield from self._handle_refused_rows()
 
     def _prepare_batch(self, batch: Any) -> Iterator[PreparedRows]:
-        """Yield the good rows of `batch`, then messages for its bad rows, and count the rows."""
+        """Yield the good rows of `batch`, then messages for its bad rows, and count all its rows.
+
+        Messages are yielded only under the policy `topic:NAME`. Raises RowError for the first bad
+        row under the policy `fail`.
+        """
         row_numbers = range(self.row_count + 1, self.row_count + batch.num_rows + 1)
         try:
             checked_rows = self._check_rows(batch, row_numbers)
@@ -97,7 +102,11 @@ class BadRowHandler:
         self.row_count += batch.num_rows
 
     def _separate_bad_rows(self, batch: Any, row_numbers: Sequence[int]) -> Iterator[PreparedRows]:
-        """Yield the good rows of a batch that has bad rows, then messages for the bad ones."""
+        """Yield the good rows of a batch that has bad rows, then messages for the bad rows.
+
+        `row_numbers` are the numbers of the rows in the task. Messages are yielded only under the
+        policy `topic:NAME`. Raises RowError for the first bad row under the policy `fail`.
+        """
         errors = dict(self._find_bad_rows(batch, 0, batch.num_rows))
         good_indexes = [index for index in range(batch.num_rows) if index not in errors]
         if good_indexes:
@@ -107,10 +116,10 @@ class BadRowHandler:
         yield from self._handle_bad_rows(batch, row_numbers, errors)
 
     def _check_rows(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
-        """Return the rows of `batch`, ready to send, or raise RowError if one of them is bad.
+        """Convert the rows of `batch` to the form in which they are sent, and return them.
 
-        `row_numbers` are the numbers of the rows in the task. The names of properties that the sink
-        does not write are logged, each once in a task.
+        Raises RowError if one of them is bad. `row_numbers` are the numbers of the rows in the
+        task. The names of properties that the sink does not write are logged, each once in a task.
         """
         checked_rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
         self._log_skipped_properties(checked_rows.skipped_properties)
@@ -138,10 +147,10 @@ class BadRowHandler:
             )
 
     def _find_bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
-        """Yield (index, error) of each bad row of `batch` in [start, stop), in order of the index.
+        """Yield (index, error) of each bad row of `batch` from `start` up to `stop` - 1, in order.
 
-        The rows are halved until single bad rows remain. Raises RowError for the first bad row
-        under the policy `fail`.
+        The rows are checked together. If the check fails, each half is checked, until single bad
+        rows remain. Raises RowError for the first bad row under the policy `fail`.
         """
         try:
             self._check_rows(batch.slice(start, stop - start), ())
@@ -158,9 +167,9 @@ class BadRowHandler:
     def _handle_refused_rows(self) -> Iterator[PreparedRows]:
         """Treat the rows that brokers have refused since the last call as bad rows.
 
-        The sender's `refused_rows` is empty afterwards. Yield what `_handle_bad_rows` yields.
-        Raises RowError for the first refused row under the policy `fail`, and the broker's
-        RequestError if the broker refused a message that was made for a bad row.
+        Yield messages for them under the policy `topic:NAME`. The sender's `refused_rows` is empty
+        afterwards. Raises RowError for the first refused row under the policy `fail`. Raises the
+        broker's RequestError if the broker refused a message that was made for a bad row.
         """
         # Collect the errors by the batch of the rows, with id(rows) as the key.
         errors_by_batch: dict[int, tuple[PreparedRows, dict[int, RowError]]] = {}
@@ -180,9 +189,10 @@ class BadRowHandler:
             yield from self._handle_bad_rows(rows.batch, rows.row_numbers, errors)
 
     def _find_refused_role(self, error_fact: str) -> str:
-        """Return the role of the column for which a broker refused a row.
+        """Return the role of the column that made a broker refuse a row.
 
-        A broker names no column. It refuses a row for its size or for its delay.
+        The broker names no column. It refuses a row for its delay or its size, so the role is that
+        of the delay if `error_fact` mentions a delay, and otherwise "body".
         """
         if "delay" in error_fact:
             for role in _DELAY_ROLES:
@@ -193,11 +203,11 @@ class BadRowHandler:
     def _handle_bad_rows(
         self, batch: Any, row_numbers: Sequence[int], errors: Mapping[int, RowError]
     ) -> Iterator[PreparedRows]:
-        """Count and log bad rows; yield messages for them under the policy `topic:NAME`.
+        """Count and log bad rows, and yield messages for them under the policy `topic:NAME`.
 
-        `errors` maps the index of each bad row in `batch` to what is wrong with it, and
-        `row_numbers` are the numbers of all rows of `batch`. At most `_LOGGED_ROWS_MAX` rows of a
-        task are logged. Yields nothing under the policy `skip`.
+        `errors` maps the index of each bad row in `batch` to its error. `row_numbers` are the
+        numbers of all rows of `batch` in the task. At most `_LOGGED_ROWS_MAX` rows of a task are
+        logged. Nothing is yielded under the policy `skip`.
         """
         remaining_log_lines = max(0, _LOGGED_ROWS_MAX - self.bad_count)
         for index, error in list(errors.items())[:remaining_log_lines]:
@@ -237,11 +247,11 @@ class BadRowHandler:
 
 
 def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
-    """Return an Arrow batch with a message for each bad row: columns `body` and `properties`.
+    """Return an Arrow batch with a message for each bad row: `body` and `properties`.
 
-    The body is the row as JSON in the form of Spark's `to_json`, with binary values in base64 and
-    maps as objects. The properties contain the reason and the column. If the body would exceed
-    RocketMQ's limit, its long values are truncated and a property says so.
+    The body is the row as JSON, as Spark's `to_json` writes it: binary values are base64, and maps
+    are objects. The properties contain the reason and the name of the column. If the body would be
+    too large for RocketMQ, its long values are cut, and a property says so.
     """
     bodies = []
     properties = []
@@ -263,7 +273,7 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
 
 
 def _encode_row(row: dict[str, Any]) -> tuple[bytes, bool]:
-    """Return a row as JSON, and whether its long values are truncated to fit into a body."""
+    """Return (row as JSON, whether long values were cut so that it fits into a body)."""
     body = orjson.dumps(row, default=_to_json_string)
     if len(body) <= BODY_BYTES_MAX:
         return body, False
@@ -285,7 +295,10 @@ def _show_separators(text: str) -> str:
 
 
 def _truncate(value: Any) -> Any:
-    """Return `value` with every string and bytes in it cut to `_VALUE_LENGTH_MAX`."""
+    """Return a copy of `value` in which all strings and bytes are cut to `_VALUE_LENGTH_MAX`.
+
+    Lists and dicts are searched at all depths.
+    """
     if isinstance(value, dict):
         return {name: _truncate(member) for name, member in value.items()}
     if isinstance(value, list):

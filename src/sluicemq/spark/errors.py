@@ -69,10 +69,10 @@ _TRANSIENT_CODES: Final = frozenset(
 
 @contextmanager
 def errors_without_traceback() -> Iterator[None]:
-    """Return a context manager in which Spark shows a SluiceError without its traceback.
+    """Return a context manager that lets Spark show a SluiceError without its traceback.
 
-    The error itself is raised on. The setting is never taken back, because the worker's process
-    ends after the error.
+    The error is raised again. An environment variable is set for Spark, and never reset, because
+    the worker's process ends after the error.
     """
     try:
         yield
@@ -94,11 +94,11 @@ class Outage:
         self._pause_s = PAUSE_FIRST_S
 
     def wait_before_retry(self, error: SluiceError) -> None:
-        """Wait before the next attempt; the time doubles with each failure, up to `PAUSE_MAX_S`.
+        """Wait before the next attempt of work that has failed with `error`.
 
-        Raises `error` at once if a retry cannot resolve it, or if the next attempt would begin
-        later than `timeout_s` after the first failure. The first failure of an outage is logged as
-        a warning.
+        The wait doubles with each failure, up to `PAUSE_MAX_S` seconds. The first failure of an
+        outage is logged as a warning. Raises `error` at once if a retry cannot resolve it, or if
+        the next attempt would begin later than `timeout_s` seconds after the first failure.
         """
         code = error.code if isinstance(error, RequestError) else None
         is_transient = code in _TRANSIENT_CODES or isinstance(error, _TRANSIENT_ERRORS)
@@ -122,9 +122,9 @@ class Outage:
 def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
     """Call `work` until it succeeds, and return its result.
 
-    After a SluiceError that a retry can resolve, the call is repeated with growing pauses. Raises
-    the error of `work` if a retry cannot resolve it, or if `work` fails for more than `timeout_s`
-    seconds.
+    After a SluiceError that a retry can resolve, such as a lost connection, the call is repeated
+    after a pause. The pauses grow. Raises the error of `work` if a retry cannot resolve it, or if
+    `work` fails for more than `timeout_s` seconds.
     """
     outage = Outage(timeout_s)
     while True:
@@ -138,10 +138,10 @@ def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
 
 
 def summarize_spark_error(error: BaseException) -> str:
-    """Return the essential part of an exception's text, at most 600 characters in one line.
+    """Return the essential part of an exception's text, in one line of at most 600 characters.
 
-    If the text contains an error of SluiceMQ from a Python worker, it is that error's text. If the
-    text is empty, it is the name of the exception's class.
+    If the text contains a SluiceMQ error from a Python worker, return only the text of that error,
+    uncut. If the text is empty, return the name of the exception's class.
     """
     text = str(error)
     own_error = re.search(r"sluicemq\.errors\.\w+: (.+)", text)

@@ -189,9 +189,9 @@ class FilterPushdown:
     pushed: PushedFilters = field(default_factory=PushedFilters)
 
     def push_all(self, predicates: Sequence[Any]) -> list[Any]:
-        """Push as many of `predicates` as possible, and return the others, which Spark must decide.
+        """Let the broker evaluate as many of `predicates` as possible, and return the others.
 
-        The result is in the order of `predicates`.
+        Spark must evaluate the returned predicates itself. They are in the order of `predicates`.
         """
         # IS NOT NULL comes last: it needs no condition of its own if a comparison of the same
         # column was pushed before.
@@ -202,11 +202,11 @@ class FilterPushdown:
         return [predicate for predicate in predicates if id(predicate) not in pushed_ids]
 
     def push(self, predicate: Any) -> bool:
-        """Push one predicate if possible, and return whether that is exact.
+        """Push one predicate to the source if possible, and return whether that is exact.
 
-        True means that the source delivers no row for which the predicate is not true. False means
-        that Spark must apply the predicate; `pushed` may have become narrower all the same, as for
-        a comparison of `store_time`.
+        True means that the source delivers only rows for which the predicate is true. False means
+        that Spark must apply the predicate too. Even then, the conditions in `pushed` may have
+        become narrower, as for a comparison of `store_time`.
         """
         column = self._find_column(predicate)
         if column is None:
@@ -214,7 +214,7 @@ class FilterPushdown:
         negated = type(predicate).__name__ == "Not"
         if negated:
             predicate = predicate.child
-        # The name of Spark's class (`EqualTo` …); IsNull and IsNotNull have no value.
+        # The name of Spark's class, such as `EqualTo`. IsNull and IsNotNull have no value.
         predicate_class = type(predicate).__name__
         literal = getattr(predicate, "value", None)
 
@@ -233,7 +233,7 @@ class FilterPushdown:
         return is_pushed
 
     def _find_column(self, predicate: Any) -> Column | None:
-        """Return the top-level column of a predicate; None for a field of a struct."""
+        """Return the column that a predicate is about, or None for a field inside a struct."""
         path = column_path(predicate)
         for column in self.columns:
             if (column.name,) == path:
@@ -249,9 +249,10 @@ class FilterPushdown:
     def _push_base_column(self, name: str, predicate_class: str, literal: Any) -> bool:
         """Push a predicate on a column that is not a property, and return whether that is exact.
 
-        `name` is the column, `predicate_class` is the name of the predicate's class, and `literal`
-        is its value. `queue_offset` cuts the range of offsets exactly. `store_time` cuts the range
-        of store times, but the result is False, because Spark has to compare again.
+        `name` is the column, `predicate_class` the name of the predicate's class, and `literal` its
+        value. Equality and In narrow the accepted values of some columns. A comparison narrows the
+        range of `queue_offset` exactly. It also narrows the range of `store_time`, but the result
+        is then False, because Spark has to compare more precisely.
         """
         if name in _MEMBERSHIP_FIELDS:
             if predicate_class == "In":
@@ -271,7 +272,8 @@ class FilterPushdown:
     def _narrow_offsets(self, operator: str, literal: int) -> None:
         """Narrow the pushed range of queue offsets by a comparison with `literal`.
 
-        `operator` is one of `_OPERATORS`. The start of the range is inclusive, its end exclusive.
+        `operator` is =, <, <=, > or >=, with the offset on its left. The start of the range is
+        inclusive, its end exclusive.
         """
         offset_min = self.pushed.offset_min
         offset_end = self.pushed.offset_end
@@ -286,10 +288,10 @@ class FilterPushdown:
         self.pushed = replace(self.pushed, offset_min=offset_min, offset_end=offset_end)
 
     def _narrow_times(self, operator: str, literal: datetime.datetime) -> None:
-        """Narrow the pushed range of store times by a comparison with `literal`.
+        """Narrow the pushed range of store times by the comparison `store_time operator literal`.
 
-        `operator` is one of `_OPERATORS`. The literal is rounded outwards to whole milliseconds, as
-        store times are.
+        `operator` is =, <, <=, > or >=. Store times are whole milliseconds, so the bound is rounded
+        to a whole millisecond, in the direction that accepts more rows.
         """
         since_epoch = literal - _EPOCH
         if operator in (">", ">=", "="):
@@ -306,9 +308,9 @@ class FilterPushdown:
     def _push_membership(self, name: str, literals: Iterable[Any]) -> bool:
         """Push the condition that a column has one of the values, and return whether that is exact.
 
-        `name` is a key of `_MEMBERSHIP_FIELDS`. Nulls among `literals` are left out. Tags that a
-        subscription cannot name are not pushed. Keys always narrow the read by the key index; that
-        is exact only if their SQL92 condition could be pushed too.
+        `name` is a key of `_MEMBERSHIP_FIELDS`. Nulls in `literals` are ignored. Tags are not
+        pushed if a subscription cannot name them. Keys always narrow the read by the index of keys.
+        That is exact only if they could also be pushed as a SQL92 condition.
         """
         accepted = frozenset(literals) - {None}
         if name == "keys":
@@ -317,13 +319,13 @@ class FilterPushdown:
             return False
 
         field_name = _MEMBERSHIP_FIELDS[name]
-        accepted_before = getattr(self.pushed, field_name)
+        accepted_before = getattr(self.pushed, field_name)  # None accepts every value
         accepted_by_all = accepted if accepted_before is None else accepted_before & accepted
         changes: dict[str, Any] = {field_name: accepted_by_all}
         self.pushed = replace(self.pushed, **changes)
 
         if name == "keys":
-            selector = _in_condition("KEYS", "string", sorted(accepted), negated=False)
+            selector = _build_in_condition("KEYS", "string", sorted(accepted), negated=False)
             if not self._push_selector(selector):
                 return False
         self._mark_compared(name)
@@ -335,10 +337,10 @@ class FilterPushdown:
         self.pushed = replace(self.pushed, compared_columns=compared_columns)
 
     def _push_selector(self, selector: str | None) -> bool:
-        """Add a SQL92 condition to `pushed.selectors` if possible. Return whether it was added.
+        """Add a SQL92 condition to `pushed.selectors` if possible, and return whether it was added.
 
-        It is not added if `selector` is None or does not compile, if selectors are not allowed, or
-        if the conditions together would be longer than `EXPRESSION_LENGTH_MAX`.
+        It is not added if it is None or does not compile, if selectors are not allowed, or if all
+        conditions together would be longer than `EXPRESSION_LENGTH_MAX`.
         """
         if selector is None or not self.selectors_allowed:
             return False
@@ -353,9 +355,9 @@ class FilterPushdown:
 
 
 def _are_tags(values: Iterable[Any]) -> bool:
-    """Return whether every value is a string that a tag expression can name as one tag.
+    """Return whether each value is a string that means exactly one tag in a tag expression.
 
-    A value such as `UA||AA` is not: in a tag expression it names two tags.
+    `UA||AA` is not such a value, because it means two tags.
     """
     for value in values:
         if not isinstance(value, str):
@@ -389,39 +391,40 @@ def is_identifier(name: str) -> bool:
 def _to_sql92(
     name: str, type_name: str, predicate: str, literal: Any, *, negated: bool
 ) -> str | None:
-    """Return the SQL92 condition that is true exactly when a predicate on a property is true.
+    """Return the SQL92 condition that is true exactly when a predicate of Spark is true.
 
-    Return None if there is no such condition. `name` and `type_name` describe the promoted
-    property. `predicate` is the name of Spark's class, such as `EqualTo`, and `literal` is its
-    value. `negated` says that a Not is around it.
+    `name` and `type_name` are the name and the type of the property that the predicate is about.
+    `predicate` is the name of its class, such as `EqualTo`, and `literal` its value. `negated`
+    means that it is inside of a Not. Return None if there is no such condition.
     """
     if predicate in NULL_CHECKS:
         if type_name != "string" or negated:
             return None
         return f"{name} IS NULL" if predicate == "IsNull" else f"{name} IS NOT NULL"
     if predicate == "In":
-        return _in_condition(name, type_name, literal, negated=negated)
+        return _build_in_condition(name, type_name, literal, negated=negated)
     operator = _OPERATORS.get(predicate)
     if negated:  # only an equality has a negated operator that is exact
         operator = "<>" if operator == "=" else None
     if operator is None:
         return None
-    sql_literal = _sql92_literal(type_name, literal, operator)
+    sql_literal = _to_sql92_literal(type_name, literal, operator)
     return None if sql_literal is None else f"{name} {operator} {sql_literal}"
 
 
-def _in_condition(
+def _build_in_condition(
     name: str, type_name: str, literals: Sequence[Any], *, negated: bool
 ) -> str | None:
-    """Return the SQL92 condition for [NOT] IN.
+    """Return the SQL92 condition for IN, or for NOT IN if `negated` is set.
 
-    Return None if `literals` is empty, if one of the values cannot be compared exactly, or if
-    `type_name` is neither string nor int.
+    Strings give `color IN ('a', 'b')`, and integers give `(n = 1 OR n = 2)`. Return None if
+    `literals` is empty, if one of the values cannot be compared exactly, or if `type_name` is
+    neither string nor int.
     """
     operator = "<>" if negated else "="
     sql_literals = []
     for literal in literals:
-        sql_literal = _sql92_literal(type_name, literal, operator)
+        sql_literal = _to_sql92_literal(type_name, literal, operator)
         if sql_literal is None:
             return None
         sql_literals.append(sql_literal)
@@ -439,11 +442,11 @@ def _in_condition(
     return f"({conjunction.join(comparisons)})"
 
 
-def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
-    """Return the literal in SQL92, or None if a comparison with it would not be exact.
+def _to_sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
+    """Return a value as SQL92 text, or None if the broker would compare it otherwise than Spark.
 
     `type_name` is the type of the property that is compared, and `operator` is the SQL92 operator.
-    Some literals are exact for `=` only.
+    Some values are exact for `=` only.
     """
     is_whole = type(literal) is int
     match type_name:
@@ -482,12 +485,12 @@ def _format_float(number: float) -> str:
 def build_subscription(
     topic: str, tags: str | None, sql: str | None, pushed: PushedFilters
 ) -> tuple[Subscription, frozenset[str] | None] | None:
-    """Return the subscription for a user's filter and the pushed conditions, with tags to compare.
+    """Return (subscription, tags to compare) for a user's filter and the pushed conditions.
 
-    `tags` and `sql` are the options `filter.tags` and `filter.sql`. The result is None if the
-    conditions contradict each other, so that nothing can match. In (subscription, tags), the tags
-    are those that the reader must compare again, because a broker compares only hashes of tags;
-    they are None if the broker's result is exact.
+    `tags` and `sql` are the options `filter.tags` and `filter.sql`. The reader must compare the
+    tags of messages with the returned tags, because a broker compares only hashes of tags. The
+    returned tags are None if the broker's result is exact. The whole result is None if the
+    conditions contradict each other, so that nothing can match.
 
     Tags alone become a tag subscription, for which the broker scans only the consume queue. Tags
     together with a SQL92 condition become `TAGS IN (…)`, which is exact by itself. Raises
@@ -505,7 +508,7 @@ def build_subscription(
     if not conditions:
         return _build_tag_subscription(topic, matching_tags), matching_tags
     if matching_tags is not None:
-        conditions.append(_tags_condition(matching_tags))
+        conditions.append(_build_tags_condition(matching_tags))
     if len(conditions) == 1:
         return Subscription(topic, conditions[0], SQL92), None
     # Conditions are joined as trees. In a joined text, a parenthesis or a comment of one condition
@@ -518,10 +521,10 @@ def build_subscription(
 def _intersect_tags(
     tag_expression: str | None, pushed_tags: frozenset[str] | None
 ) -> frozenset[str] | None:
-    """Return the tags that both a tag expression and a pushed condition accept; None means all.
+    """Return the tags that both a tag expression and a pushed condition accept.
 
-    The result is empty if no tag matches. A `pushed_tags` of None accepts all tags. Raises
-    FilterSyntaxError if the expression does not compile.
+    None means all tags, and an empty set means that no tag matches. A `pushed_tags` of None accepts
+    all tags. Raises FilterSyntaxError if the expression does not compile.
     """
     canonical_expression, expression_tags, _ = parse_tags(tag_expression)
     if canonical_expression == ALL:
@@ -539,19 +542,19 @@ def _build_tag_subscription(topic: str, tags: frozenset[str] | None) -> Subscrip
     return Subscription(topic, expression, TAG, tag_set, codes)
 
 
-def _tags_condition(tags: frozenset[str]) -> str:
+def _build_tags_condition(tags: frozenset[str]) -> str:
     """Return the SQL92 condition that the tag is one of `tags`."""
-    sql_literals = [str(_sql92_literal("string", tag, "=")) for tag in sorted(tags)]
+    sql_literals = [str(_to_sql92_literal("string", tag, "=")) for tag in sorted(tags)]
     return f"TAGS IN ({', '.join(sql_literals)})"
 
 
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
-    """Return one SQL92 selector for Spark's predicates, and the predicates that it does not cover.
+    """Return (SQL92 selector, remaining predicates) for the predicates of Spark.
 
-    `filters` are objects of `pyspark.sql.datasource` (`EqualTo` …) about `columns`. Only predicates
-    on promoted properties, `tags` and `keys` become part of the selector. The selector is None if
-    there are no conditions, and `FALSE` if nothing can match. `selectors.column` is the opposite
-    direction.
+    `filters` are objects of `pyspark.sql.datasource`, such as `EqualTo`, about `columns`. The
+    selector covers predicates on `tags`, `keys` and columns that contain a property. It is None if
+    there are no such predicates, and `FALSE` if nothing can match. The remaining predicates are
+    those that it does not cover exactly.
     """
     selectable_columns = [
         column for column in columns if column.property_name or column.name in ("tags", "keys")
@@ -563,7 +566,7 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
         return "FALSE", remaining
     subscription, tags = subscription_and_tags
     if tags is not None:
-        return _tags_condition(tags), remaining
+        return _build_tags_condition(tags), remaining
     if subscription.kind == SQL92:
         return subscription.expression, remaining
     return None, remaining
@@ -573,10 +576,10 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
 
 
 def parse_predicates(predicates_json: str | None) -> list[Any]:
-    """Return the predicates of the option `predicates` as objects of `pyspark.sql.datasource`.
+    """Return the predicates in the option `predicates`, as objects of `pyspark.sql.datasource`.
 
-    `predicates_json` is in the format of the module's docstring; None means no predicates. Raises
-    ConfigurationError if it is not in that format.
+    `predicates_json` is a JSON list, such as `[{"is": "EqualTo", "column": "tags", "value":
+    "UA"}]`. None means no predicates. Raises ConfigurationError if it has another form.
     """
     try:
         return [_parse_predicate(described) for described in json.loads(predicates_json or "[]")]
@@ -588,9 +591,9 @@ def parse_predicates(predicates_json: str | None) -> list[Any]:
 
 
 def _parse_predicate(described: Mapping[str, Any]) -> Any:
-    """Return the predicate of one item of the option `predicates`.
+    """Return one item of the option `predicates` as an object of `pyspark.sql.datasource`.
 
-    Raises ValueError, KeyError or TypeError if the item is not in the format of the option.
+    Raises ValueError, KeyError or TypeError if the item does not have the form of a predicate.
     """
     class_name = described["is"]
     path = (described["column"],)
@@ -604,7 +607,10 @@ def _parse_predicate(described: Mapping[str, Any]) -> Any:
 
 
 def _parse_literal(json_value: Any) -> Any:
-    """Return the Python value of a JSON value: {"us": …} is a time, and a list belongs to IN."""
+    """Return the Python value of a literal in the option `predicates`.
+
+    `{"us": 5}` is the time 5 microseconds after 1970. A list is the values of IN.
+    """
     if isinstance(json_value, list):
         return [_parse_literal(element) for element in json_value]
     if isinstance(json_value, dict):
@@ -619,14 +625,10 @@ def log_pushdown(
     remaining: Sequence[Any],
     evaluator: str,
 ) -> None:
-    """Log one line about the predicates of one read. Does nothing if there are no predicates.
+    """Log one line that says which filters of a read are pushed, unless there are no filters.
 
-    `label` names the topics, and `evaluator` names what evaluates the pushed predicates. `offered`
-    are all predicates, `remaining` those that Spark decides.
-
-    Spark's planner is a process of its own without configured logging. So if no handler is
-    configured, one that writes to stderr is added; Spark's driver shows that text. The option
-    `reportPushdown` switches the line off:
+    `label` names the topics, and `evaluator` names what evaluates the pushed filters. `offered` are
+    all predicates, and `remaining` those that Spark evaluates. An example of the line:
 
         rocketmq 'flights': the broker evaluates tags in ['UA']; SQL92 delay > 60; remaining for
         Spark: GreaterThan(origin, 'J')
@@ -634,6 +636,7 @@ def log_pushdown(
     if not offered:
         return
     if not logger.hasHandlers():
+        # Spark plans in a process of its own without logging, but shows the text of its stderr.
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(TextLines())
         logger.addHandler(handler)
@@ -676,9 +679,9 @@ def try_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> Tria
 
 
 def try_on_properties(rows: Sequence[Mapping[str, str]], expression: str) -> TrialReports:
-    """Return the result of an expression on messages, in a list of one.
+    """Evaluate a SQL92 expression on messages, and return the report in a list of one.
 
-    `rows` are the properties of each message. The result is a `filter.lab.Report` as a mapping.
+    `rows` are the properties of each message. The report is a `filter.lab.Report` as a dict.
     """
     from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy
 
@@ -691,10 +694,12 @@ def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) 
     """Return distinct texts about what is surprising in a SQL92 expression.
 
     First come warnings about the expression itself, such as a text that is compared with a number.
-    Then come the findings of `run_trial(expression)`, which evaluates the expression on the newest
-    messages: the messages that it loses by mistake. Most of these are left out if the expression
-    matches any message (see `_ALWAYS_LOGGED`). A SluiceError of `run_trial` is logged and otherwise
-    ignored, because it must not make a read fail.
+    Then come findings of `run_trial(expression)`, which evaluates the expression on the newest
+    messages. They say which messages it loses by mistake. If it matches any message, only the most
+    important ones (`_ALWAYS_LOGGED`) are returned.
+
+    A SluiceError of `run_trial` is logged and otherwise ignored, because it must not make a read
+    fail.
     """
     texts = [
         f"{finding.what} {finding.instead}"
@@ -710,7 +715,11 @@ def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) 
 
 
 def _describe_trial(report: Mapping[str, Any]) -> list[str]:
-    """Return a text for each finding of a trial that is to be logged; see `collect_findings`."""
+    """Return a text for each finding in the report of a trial.
+
+    If the expression matches any message, only the most important findings (`_ALWAYS_LOGGED`) are
+    returned.
+    """
     matches = f"Of the newest {report['rows']} messages {report['matched']} match."
     texts = []
     for property_report in report["properties"]:
@@ -722,9 +731,10 @@ def _describe_trial(report: Mapping[str, Any]) -> list[str]:
 
 
 def log_filter_findings(expression: str | None, run_trial: Callable[[str], TrialReports]) -> None:
-    """Log a warning for each finding of `collect_findings` about the option `filter.sql`.
+    """Log a warning for each surprising fact about the option `filter.sql`.
 
-    None means that the option is not set; nothing is logged then.
+    `run_trial(expression)` evaluates the expression on the newest messages. If `expression` is
+    None, the option is not set, and nothing is logged.
     """
     if expression is None:
         return

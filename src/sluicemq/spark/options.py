@@ -54,9 +54,13 @@ def parse_boolean(option_value: str) -> bool:
 
 
 def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Return a parser for whole numbers from `minimum` to `maximum`, both included."""
+    """Return a parser for whole numbers from `minimum` to `maximum`, both included.
+
+    The parser raises ValueError for any other text.
+    """
 
     def parse(option_value: str) -> int:
+        """Return the text as an int. Raises ValueError if it is not one or out of range."""
         is_whole_number = option_value.strip().lstrip("-").isdecimal()
         if not is_whole_number or not minimum <= int(option_value) <= maximum:
             raise ValueError(f"it must be a whole number from {minimum:,} to {maximum:,}")
@@ -66,12 +70,14 @@ def integer_between(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def one_of(*words: str, description: str = "") -> Callable[[str], str]:
-    """Return a parser that accepts `words` in any case and returns the word in lower case.
+    """Return a parser that accepts `words` in any case, and returns the word in lower case.
 
-    `description` replaces the list of words in the error.
+    The parser raises ValueError for any other text. `description` replaces the list of words in its
+    error.
     """
 
     def parse(option_value: str) -> str:
+        """Return the word in lower case. Raises ValueError if it is not an allowed word."""
         if option_value.strip().lower() not in words:
             raise ValueError(f"it must be {description or ' or '.join(words)}")
         return option_value.strip().lower()
@@ -80,7 +86,10 @@ def one_of(*words: str, description: str = "") -> Callable[[str], str]:
 
 
 def parse_bad_rows(option_value: str) -> str:
-    """Return `fail`, `skip` or `topic:NAME`. Raises ValueError, also for an invalid topic name."""
+    """Return the value of the option `badRows`: `fail`, `skip` or `topic:NAME`.
+
+    Raises ValueError for any other text, and for an invalid topic name.
+    """
     policy, _, topic = option_value.strip().partition(":")
     if policy.lower() in ("fail", "skip") and not topic:
         return policy.lower()
@@ -99,10 +108,10 @@ def parse_addresses(option_value: str) -> str:
 
 
 def parse_tag_expression(option_value: str) -> str:
-    """Return a tag expression unchanged.
+    """Return a tag expression unchanged, after a check for likely mistakes.
 
-    Raises ValueError for an expression that only looks like several tags (`UA|AA` is one tag). An
-    expression with a syntax error is returned too: the error is raised where it is compiled.
+    Raises ValueError for `UA|AA`, which is one tag and not two, and for `*` among other tags. An
+    expression with a syntax error is returned, because its error is raised where it is compiled.
     """
     with contextlib.suppress(FilterSyntaxError):
         for finding in check_tags(option_value):
@@ -118,7 +127,7 @@ def parse_tag_expression(option_value: str) -> str:
 
 
 def parse_names(option_value: str) -> tuple[str, ...]:
-    """Return distinct names in their order. In `option_value`, `,` or `;` is between them.
+    """Return the distinct names in a list such as `a, b; c`, in their order.
 
     Raises ValueError if there is no name.
     """
@@ -130,7 +139,7 @@ def parse_names(option_value: str) -> tuple[str, ...]:
 
 
 def parse_pattern(option_value: str) -> str:
-    """Return a regular expression without surrounding blanks.
+    """Return a regular expression without the white space around it.
 
     Raises ValueError if it does not compile or is empty.
     """
@@ -144,8 +153,8 @@ def parse_pattern(option_value: str) -> str:
 def parse_timestamp(option_value: str) -> int:
     """Return a time in milliseconds since 1970.
 
-    The string is such a number, or ISO 8601 (UTC unless it names a zone). Raises ValueError, also
-    for a number that looks like a time in another unit.
+    The text is such a number, or a time in ISO 8601, which is UTC unless it names a zone. Raises
+    ValueError for any other text, and for a number that is probably in seconds or another unit.
     """
     if option_value.strip().lstrip("-").isdecimal():
         time_ms = int(option_value)
@@ -186,9 +195,10 @@ def parse_offsets(option_value: str) -> str | OffsetTable | dict[str, OffsetTabl
 
     The value is `earliest` or `first`, `latest` or `last`, or JSON, {"broker": {"queue id":
     choice}}. A choice is an offset, one of these words, or a time. For several topics the JSON is
-    {"topic": {"broker": …}}. The result is `earliest` or `latest`, or a table of the same form as
-    the JSON, with queue ids as int and
-    times as `StoreTimestamp`. Raises ValueError for any other value.
+    {"topic": {"broker": …}}.
+
+    The result is `earliest` or `latest`, or a table of the same form as the JSON, with queue ids as
+    int and times as `StoreTimestamp`. Raises ValueError for any other value.
     """
     position = parse_position(option_value)
     if position is not None:
@@ -217,10 +227,11 @@ def _has_topics(table: Any) -> bool:
 
 
 def _parse_offset_table(brokers: Any) -> OffsetTable:
-    """Return the choices for the queues of one topic.
+    """Return what a table of offsets chooses for each queue of one topic.
 
-    `brokers` is {"broker": {"queue id": choice}}. Raises ValueError for a wrong queue id or choice.
-    Input that is not such a table raises TypeError or AttributeError.
+    `brokers` is {"broker": {"queue id": choice}}. In the result, queue ids are integers. Raises
+    ValueError for a wrong queue id or choice, and TypeError or AttributeError if `brokers` has
+    another form.
     """
     table: OffsetTable = {}
     for broker, queues in brokers.items():
@@ -239,9 +250,10 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
 
 
 def _parse_offset_choice(offset: Any) -> OffsetChoice | None:
-    """Return the choice that the JSON value `offset` means for one queue; None if it is invalid.
+    """Return what the JSON value `offset` chooses for one queue; None if it is invalid.
 
-    A string with digits only is invalid, because it could be an offset or a time.
+    An integer of 0 or more is an offset. A string is "earliest", "latest" or a time. A string of
+    digits is invalid, because it could be an offset or a time.
     """
     choice: OffsetChoice | None = None
     position = parse_position(offset) if isinstance(offset, str) else None
@@ -256,7 +268,7 @@ def _parse_offset_choice(offset: Any) -> OffsetChoice | None:
 
 
 def parse_directory(option_value: str) -> str:
-    """Return a path of this machine. `option_value` is the path, or a URL of the form `file:/…`.
+    """Return a path on this machine, from a path or a URL of the form `file:/…`.
 
     Raises ValueError for a URL of another machine or scheme.
     """
@@ -275,10 +287,11 @@ def parse_directory(option_value: str) -> str:
 
 
 def parse_log_directory(option_value: str) -> str:
-    """Return the path of the commit log's directory, as `parse_directory` does.
+    """Return the path of the commit log's directory, from a path or a URL of the form `file:/…`.
 
-    Raises ValueError for several directories with commas between them: RocketMQ can spread its log
-    over them, but these readers do not support that.
+    Raises ValueError for a URL of another machine or scheme, and for several directories with
+    commas between them. RocketMQ can spread its log over these, but this reader does not support
+    that.
     """
     if "," in option_value:
         raise ValueError(
@@ -498,7 +511,10 @@ class Options:
         return self.values[name]
 
     def require(self, name: str) -> str:
-        """Return the value of an option as a string. Raises ConfigurationError if it is None."""
+        """Return the value of an option as a string.
+
+        Raises ConfigurationError if the value is None, which means that the option is not given.
+        """
         option_value = self.values[name]
         if option_value is None:
             description = self.descriptions.get(name, "")
@@ -524,8 +540,8 @@ class Options:
     def tls(self) -> Tls | None:
         """The TLS configuration, or None for connections without TLS.
 
-        The options decide. If they do not mention TLS, the environment does (`Tls.resolve`). Raises
-        ConfigurationError for a wrong configuration.
+        If the options do not mention TLS, environment variables decide. Raises ConfigurationError
+        for a wrong configuration.
         """
         values = self.values
         is_enabled = values["tls"]  # None if the option is not given
@@ -552,10 +568,12 @@ def parse_options(
 ) -> Options:
     """Return the values of options that a user gave as strings.
 
-    Names are compared without case, and options that belong to Spark itself are skipped. `use` is
-    READ, STREAM or WRITE; None accepts the options of all three. `declared` is the result of
-    `index_by_name` for the options of the source. Raises ConfigurationError for an unknown option,
-    an option of another use, a wrong value, and options that contradict each other.
+    Names are compared without case, and options of Spark itself are skipped. `use` is READ, STREAM
+    or WRITE; only options for this use are accepted. None accepts all. `declared` has the options
+    of the source by name and alias. An option that the user did not give has its default.
+
+    Raises ConfigurationError for an unknown option, an option for another use, a wrong value, and
+    options that contradict each other.
     """
     descriptions = {option.name: option.description for option in declared.values()}
     parsed_values = {option.name: option.default for option in declared.values()}
@@ -604,10 +622,10 @@ def _parse_value(option: Option, option_text: str) -> Any:
 
 
 def _check_combinations(chosen: Set[str]) -> None:
-    """Raise ConfigurationError if one of the options `chosen` would have no effect.
+    """Raise ConfigurationError if an option that the user gave would have no effect.
 
-    `chosen` are the names of the options that the user gave. An option has no effect if another one
-    contradicts it, or if an option that it needs is missing.
+    `chosen` are the names of these options. An option has no effect if another one contradicts it,
+    or if an option that it needs is missing.
     """
     for side in ("starting", "ending"):
         offsets_name = f"{side}Offsets"

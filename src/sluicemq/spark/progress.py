@@ -43,7 +43,7 @@ class StreamProgress:
         return None if self.lag_by_queue is None else sum(self.lag_by_queue.values())
 
     def describe(self) -> str:
-        """Return the progress as one line for users."""
+        """Return the progress as one line: rows, speed, rows filtered at the broker, and lag."""
         lag = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
         if self.lag and self.rows_per_second:
             lag += f" ({self.remaining_s():.0f} s left)"
@@ -53,10 +53,10 @@ class StreamProgress:
         )
 
     def remaining_s(self) -> float:
-        """Return the seconds until the lag is read at the speed of this micro-batch.
+        """Return the seconds until the lag is read, at the speed of this micro-batch.
 
-        The speed includes filtered offsets. Return 0 if the lag is 0, or if the lag or the speed is
-        unknown.
+        Filtered messages count for the speed. Return 0 if the lag is 0, or if the lag or the speed
+        is unknown.
         """
         if not self.lag or not self.rows_per_second:
             return 0.0
@@ -96,7 +96,10 @@ def stream_progress(progress: Any) -> StreamProgress:
 
 
 def _count_read_messages(source: Mapping[str, Any], end: Mapping[MessageQueue, int]) -> int:
-    """Return the number of offsets between the start of a source's micro-batch and its `end`."""
+    """Return the number of messages in the offset range of a source's micro-batch.
+
+    The range begins at the source's start offsets, and `end` has its end offsets.
+    """
     start = _parse_offsets(source.get("startOffset")) or {}
     # Queues that are new in this micro-batch have their start in the part `from`.
     start |= _parse_offsets(source["endOffset"], "from") or {}
@@ -106,7 +109,8 @@ def _count_read_messages(source: Mapping[str, Any], end: Mapping[MessageQueue, i
 def _parse_offsets(checkpoint: Any, section: str = "queues") -> dict[MessageQueue, int] | None:
     """Return the offsets in one section of a checkpoint, "queues" or "from".
 
-    `checkpoint` is JSON or a dict. Return None if it is not a checkpoint of the source `rocketmq`.
+    `checkpoint` is a dict, or JSON text. Return None if it is not a checkpoint of the source
+    `rocketmq`.
     """
     if isinstance(checkpoint, str):
         try:
@@ -121,7 +125,8 @@ def _parse_offsets(checkpoint: Any, section: str = "queues") -> dict[MessageQueu
 def progress_log(level: int = logging.INFO) -> Any:
     """Return a listener for `spark.streams.addListener` that logs every micro-batch at `level`.
 
-    It logs `StreamProgress.describe`, and when queries start and end.
+    For each micro-batch, it logs a line with rows, speed and lag. It also logs when queries start
+    and end.
     """
     from pyspark.sql.streaming.listener import (  # noqa: PLC0415 - heavy
         StreamingQueryListener,

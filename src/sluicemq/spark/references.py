@@ -61,11 +61,11 @@ def load_where(
     format: str = "rocketmq",  # noqa: A002 - Spark's name
     **options: str,
 ) -> "DataFrame":
-    """Return the messages for which `condition`, Spark SQL on the columns, is true.
+    """Return the messages for which `condition` is true, a text of Spark SQL about the columns.
 
-    The broker evaluates the parts of the condition that it can evaluate exactly, and Spark
-    evaluates the whole condition again on what is read. `format` and `options` are the source's
-    options.
+    The broker evaluates the parts of the condition that it can evaluate exactly. Spark evaluates
+    the whole condition again on the messages that are read. `format` and `options` are the source
+    and its options.
 
     In a session of Spark Connect, the client cannot see how Spark parses the condition. There the
     broker evaluates nothing, every message is read, and a warning says so.
@@ -110,11 +110,12 @@ class PlaceholderTable:
 
 
 def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -> list[str]:
-    """Return the value of the option `predicates` for the load of each of `tables`, in this order.
+    """Return the predicates of a query that can be pushed to the source of each of `tables`.
 
-    `query` is a DataFrame over the placeholder tables. A table may be scanned in several places of
-    the query's plan; its option contains only the predicates that every scan of the table shares.
-    The value is "" if there are none, and then all rows of the table are needed.
+    They are returned as values of the option `predicates`, JSON texts, in the order of the tables.
+    `query` is a DataFrame over placeholders for the tables. If the query scans a table in several
+    places, only the predicates that all these scans share are returned. "" means that there are
+    none.
     """
     translate = make_translator(query.sparkSession)
     shared_by_rdd: dict[int, list[dict[str, Any]]] = {}
@@ -138,9 +139,9 @@ def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -
 def iterate_nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Yield (node, conditions) for each node of a plan and of its subqueries, parents first.
 
-    `plan` is a plan of the JVM. The conditions are the conjuncts of the filter directly above the
-    node; they are empty if the parent is not a filter. The argument `conditions` are those of the
-    root.
+    `plan` is a plan of Spark's JVM. If a filter is directly above the node, the conditions are the
+    parts of its condition that AND joins. Otherwise they are empty. `conditions` is given for the
+    first node, `plan` itself.
     """
     yield plan, conditions
     for subquery in scala_elements(plan.subqueries()):
@@ -168,12 +169,12 @@ def class_name(java_object: Any) -> str:
 
 
 def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
-    """Return a function that translates an expression of the JVM into a predicate.
+    """Return a function that translates an expression of Spark's JVM into a predicate.
 
     The function returns an item of the option `predicates`, such as {"is": "EqualTo", "column":
-    "tags", "value": "UA"}. It returns None if the option has no item for the expression; then Spark
-    alone evaluates it. Spark's own translation for data sources comes first, so types and
-    collations have Spark's meaning.
+    "tags", "value": "UA"}. It returns None for an expression that the option cannot contain, which
+    Spark alone must evaluate. Spark itself translates the expression first, so types and collations
+    have Spark's meaning.
     """
     package = get_jvm(spark).org.apache.spark.sql.execution.datasources
     strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
@@ -186,10 +187,10 @@ def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | N
 
 
 def _to_predicate(source_filter: Any) -> dict[str, Any] | None:
-    """Return the item of the option `predicates` for a data source filter of the JVM.
+    """Return the item of the option `predicates` for a filter object of Spark's JVM.
 
-    Return None for a filter of another class than `COMPARISONS`, `NULL_CHECKS` and one Not around
-    these, and for a value that is not a string, number, boolean or time.
+    Comparisons, null checks, and one Not around these are supported. Return None for any other
+    filter, and for a value that is not a string, number, boolean or time.
     """
     filter_class = class_name(source_filter)
     if filter_class == "Not":
@@ -232,12 +233,12 @@ def _to_literal(java_value: Any) -> Any:
 def replace_unknown_tables(
     spark: "SparkSession", query: str, make_view: Callable[[str], str]
 ) -> tuple[str, "DataFrame"]:
-    """Replace each reference to a table that Spark does not know by a view, and plan the query.
+    """Replace each table in a query that Spark does not know by a view, and plan the query.
 
-    `query` is the text of the query. `make_view(name)` is called with the table's name; it creates
-    a view and returns the view's name. It is called once for each reference, so two references to
-    one table get two views. Return the changed text and its DataFrame. Raises Spark's errors for
-    other mistakes in the query, and ConfigurationError for more than `REFERENCES_MAX` references.
+    `make_view(name)` gets the name of a table, creates a view, and returns the view's name. It is
+    called for each place, so two places with one table get two views. Return the changed text and
+    its DataFrame. Raises Spark's errors for other mistakes in the query, and ConfigurationError for
+    more than `REFERENCES_MAX` places.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
@@ -264,9 +265,11 @@ def replace_unknown_tables(
 
 
 def _replace_reference(spark: "SparkSession", query: str, reference: slice, view: str) -> str:
-    """Return a query with the name of a view in place of a table's name, which is at `reference`.
+    """Return a query in which a view replaces the name of a table.
 
-    The last part of the table's name stays usable as an alias, unless the query gives another one.
+    `reference` is the slice of the text with this name. The last part of the name becomes an alias
+    of the view, so that the rest of the query can use it. If that makes the query invalid, because
+    it has an alias already, there is no alias.
     """
     before = query[: reference.start]
     after = query[reference.stop :]
@@ -329,10 +332,10 @@ class UsedColumns:
 
 
 def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
-    """Return the columns of placeholder tables that a query uses; None means all of them.
+    """Return the columns of placeholder tables that a query uses, or None if it may use all.
 
-    `frame` is the query's DataFrame over placeholder tables, and `map_name` is the name of the map
-    column.
+    `frame` is the query's DataFrame. `map_name` is the name of the column that is a map; for it,
+    the result contains the keys that the query uses, if it uses nothing else of the map.
     """
     plan_nodes = json.loads(get_query_execution(frame).optimizedPlan().toJSON())
     if _hides_uses(plan_nodes) or not _are_all_narrowed(plan_nodes):
@@ -362,10 +365,10 @@ def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
 
 
 def _hides_uses(plan_nodes: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the uses of columns cannot be found in a plan's JSON.
+    """Return True if the JSON of a plan does not show all uses of columns.
 
-    Plans inside expressions (subqueries) are somewhere else in the JSON, or missing. What they use
-    of the tables cannot be found then.
+    That is so if an expression contains a plan, such as a subquery. Such a plan is somewhere else
+    in the JSON, or missing.
     """
     for sequence in _iterate_lists(plan_nodes):
         for node in sequence:
@@ -393,7 +396,11 @@ def _find_placeholder_attributes(plan_nodes: Sequence[dict[str, Any]]) -> set[tu
 def _iterate_uses(
     plan_nodes: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[tuple[str, Any], str | None]]:
-    """Yield (attribute, key) for each use of a column in a plan; see `_find_uses`."""
+    """Yield (attribute, key) for each use of a column in a plan.
+
+    The attribute is (name, expression id). The key is KEY for `attribute['KEY']`, "" for `attribute
+    IS NOT NULL`, and None for any other use.
+    """
     for plan_node in plan_nodes:
         if _class_of(plan_node) != _PLACEHOLDER_NODE:
             for field in plan_node.values():
@@ -402,8 +409,9 @@ def _iterate_uses(
 
 
 def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
-    """Yield (attribute, key) for each attribute in an expression, a list of nodes in pre-order.
+    """Yield (attribute, key) for each attribute in one expression.
 
+    `sequence` contains the nodes of the expression in pre-order: each operator before its operands.
     The attribute is (name, expression id). The key is KEY for `attribute['KEY']`, "" for `attribute
     IS NOT NULL`, and None for any other use.
     """
@@ -441,11 +449,11 @@ def _find_map_key(operands: Sequence[Any]) -> str | None:
 
 
 def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
-    """Return whether the plan names the columns that it takes of every placeholder table.
+    """Return whether the plan selects the columns of every placeholder table by their names.
 
-    That is so if a node that selects columns (`_SELECTING_NODES`) is above each placeholder, with
-    only `_PASSING_NODES` between them. `nodes` is a plan as a list in pre-order, in which each node
-    has the number of its children.
+    That is so if each placeholder is below a node that selects columns, one of `_SELECTING_NODES`,
+    with only `_PASSING_NODES` between them. `nodes` is the plan as a list in pre-order, in which
+    each node has the number of its children.
     """
     # The ancestors of the current node: class name, and number of children that still follow.
     ancestors: list[tuple[str, int]] = []
@@ -464,10 +472,10 @@ def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
 
 
 def _iterate_lists(json_value: Any) -> Iterator[list[Any]]:
-    """Yield all lists within a value of a plan's JSON, outer lists first.
+    """Yield all lists within a value of a plan's JSON, outer lists before inner ones.
 
-    An expression is a list of nodes in pre-order. A single node is yielded as a list of one. A
-    value that is neither a list nor a node yields nothing.
+    In this JSON, an expression is a list of nodes in pre-order. A single node is yielded as a list
+    of one. A value that is neither a list nor a node yields nothing.
     """
     if isinstance(json_value, dict):
         json_value = [json_value]

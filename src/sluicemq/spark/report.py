@@ -39,10 +39,10 @@ class PushdownReport(NamedTuple):
 
 
 def pushdown(frame: Any) -> PushdownReport:
-    """Return which predicates of a DataFrame the broker evaluates, and which Spark does.
+    """Return which filters of a DataFrame the broker evaluates, and which are left to Spark.
 
-    The predicates of several reads are combined. No message is read. Raises ConfigurationError for
-    a DataFrame of Spark Connect.
+    The filters of all sources that the DataFrame reads are combined. No message is read. Raises
+    ConfigurationError for a DataFrame of Spark Connect.
     """
     execution = get_query_execution(frame)
     broker = parse_pushed_filters(explain_plan(frame, "formatted"))
@@ -51,6 +51,7 @@ def pushdown(frame: Any) -> PushdownReport:
     for node, conditions in iterate_nodes(execution.optimizedPlan()):
         pushed = _find_pushed_predicates(node)
         broker += [format_predicate(predicate) for _, predicate in pushed]
+        # Conditions are compared in the form that the option `predicates` has.
         pushed_items = [described for described, _ in pushed]
         remaining = [
             str(condition.toString())
@@ -63,10 +64,11 @@ def pushdown(frame: Any) -> PushdownReport:
 
 
 def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
-    """Return the predicates that a node of a plan pushes to a source of this package.
+    """Return the predicates that a node of Spark's plan pushes to a source of this package.
 
-    Each is (item of the option `predicates`, object of `pyspark.sql.datasource`). The result is
-    empty for a node that is not a scan of such a source, or has no predicates.
+    Each is a pair: the predicate as an item of the option `predicates`, a JSON object, and as an
+    object of `pyspark.sql.datasource`. The result is empty if the node does not scan such a source,
+    or has no predicates.
     """
     if class_name(node) != _SCAN:
         return []
@@ -91,5 +93,6 @@ def parse_pushed_filters(plan: str) -> list[str]:
     """Return the predicates that were pushed to files, from the text of `explain("formatted")`."""
     predicates: list[str] = []
     for listed in re.findall(r"^PushedFilters: \[(.*)\]$", plan, re.MULTILINE):
+        # Split at a comma that the name of a predicate follows, such as `, EqualTo(`.
         predicates += filter(None, re.split(r", (?=[A-Z]\w*\()", listed))
     return predicates

@@ -70,9 +70,9 @@ class RowError(ConfigurationError):
 
 @contextmanager
 def row_errors_for(role: str) -> Iterator[None]:
-    """Return a context manager that turns a ConfigurationError into a RowError of `role`.
+    """Return a context manager that replaces a ConfigurationError by a RowError of `role`.
 
-    A RowError is raised on unchanged.
+    A RowError is not changed.
     """
     try:
         yield
@@ -95,10 +95,10 @@ _INVALID_KEY: Final = "^$|[\\s\x01\x02]"
 
 
 def split_batch(batch: Any, bytes_max: int = _BATCH_BYTES_MAX) -> Iterator[Any]:
-    """Yield the parts of an Arrow batch, each with at most `bytes_max` bytes or one row.
+    """Split an Arrow batch into parts of at most `bytes_max` bytes, and yield them.
 
-    Offsets of 32 bits reach 2 GiB, in a column and in the encoded batch. A batch of Spark may be
-    larger when `spark.sql.execution.arrow.useLargeVarTypes` is set.
+    A part with a single row may be larger. The limit exists because Arrow's 32-bit offsets reach
+    only 2 GiB. With `spark.sql.execution.arrow.useLargeVarTypes`, a batch of Spark may be larger.
     """
     if batch.num_rows <= 1 or batch.nbytes <= bytes_max:
         yield batch
@@ -175,7 +175,7 @@ class EncodedRows:
         return len(self.offsets) - 1
 
     def split_requests(self, count_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) for each request: the request contains the rows [start, stop).
+        """Yield (start, stop) for each request, which contains the rows [start, stop).
 
         A request has at most `count_max` rows and `bytes_max` bytes. A row that is larger than
         `bytes_max` is alone in its request.
@@ -207,6 +207,7 @@ class UniqueIdColumns:
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Create a generator of columns of message ids. No id is generated yet."""
         self._ids = make_unique_ids(clock)
         # An id is a prefix of 20 digits, 8 digits of the run's time, and the number in the run.
         self._prefix = ""
@@ -231,7 +232,10 @@ class UniqueIdColumns:
         return columns[0] if len(columns) == 1 else pa.concat_arrays(columns)
 
     def _start_run(self) -> None:
-        """Begin a new run of ids, with a time that no other run has."""
+        """Begin a new run of ids: ids with the same time and consecutive numbers.
+
+        No other run has its time.
+        """
         unique_id = self._ids.make_id()
         self._prefix = unique_id[:20]
         self._next_number = 0
@@ -274,9 +278,10 @@ def _fixed_width_column(values: Any) -> Any:
 
 
 def _data_and_offsets(column: Any) -> tuple[memoryview, Any]:
-    """Return the data buffer of a binary or string column, and the offsets of its rows in it.
+    """Return the data of a binary or string column, and the offsets of its rows in the data.
 
-    The offsets are a NumPy array of int64 with one item more than the column has rows.
+    The bytes of row i are `data[offsets[i] : offsets[i + 1]]`. The offsets are a NumPy array of
+    int64.
     """
     if not len(column):
         return memoryview(b""), np.zeros(1, np.int64)
@@ -289,11 +294,11 @@ def _data_and_offsets(column: Any) -> tuple[memoryview, Any]:
 
 
 def check_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
-    """Check the sizes of messages against RocketMQ's limits, and return them.
+    """Return the sizes of messages, after comparing them with RocketMQ's limits.
 
     `bodies` is a binary column. `properties` are binary columns or constants that are concatenated
-    in each row. Return two NumPy arrays: the bytes of each row's body and of its properties. Raises
-    RowError if a row exceeds a limit.
+    in each row. The result is two NumPy arrays: the bytes of each body, and of each row's
+    properties. Raises RowError if a row exceeds a limit.
     """
     body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
     property_sizes = np.zeros(len(bodies), np.int64)
@@ -341,10 +346,7 @@ def encode_ids(
 
 
 def validate_ids(row_ids: Any) -> Any:
-    """Return a string column of message ids with null for empty ids.
-
-    Raises RowError if an id contains a separator of properties.
-    """
+    """Return message ids with null for empty ones. Raises RowError for an id with a separator."""
     ids_or_null = _null_if_empty(row_ids)
     with row_errors_for("message_id"):
         _check_separators(ids_or_null)
@@ -352,11 +354,11 @@ def validate_ids(row_ids: Any) -> Any:
 
 
 def encode_delays(columns: Mapping[str, Any]) -> Any | None:
-    """Return a string column that says when each row is delivered, in the format of a stage.
+    """Return a string column that says when each row is delivered, or None if no row is delayed.
 
     A value is `L3` for delay level 3, `M500` for a delay of 500 ms, `T1700000000000` for a time in
-    milliseconds since 1970, or null for no delay. Return None if no row is delayed. `columns` maps
-    roles to columns. Raises RowError for a negative value, and for a row with several delays.
+    milliseconds since 1970, or null for no delay. `columns` maps roles to columns. Raises RowError
+    for a negative value, and for a row with several delays.
     """
     delays = None
     for role, letter in (("delay_level", "L"), ("delay_ms", "M"), ("deliver_at", "T")):
@@ -427,9 +429,10 @@ def encode_properties(columns: Mapping[str, Any], count: int) -> Any:
 
 
 def _encode_property(name: str, texts: Any) -> list[Any]:
-    """Return columns and constants that make `NAME U+0001 TEXT U+0002` in each row.
+    """Return the pieces of one property: columns and constants that are joined in each row.
 
-    A row whose text is null gets nothing. The list is empty if all texts are null.
+    Joined, they are `NAME U+0001 TEXT U+0002`, or nothing in a row whose text is null. If all texts
+    are null, the list is empty.
     """
     if texts.null_count == len(texts):
         return []
@@ -454,7 +457,7 @@ def _null_if_empty(texts: Any) -> Any:
 def _check_separators(texts: Any) -> Any:
     """Return the string column unchanged.
 
-    Raises ConfigurationError if a text contains one of the separators U+0001 and U+0002.
+    Raises ConfigurationError if a text contains U+0001 or U+0002, the separators of properties.
     """
     # A search for the two bytes in the whole buffer comes first, because it is fast. It may also
     # find bytes that a null hides, which are not part of any text; the regular expression decides.
@@ -470,7 +473,10 @@ def _check_separators(texts: Any) -> Any:
 
 
 def encode_tags(column: Any) -> list[Any]:
-    """Return the pieces of the property TAGS. Raises ConfigurationError for an invalid tag."""
+    """Return the pieces of the property TAGS: columns and constants that are joined in each row.
+
+    Raises ConfigurationError for an invalid tag.
+    """
     texts = _null_if_empty(column)
     for tag in pc.unique(texts).to_pylist():
         if tag is not None:
@@ -487,10 +493,10 @@ def encode_sharding_keys(column: Any) -> list[Any]:
 
 
 def encode_keys(column: Any) -> list[Any]:
-    """Return the pieces of the property KEYS, in which one space separates the keys of a row.
+    """Return the pieces of the property KEYS: columns and constants that are joined in each row.
 
-    `column` contains strings of keys, separated by any white space, or lists of keys. Rows without
-    a key get nothing. Raises ConfigurationError for an invalid key.
+    `column` contains strings of keys, separated by any white space, or lists of keys. In the
+    property, they are separated by one space. Raises ConfigurationError for an invalid key.
     """
     if pa.types.is_string(column.type):
         joined_keys = _normalize_key_strings(column)
@@ -530,10 +536,10 @@ def _join_key_lists(column: Any) -> Any:
 
 
 def encode_map_entries(column: Any) -> list[Any]:
-    """Return the pieces of the map column `properties`.
+    """Return the pieces of the map column `properties`, which are joined in each row.
 
     Entries with a null value and automatic properties are left out. Raises ConfigurationError for a
-    name that a message may not have, an empty value, and a value with a separator.
+    wrong name, an empty value, and a value with a separator.
     """
     names, texts = _flatten_map(column)
     distinct_names = [name for name in pc.unique(names).to_pylist() if name is not None]
@@ -566,7 +572,10 @@ def _flatten_map(column: Any) -> tuple[Any, Any]:
 
 
 def _encode_maps_by_row(column: Any) -> Any:
-    """Return a binary column with the encoded entries of a map column, by the client's rules."""
+    """Return a binary column with the encoded entries of a map column, converted row by row.
+
+    Raises ConfigurationError for a name or value that a message may not have.
+    """
     encoded_rows = []
     for row in column.to_pylist():
         properties = dict(_entries_to_send(row))
@@ -613,7 +622,7 @@ def count_shared_names(column: Any, names: Any) -> int:
 
 
 def encode_system_properties(column: Any) -> list[Any]:
-    """Return the pieces of the map column `system_properties`.
+    """Return the pieces of the map column `system_properties`, which are joined in each row.
 
     Automatic properties are left out. Raises ConfigurationError for an empty value, and for a name
     or value with a separator.
@@ -679,15 +688,12 @@ _COLUMN_INSTEAD: Final = {
 def adapt_replayed_columns(
     columns: Mapping[str, Any], now_ms: int
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """Return the columns of new messages for rows that may have been read from a topic.
+    """Return (columns, names of dropped properties) for rows that may have been read from a topic.
 
-    `columns` maps roles to columns.
-    `now_ms` is the current time; a delivery time before it has
-    passed. Return (columns by role, names of dropped properties). In the map column `properties`,
-    reserved properties that a new message must not have are dropped, and the sharding key moves to
-    its own column; a sharding key that the row has there already takes precedence. Other columns
-    are unchanged. Raises RowError if a property of a row asks for a delay or a transaction that was
-    not carried out.
+    `columns` maps roles to columns. `now_ms` is the current time. In the column `properties`,
+    reserved properties that a new message must not have are dropped. The sharding key moves to its
+    own column, unless the row has one there. Raises RowError if a property asks for a delay or
+    transaction that was not carried out.
     """
     column = columns.get("properties")
     if column is None or not len(column):
@@ -737,7 +743,7 @@ def _extract_sharding_keys(entries: _MapEntries) -> Any:
 
 
 def _drop_entries(entries: _MapEntries, dropped_names: Collection[str]) -> Any:
-    """Return a map column with all entries but those of `dropped_names`."""
+    """Return a map column without the entries whose names are in `dropped_names`."""
     is_kept = ~_is_one_of(entries.names, dropped_names)
     kept_counts = np.bincount(entries.rows[is_kept], minlength=entries.row_count)
     kept_offsets = np.concatenate(([0], np.cumsum(kept_counts))).astype(np.int32)
@@ -756,7 +762,8 @@ def _is_one_of(names: Any, accepted: Collection[str]) -> Any:
 def _check_pending_requests(entries: _MapEntries, now_ms: int) -> None:
     """Raise RowError if a property asks for a delay or transaction that was not carried out.
 
-    A broker that carried out a request has left the property REAL_TOPIC in the message.
+    `now_ms` is the current time. A broker that has carried out such a request leaves the property
+    REAL_TOPIC in the message.
     """
     completed_rows = entries.rows[_is_one_of(entries.names, {REAL_TOPIC})]
     is_completed = np.isin(entries.rows, completed_rows)
@@ -778,10 +785,10 @@ def _check_pending_requests(entries: _MapEntries, now_ms: int) -> None:
 
 
 def _has_no_effect(name: str, property_value: str, now_ms: int) -> bool:
-    """Return whether a request property with the value `property_value` asks a broker for nothing.
+    """Return whether a request property asks a broker for nothing.
 
     That is so for a transaction other than "true", a delay of 0 or less, and a delivery time that
-    is not after `now_ms` (milliseconds since 1970). Text that is not a whole number has an effect.
+    is not after `now_ms`. Text that is not a whole number has an effect.
     """
     if name == TRAN_MSG:
         return property_value.lower() != "true"

@@ -175,7 +175,7 @@ class Column:
 
     @property
     def data_type(self) -> DataType:
-        """The column's Spark type. Raises KeyError for the type `auto`, which is not a type yet."""
+        """The column's Spark type. Raises KeyError if the type is still to be inferred (`auto`)."""
         if self.explicit_type is not None:
             return self.explicit_type
         if self.property_name is None:
@@ -194,9 +194,10 @@ ERROR_COLUMN: Final = Column(ERROR_NAME, None, "string", StringType())
 
 
 def parse_columns(columns_option: str | None) -> tuple[Column, ...]:
-    """Return the columns that the option `columns` names, in order; the default schema for None.
+    """Return the columns that the option `columns` names, in order.
 
-    Raises ConfigurationError for an item that is not a column, and for a repeated name.
+    None means the default columns. Raises ConfigurationError for an item that is not a column, and
+    for a repeated name.
     """
     if columns_option is None:
         return BASE_COLUMNS
@@ -210,10 +211,10 @@ def parse_columns(columns_option: str | None) -> tuple[Column, ...]:
 
 
 def _parse_column(item: str) -> Column:
-    """Return the column of one item of the option `columns`, such as `prop:delay:int as d`.
+    """Return the column that one item of the option `columns` names, such as `prop:delay:int as d`.
 
-    `prop:*` becomes a column named `*` of the type `auto`. Raises ConfigurationError for an item
-    that is not in the grammar, an unknown column and an unknown type.
+    `prop:*` becomes a column named `*` of the type `auto`. Raises ConfigurationError for an item of
+    another form, an unknown column and an unknown type.
     """
     if item == ERROR_NAME:
         return ERROR_COLUMN
@@ -239,9 +240,10 @@ def _parse_column(item: str) -> Column:
 
 
 def _parse_property_type(written_type: str | None, item: str) -> str:
-    """Return the name of the type that is written in an item of the option `columns`.
+    """Return the name of a type that is written in an item of the option `columns`.
 
-    None means string. Raises ConfigurationError for an unknown type; `item` is for the error.
+    None means "string". Raises ConfigurationError for an unknown type. The error contains the whole
+    `item`.
     """
     type_name = (written_type or "string").lower()
     type_name = _TYPE_ALIASES.get(type_name, type_name)
@@ -254,10 +256,11 @@ def _parse_property_type(written_type: str | None, item: str) -> str:
 
 
 def declared_columns(options: Options) -> tuple[Column, ...]:
-    """Return the columns that the options ask for; columns of type `auto` are not inferred yet.
+    """Return the columns that the options ask for, without inferring the types `auto`.
 
-    If `bodyFormat` is not binary, the column `body` has the type of the format, and `_error` is
-    appended unless it is listed. Raises ConfigurationError for a wrong column or body format.
+    If the option `bodyFormat` is not binary, the column `body` has the type of the format, and the
+    column `_error` is appended unless it is listed. Raises ConfigurationError for a wrong column or
+    body format.
     """
     columns = parse_columns(options["columns"])
     body_format = parse_body_format(options)
@@ -295,11 +298,11 @@ def to_spark_schema(columns: Sequence[Column]) -> StructType:
 def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Column, ...]:
     """Return the columns that a reader must deliver for the schema that Spark asks for.
 
-    The schema is the source's own, or that of a user's `.schema(…)`. `declared` are the columns of
-    the options. A field with the name of one of these, or of a column of the default schema, is
-    that column; every other field is a property of the same name. A promoted property may have
-    another type in the schema than the options say; the schema's type counts. Raises
-    ConfigurationError if the type of another column differs, or is not a type of a property.
+    The schema is the source's own, or a user's from `.schema(…)`. `declared` are the columns
+    of the options. A field with the name of one of these, or of a default column, is that column.
+    Every other field is a property of the same name. If a property has another type in the schema
+    than in the options, the type of the schema counts. Raises ConfigurationError if the type of any
+    other column differs, or if a type is not possible for a property.
     """
     column_by_name = _known_columns(declared)
     resolved = [_resolve_field(field, column_by_name.get(field.name)) for field in schema.fields]
@@ -307,9 +310,11 @@ def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Colu
 
 
 def _resolve_field(field: StructField, column: Column | None) -> Column:
-    """Return the column for a field of a schema; see `resolve_schema`.
+    """Return the column for one field of a schema that the user gave.
 
-    `column` is the known column with the name of the field, None if there is none.
+    `column` is the known column with the name of the field. If it is None, or if its type differs
+    from the field's type, the field is a property. Raises ConfigurationError if the type is not
+    possible.
     """
     field_type = field.dataType
     if column is not None and column.data_type == field_type:
@@ -331,11 +336,10 @@ def _resolve_field(field: StructField, column: Column | None) -> Column:
 
 
 def _known_columns(declared: Sequence[Column]) -> dict[str, Column]:
-    """Return the columns that a schema may name without declaring a property, by their names.
+    """Return the columns that a schema may name without declaring a property, by name.
 
-    They are the columns of the default schema and those in `declared`, where a type that is not
-    inferred yet counts as string. If `declared` has a body with a format or `_error`, so has the
-    result.
+    They are the default columns and those in `declared`. A column whose type is not inferred yet
+    counts as string. If the body has a format, `_error` is one of them.
     """
     known = {column.name: column for column in BASE_COLUMNS}
     for column in declared:
@@ -361,11 +365,12 @@ PropertySampler = Callable[[Options], Iterable[Mapping[str, str]]]
 def infer_types(
     columns: tuple[Column, ...], options: Options, read_newest: PropertySampler
 ) -> tuple[Column, ...]:
-    """Return the columns with types in place of `auto`, and with properties in place of `prop:*`.
+    """Return the columns with inferred types in place of `auto`.
 
-    `read_newest(options)` returns the properties of the newest messages. It is called once if there
-    is a column of type `auto`, else not at all. A property that these messages do not have is a
-    string. A property whose name is that of another column is left out of `prop:*`, with a warning.
+    `prop:*` is replaced by a column for each property. `read_newest(options)` yields the properties
+    of the newest messages. It is called once if there is a column of type `auto`, else not at all.
+    A property that these messages do not have is a string. A property whose name is that of another
+    column is left out of `prop:*`, with a warning.
     """
     if all(column.type_name != AUTO for column in columns):
         return columns
@@ -385,7 +390,10 @@ def infer_types(
 
 
 def _infer_property_types(messages: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the name of the narrowest type of each property in the properties of messages."""
+    """Return the narrowest type of each property, by the name of the property.
+
+    `messages` are the properties of some messages. The type is a name such as "int" or "string".
+    """
     texts_by_property: dict[str, set[str]] = defaultdict(set)
     for properties in messages:
         for name, text in properties.items():
@@ -394,10 +402,11 @@ def _infer_property_types(messages: Iterable[Mapping[str, str]]) -> dict[str, st
 
 
 def _make_property_columns(type_names: Mapping[str, str], used_names: set[str]) -> list[Column]:
-    """Return a column for each property of an application, in the order of the names (`prop:*`).
+    """Return a column for each property that an application has set, sorted by name.
 
-    `type_names` has the type of each property. `used_names` are the names of columns in lower case;
-    a property with such a name gets no column, and each new name is added.
+    `type_names` has the type of each property. `used_names` are the names of other columns in lower
+    case. A property with such a name gets no column. The name of each new column is added to the
+    set.
     """
     columns = []
     for name in sorted(type_names.keys() - AUTOMATIC_PROPERTIES):
@@ -410,10 +419,10 @@ def _make_property_columns(type_names: Mapping[str, str], used_names: set[str]) 
 
 
 def infer_type(texts: Iterable[str]) -> str:
-    """Return the name of the narrowest type that fits all texts.
+    """Return the narrowest type to which all texts can be converted, by its name.
 
-    It is boolean, int, bigint or double, or `string` if none of these fits. Without texts it is
-    boolean.
+    The types are boolean, int, bigint and double. The result is `string` if none of these fits, and
+    boolean if there are no texts.
     """
     distinct_texts = set(texts)
     if all(text.lower() in ("true", "false") for text in distinct_texts):
@@ -471,9 +480,9 @@ def parse_body_format(options: Options) -> BodyFormat | None:
 
 
 def parse_schema(schema: str) -> StructType:
-    """Return the Spark type of a schema in the format of the option `bodySchema`.
+    """Return the Spark type for a text such as `origin string, delay int` (option `bodySchema`).
 
-    Raises ConfigurationError saying where the schema is wrong.
+    Raises ConfigurationError, which says where the text is wrong.
     """
     parser = _SchemaParser(schema)
     fields = parser.parse_fields()
@@ -492,9 +501,10 @@ class _SchemaParser:
         self.position = 0
 
     def parse_fields(self) -> StructType:
-        """Parse fields with commas between them, and return them as a struct.
+        """Parse fields such as `a int, b string`, and return them as a struct.
 
-        The text after the last field is left for the caller. Raises ConfigurationError.
+        The text after the last field remains unread. Raises ConfigurationError if the text is
+        malformed or names a field twice.
         """
         fields: list[StructField] = []
         while not fields or self._take_sign(","):
@@ -506,9 +516,9 @@ class _SchemaParser:
         return StructType(fields)
 
     def _parse_type(self) -> DataType:
-        """Parse one type with everything inside its <…>, and return it.
+        """Parse one type, such as `array<int>`, and return it.
 
-        Raises ConfigurationError.
+        Raises ConfigurationError if the text is malformed or the type is unknown.
         """
         type_name = self._take_word("a type").lower()
         if type_name in ("array", "struct"):

@@ -133,11 +133,12 @@ def verdict(
 def compiled(
     selector: str | Selector, properties: str = "properties", *, columns: str | None = None
 ) -> SparkSelector:
-    """Return the columns of `column` and `verdict`, and the reason if they need Python workers.
+    """Return a selector as Spark columns: whether each row matches, and its verdict.
 
-    If they do, the reason is logged too. Arguments and errors are the same as for `column`. An
-    expression with which a consumer has subscribed is passed as a `Selector`, because RocketMQ
-    ignores some text that may follow the expression, and a string with such text is an error here.
+    The columns are computed by Spark SQL. If it cannot express the selector, Python workers compute
+    them. The result then has the reason, which is logged too. The arguments and errors are the same
+    as for `column`. An expression with which a consumer has subscribed is passed as a `Selector`,
+    because a string with text that RocketMQ ignores is an error here.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
     parsed = compile_complete(selector) if isinstance(selector, str) else selector
@@ -155,10 +156,11 @@ def compiled(
 def selector_sql(
     selector: str, properties: str = "properties", *, columns: str | None = None
 ) -> str:
-    """Return the SQL expression of `column`, for a query: `select … where <text>`.
+    """Return a selector as a Spark SQL expression, for a query `select … where <text>`.
 
-    The arguments are the same as for `column`. Raises FilterSyntaxError, and ConfigurationError if
-    no column contains a property or if Spark SQL cannot express the selector exactly.
+    `properties` and `columns` have the meaning that they have for `column`. Raises
+    FilterSyntaxError if the selector does not compile. Raises ConfigurationError if no column
+    contains a property, or if Spark SQL cannot express the selector exactly.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
     try:
@@ -185,10 +187,14 @@ class PropertyExpressions:
 
     @classmethod
     def from_columns_option(cls, properties: str, columns: str | None) -> "PropertyExpressions":
-        """Return the expressions for the arguments `properties` and `columns` of `column`.
+        """Return the Spark expressions for properties, from the arguments of `column`.
 
-        The map is read only if the option lists the column `properties`, if `columns` is "", or if
-        `properties` is not the column of that name.
+        `properties` is the column with the map of all properties. `columns` is the option of the
+        source that lists its columns, some of which contain one property each. "" means that no
+        property has a column of its own.
+
+        The map is used if the option lists the column `properties`, if `columns` is "", or if
+        `properties` is not the name "properties".
         """
         if columns == "":
             return cls(properties)
@@ -211,7 +217,7 @@ class PropertyExpressions:
         return cls(properties if has_map else None, text_columns, number_columns)
 
     def text_expression(self, name: str) -> str:
-        """Return the expression for a property as a string, which is null if it is absent.
+        """Return the Spark expression of a property as a string. It is null in rows without it.
 
         Raises ConfigurationError if no column contains the property.
         """
@@ -226,10 +232,10 @@ class PropertyExpressions:
 
 
 def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> SparkColumn:
-    """Return a column of verdict codes that Python workers compute with the scalar engine.
+    """Return a column of verdict codes that Python workers compute.
 
-    The selector is compiled once for each batch, in the worker. Equal rows of a batch are evaluated
-    once.
+    The selector is compiled in the worker, once for each batch. Equal rows of a batch are evaluated
+    only once.
     """
     import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely needed
 
@@ -238,7 +244,11 @@ def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> Spar
     names = sorted(selector.property_names)
 
     def evaluate_batch(*columns: pa.Array) -> pa.Array:
-        """Return the verdict code of each row. Each column is a property, in the order of names."""
+        """Return the verdict code of each row: 0 FALSE, 1 TRUE, 2 null, 3 error.
+
+        Each column is a property, in the order of `names`. A null in a column means that the
+        message does not have the property.
+        """
         evaluate = compile_sql92(expression).evaluate
         code_by_row: dict[tuple[str | None, ...], int] = {}
         codes = []
@@ -271,7 +281,7 @@ class Condition:
 
 
 def translate(tree: Node, fields: PropertyExpressions) -> Condition:
-    """Return the condition for the tree of a selector.
+    """Return the Spark condition for the tree of a selector.
 
     Raises Inexpressible if the tree is too deep, has too many conditions, or contains something
     that Spark SQL cannot express. Raises ConfigurationError if no column contains a property.
@@ -328,9 +338,10 @@ _DOUBLE: Final = string_literal(
 
 
 def number_expression(string_expression: str, java: JavaClass) -> str:
-    """Return the expression that reads a string expression as a number, as Java does.
+    """Return the Spark expression that converts a string to a number as Java does.
 
-    It is null if Java would throw an exception, and if the string is null.
+    `string_expression` is a Spark expression of type string. The result is null if Java would throw
+    an exception, and if the string is null.
     """
     if java is JavaClass.DOUBLE:
         return f"try_cast(regexp_extract({string_expression}, {_DOUBLE}, 1) AS DOUBLE)"
@@ -342,10 +353,10 @@ def number_expression(string_expression: str, java: JavaClass) -> str:
 
 
 def _compare_doubles(left: str, operator: str, right: str) -> str:
-    """Return the boolean expression that compares two doubles as Double.compareTo orders them.
+    """Return the Spark expression that compares two doubles in the order of Java.
 
-    `left` and `right` are expressions of doubles; the result is null if one of them is null. Java's
-    order differs from Spark's in one case: -0.0 is less than 0.0.
+    That is the order of Double.compareTo. It differs from Spark's in one case: -0.0 is less than
+    0.0. `left` and `right` are expressions of doubles. The result is null if one of them is null.
     """
     if operator in ("<", "<="):
         return _compare_doubles(right, _SWAPPED_OPERATORS[operator], left)
@@ -374,9 +385,10 @@ class _Translator:
         self._fields = fields
 
     def translate(self, node: Node) -> Condition:
-        """Return the condition for a node and everything below it.
+        """Return the Spark expressions for a node: whether a row matches, and its verdict code.
 
-        A node without properties has the same verdict in every row, so its condition is a constant.
+        The verdict codes are 0 for FALSE, 1 for TRUE, 2 for null and 3 for an error. A node without
+        properties has the same verdict in every row, so its expressions are constants.
         """
         if not property_names(node):
             return _constant_condition(evaluate_verdict(compile_node(node), {}))
@@ -399,8 +411,8 @@ class _Translator:
     def _translate_string_condition(self, node: Node) -> Condition:
         """Return the condition for IN, IS NULL, CONTAINS, STARTSWITH, ENDSWITH or a property alone.
 
-        Every node of another class, and these with an operand that is not a property, go to
-        `_translate_by_table`.
+        If its operand is not a property, and for every other class of node, the verdict is looked
+        up in a table of all possible operands.
         """
         match node:
             case In(operand=operand, values=values, negated=negated):
@@ -420,9 +432,9 @@ class _Translator:
                 return self._translate_by_table(node)
 
     def _translate_match(self, node: Match) -> Condition:
-        """Return the condition for CONTAINS, STARTSWITH or ENDSWITH, or NOT and one of these.
+        """Return the condition for CONTAINS, STARTSWITH or ENDSWITH, with or without NOT.
 
-        The empty string never matches, also after NOT.
+        If the searched string is empty, the condition is FALSE, also with NOT.
         """
         if not node.search:
             return _constant_condition(FALSE)
@@ -433,9 +445,9 @@ class _Translator:
         return _non_null_condition(f"coalesce({negation}{call}, FALSE)")
 
     def _string_expression(self, node: Node) -> str:
-        """Return the Spark SQL expression for the string value of a property or a string literal.
+        """Return the Spark expression for a property or a string literal.
 
-        It is null in rows without the property. Any other node is an AssertionError.
+        A property is null in rows without it. Raises AssertionError for any other node.
         """
         if isinstance(node, Property):
             return self._fields.text_expression(node.name)
@@ -446,8 +458,8 @@ class _Translator:
     def _translate_equal(self, node: Equal) -> Condition:
         """Return the condition for = or <>.
 
-        Two strings are compared as strings, and a property is compared with a number as a number. A
-        comparison with a condition, TRUE, FALSE or NULL is looked up in a table.
+        Two strings are compared as strings. A property and a number are compared as numbers. For
+        TRUE, FALSE, NULL and other conditions as operands, the verdict is looked up in a table.
         """
         classes = {java_class(node.left), java_class(node.right)}
         if classes == {JavaClass.STRING}:
@@ -462,10 +474,10 @@ class _Translator:
         return _negate(condition) if node.negated else condition
 
     def _compare_strings(self, node: Equal) -> Condition:
-        """Return the condition that two strings are equal; whether `node` is negated is ignored.
+        """Return the condition that two strings are equal, even if `node` is negated.
 
-        RocketMQ's outcome is TRUE if both sides are null, null if only the left one is, and FALSE
-        if only the right one is.
+        As in RocketMQ, it is TRUE if both sides are null, null if only the left side is null, and
+        FALSE if only the right side is null.
         """
         left_string = self._string_expression(node.left)
         right_string = self._string_expression(node.right)
@@ -482,8 +494,8 @@ class _Translator:
     def _translate_order(self, node: Order) -> Condition:
         """Return the condition for <, <=, > or >=.
 
-        A property and a constant number are compared in the number's class, two strings as doubles.
-        All other operands are looked up in a table.
+        A property and a constant number are compared in the class of the number, and two strings as
+        doubles. For all other operands, the verdict is looked up in a table.
         """
         left = node.left
         right = node.right
@@ -502,11 +514,11 @@ class _Translator:
         return self._translate_by_table(node)
 
     def _translate_between(self, node: Between) -> Condition:
-        """Return the condition for [NOT] BETWEEN.
+        """Return the condition for BETWEEN or NOT BETWEEN.
 
-        If a property is compared with two constants of one number class, that is Spark's BETWEEN.
-        In all other cases the condition is translated as two comparisons that AND (for NOT: OR)
-        joins.
+        A property between two constants of one number class becomes Spark's BETWEEN. In all other
+        cases the condition is translated as two comparisons, joined by AND, or by OR for NOT
+        BETWEEN.
         """
         number_class = java_class(node.low)
         low = constant_number(node.low)
@@ -522,10 +534,10 @@ class _Translator:
     def _compare_number(
         self, subject: Property, operator: str, bound: Node, absent_verdict_code: int = NULL
     ) -> Condition:
-        """Return the condition that compares the property `subject` with the constant `bound`.
+        """Return the condition that compares the property `subject` with the number `bound`.
 
-        `operator` is Spark's, with the property on its left. `absent_verdict_code` is the verdict
-        code of a message without the property.
+        `operator` is Spark's operator, with the property on its left. `absent_verdict_code` is the
+        verdict code of a message without the property.
         """
         constant = constant_number(bound)
         number_class = java_class(bound)
@@ -538,15 +550,15 @@ class _Translator:
     ) -> Condition:
         """Return the condition that applies `test` to the property `name`, read as a number.
 
-        `number_class` is the Java class as which the string is read. `test` is an operator with its
-        right operand, such as `> 60`. `absent_verdict_code` is the verdict code of a message
-        without the property.
+        `number_class` is the Java class to which the string is converted. `test` is an operator
+        with its right operand, such as `> 60`. `absent_verdict_code` is the verdict code of a
+        message without the property.
 
-        If the number has a column of its own, that column decides `match`, but not the verdict: the
-        column is null both for an absent property and for one that is not a number. The verdict
-        needs the text of the property; if no column contains the text, the verdict's expression
-        raises an error in Spark when it is evaluated. Raises ConfigurationError if neither the
-        number nor the text is in a column.
+        If the number has a column of its own, this column decides whether a row matches. The
+        verdict needs the text of the property, because the column is null both for an absent
+        property and for one that is not a number. If no column contains the text, the expression of
+        the verdict raises an error when Spark evaluates it. Raises ConfigurationError if neither
+        the number nor the text is in a column.
         """
         number_column = self._fields.number_columns.get((name, number_class))
         match = None
@@ -565,10 +577,10 @@ class _Translator:
     def _translate_by_table(self, node: Node) -> Condition:
         """Return the condition for a node with a condition as an operand, such as `(a = 1) = b`.
 
-        TRUE, FALSE and NULL count as conditions here. Each operand has at most four possible
-        values, so the result is looked up in a table of all combinations of operand values. The
-        scalar engine fills the table. Raises Inexpressible for a node that is not Equal, Order,
-        Match, IsNull or BareProperty.
+        Each operand has at most four possible values: true, false, null or an error. So the verdict
+        of the node is computed in advance for all combinations of values, and the Spark expression
+        looks it up in this table. TRUE, FALSE and NULL count as conditions. Raises Inexpressible
+        for a node that is not Equal, Order, Match, IsNull or BareProperty.
         """
         operands: list[_TableOperand] = []
         match node:
@@ -585,11 +597,11 @@ class _Translator:
         return _lookup_condition(node, operands)
 
     def _to_stub(self, node: Node, operands: list["_TableOperand"]) -> Node:
-        """Return the node that stands for an operand when the scalar engine fills the table.
+        """Return the node that represents an operand while the table is computed.
 
-        It is a stub property, or a condition on a stub property, named `stub0`, `stub1` and so on.
-        The operand itself is appended to `operands`; its index there is the number of the stub. An
-        operand without properties is a constant: it is returned unchanged, and nothing is appended.
+        It is a stub, a property named `stub0`, `stub1` and so on, or a condition about a stub. The
+        operand itself is appended to `operands`, and its index there is the number of the stub. An
+        operand without properties is a constant. It is returned unchanged, and nothing is appended.
         Under a minus only the inner operand is replaced.
         """
         if not property_names(node):
@@ -610,7 +622,10 @@ class _Translator:
 
 
 def _split_between(node: Between) -> Node:
-    """Return the two comparisons that a [NOT] BETWEEN means, joined by AND (for NOT: OR)."""
+    """Return the two comparisons that a BETWEEN stands for, joined by AND.
+
+    For NOT BETWEEN, they are the negated comparisons, joined by OR.
+    """
     if node.negated:
         is_below = Order("<", node.value, node.low)
         is_above = Order(">", node.value, node.high)
@@ -641,23 +656,23 @@ _STUB_VALUES: Final = {FALSE: "0", TRUE: "1", ERROR: "x"}
 
 
 def _constant_condition(code: int) -> Condition:
-    """Return the condition with a constant verdict code."""
+    """Return the condition of a constant verdict code. An error has no `nullable_boolean`."""
     boolean = {FALSE: "FALSE", TRUE: "TRUE", NULL: "CAST(NULL AS BOOLEAN)", ERROR: None}[code]
     return Condition(str(code), "TRUE" if code == TRUE else "FALSE", boolean)
 
 
 def _nullable_condition(boolean: str, subject: str | None = None) -> Condition:
-    """Return the condition for a boolean expression that may be null and cannot fail.
+    """Return the condition for a boolean Spark expression that may be null but never fails.
 
     `subject` is an expression that is null in exactly those rows in which the boolean is null. If
-    it is a plain column, `match` is `subject IS NOT NULL AND boolean`, a form that Spark pushes
-    down to sources and files. None, or an element of the map (`properties['x']`), leaves
-    `coalesce`.
+    it is a plain column, a row matches if `subject IS NOT NULL AND boolean`. Spark can push this
+    form down to sources and files. In all other cases, a row matches if `coalesce(boolean, FALSE)`.
     """
     match = f"coalesce({boolean}, FALSE)"
-    if subject is not None and "[" not in subject:
+    if subject is not None and "[" not in subject:  # not an element of the map of properties
         match = f"({subject} IS NOT NULL AND {boolean})"
-    return Condition(f"coalesce(CAST(({boolean}) AS INT), 2)", match, f"({boolean})")
+    verdict_code = f"coalesce(CAST(({boolean}) AS INT), 2)"  # 0, 1, or 2 for null
+    return Condition(verdict_code, match, f"({boolean})")
 
 
 def _non_null_condition(boolean: str) -> Condition:
@@ -691,10 +706,10 @@ def _negate(inner: Condition) -> Condition:
 
 
 def _join_conditions(operator: str, conditions: Sequence[Condition]) -> Condition:
-    """Return AND or OR of conditions; `operator` is "AND" or "OR".
+    """Return AND or OR of conditions. `operator` is "AND" or "OR".
 
-    The result has a `nullable_boolean` only if all conditions have one. Then none of them can fail,
-    and Spark's own AND and OR are exact.
+    If no condition can fail with an error, they are joined by Spark's AND or OR. Otherwise the
+    verdict is looked up in tables, because Spark's AND and OR do not know a verdict for errors.
     """
     infix = f" {operator} "
     booleans = [
@@ -723,11 +738,11 @@ def _join_conditions(operator: str, conditions: Sequence[Condition]) -> Conditio
 
 
 def _fold_codes(conditions: Sequence[Condition], join: Node) -> str:
-    """Return the expression for the verdict code of `conditions`, joined by AND or OR.
+    """Return the Spark expression for the verdict code of `conditions`, joined by AND or OR.
 
-    `join` is the AND or OR of `stub_condition(0)` and `stub_condition(1)`. The two halves of
-    `conditions` are folded first and then joined, so that a long chain does not become a deep
-    expression. AND and OR are associative, so the grouping does not change the result.
+    The verdict codes are 0 for FALSE, 1 for TRUE, 2 for null and 3 for an error. `join` is the AND
+    or OR of `stub_condition(0)` and `stub_condition(1)`. Each half of `conditions` is joined first,
+    and then the two results, so that a long chain does not become a deep expression.
     """
     if len(conditions) == 1:
         return conditions[0].verdict_code
@@ -738,11 +753,12 @@ def _fold_codes(conditions: Sequence[Condition], join: Node) -> str:
 
 
 def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Condition:
-    """Return the condition that looks the verdict of `node` up in a table.
+    """Return a condition whose verdict Spark looks up in a table.
 
-    `node` contains one stub for each of `operands`. The table is a number with two bits for each
-    combination of the operands' codes. If all combinations have the same verdict, the result is a
-    constant.
+    `node` contains one stub for each of `operands`. A stub is a placeholder that can have any
+    verdict. The verdict of `node` is computed for each combination of the operands' verdict codes,
+    0 to 3. The table is one large integer with two bits for each combination. If all verdicts are
+    the same, the result is a constant.
     """
     # Tuples instead of mappings, because the arguments of a cached function must be hashable.
     stub_values = tuple(tuple(operand.stub_values.items()) for operand in operands)
@@ -752,6 +768,7 @@ def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Conditio
     table = 0
     for index, code in enumerate(codes):
         table |= code << 2 * index
+    # The number of bits by which the table is shifted right: twice the index of the combination.
     summands = [f"{2 * 4**index} * {operand.code}" for index, operand in enumerate(operands)]
     lookup = f"CAST((shiftright({table}L, {' + '.join(summands)}) & 3L) AS INT)"
     return Condition(lookup, f"({lookup} = {TRUE})")
@@ -761,12 +778,12 @@ def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Conditio
 def _evaluate_combinations(
     node: Node, stub_values: tuple[tuple[tuple[int, str], ...], ...]
 ) -> list[int]:
-    """Return the verdict code of `node` for every combination of its operands' codes.
+    """Return the verdict code of `node` for every combination of its operands' codes, 0 to 3.
 
-    `stub_values` has, for each operand, the pairs (code, stub value); a code without a pair means
-    that the stub property is absent. The result has 4 ** len(stub_values) items. The code of the
-    first operand changes fastest: item 0 is for the codes (0, 0), item 1 for (1, 0), item 4 for
-    (0, 1).
+    `stub_values` has, for each operand, the pairs (code, value of the stub property). A code
+    without a pair means that the property is absent. The result has 4 ** len(stub_values) items.
+    The code of the first operand changes fastest: item 0 is for the codes (0, 0), item 1 for (1,
+    0), item 4 for (0, 1).
     """
     evaluate: Callable[[Mapping[str, str]], bool | None] = compile_node(node)
     values_by_code = [dict(pairs) for pairs in stub_values]

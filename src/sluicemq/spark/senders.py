@@ -97,8 +97,8 @@ class TaskAttempt:
 def current_task_attempt(query_id: str | None, epoch: int = 0) -> TaskAttempt:
     """Return the attempt of the Spark task in which the caller runs.
 
-    A batch write passes its `query_id` and `epoch`. A streaming write passes None; then both are
-    taken from the properties that Spark sets for tasks of a streaming query. Raises
+    A batch write passes its `query_id` and `epoch`. A streaming write passes None as `query_id`.
+    Then both are taken from the properties that Spark sets for tasks of a streaming query. Raises
     ConfigurationError outside of a Spark task, and if Spark did not set these properties.
     """
     context = TaskContext.get()
@@ -136,10 +136,11 @@ class PreparedRows:
         topic: str | None,
         row_numbers: Sequence[int] = (),
     ) -> None:
-        """Prepare the rows of the Arrow batch `batch`.
+        """Convert the rows of the Arrow batch `batch` to the form in which they are sent.
 
-        `roles` maps each role to the name of its column. `topic` is the option `topic`: it takes
-        precedence over a column with the role. Raises RowError if a row cannot be sent.
+        `roles` maps each role, such as "body", to the name of its column. `topic` is the option
+        `topic`, which takes precedence over a column. `row_numbers` are the numbers of the rows in
+        the task; empty for messages about bad rows. Raises RowError if a row cannot be sent.
         """
         self.batch = batch
         self.row_numbers = row_numbers
@@ -198,7 +199,8 @@ class PreparedRows:
     def list_destinations(self) -> list[Destination]:
         """Return the destination of each row, in the order of the rows.
 
-        If a row has both a queue id and a sharding key, the queue id decides.
+        A destination is a topic with a queue id, a sharding key, or neither. If a row has both, the
+        queue id decides.
         """
         topics = self._to_list(self.topics, default=self.topic)
         queue_ids = self._to_list(self.queue_ids)
@@ -228,6 +230,7 @@ class SendThread:
     """
 
     def __init__(self) -> None:
+        """Create the thread, which starts with the first call that is submitted."""
         self._executor = ThreadPoolExecutor(1, "sluicemq-sink")
         # The submitted calls whose errors have not been raised yet, oldest first.
         self._in_flight: deque[Future[None]] = deque()
@@ -275,7 +278,7 @@ class Sender:
     """
 
     def __init__(self, producer: Producer, batch_messages: int) -> None:
-        """Create a sender of one task.
+        """Create a sender for the rows of one task.
 
         `producer` sends its requests. `batch_messages` is the maximum number of messages in one
         request.
@@ -301,11 +304,10 @@ class Sender:
         raise NotImplementedError
 
     def resolve_queue(self, destination: Destination) -> MessageQueue | None:
-        """Return the queue of a destination, or None if any queue of the topic will do.
+        """Return the queue of a destination, or None if any queue of the topic may be used.
 
-        Each destination is resolved once, and the topic is added to `topics`. Raises
-        RouteNotFoundError if the topic or queue does not exist, and ConfigurationError for an
-        invalid topic name.
+        The result is cached, and the topic is added to `topics`. Raises RouteNotFoundError if the
+        topic or queue does not exist, and ConfigurationError for an invalid topic name.
         """
         if destination not in self._queues:
             topic = destination.topic
@@ -324,11 +326,10 @@ class Sender:
     def send_single(
         self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, index: int
     ) -> SendResult:
-        """Send row `index` of `encoded` as a message of its own with SEND_MESSAGE_V2 (310).
+        """Send row `index` of `encoded` as a message of its own, and return the broker's result.
 
-        `queue` is None for any queue of `topic`. Wait for the broker and return its result; retry
-        during an outage. Raises RequestError if the broker refuses the message, and the client's
-        errors.
+        `queue` is None for any queue of `topic`. The call waits for the broker, and retries during
+        an outage. Raises RequestError if the broker refuses the message, and the client's errors.
         """
         entry = encoded.request_body(index, index + 1)
         ((flag, body, properties, _),) = decode_batch(entry)
@@ -352,13 +353,15 @@ class Sender:
         indices: Sequence[int],
         on_stored: Callable[[SendResult, int, int], None],
     ) -> None:
-        """Submit encoded rows in requests that respect the limits of message count and bytes.
+        """Submit encoded rows to the send thread, divided into requests.
 
-        `queue` is None for any queue of `topic`. `indices` gives the index in `rows` of each
-        encoded row. For each request that the broker stored, the send thread calls
-        `on_stored(result, start, stop)`; the request contained the encoded rows [start, stop). If
-        the broker refuses a request as illegal, the halves of the request are sent, until single
-        rows remain; those are added to `refused_rows`.
+        Each request respects the limits of message count and bytes. `queue` is None for any queue
+        of `topic`. `indices` has the index in `rows` of each encoded row. For each stored request,
+        the send thread calls `on_stored(result, start, stop)`. The request contained the encoded
+        rows from `start` up to, but not including, `stop`.
+
+        If the broker refuses a request as illegal, each half of the request is sent again, until
+        single rows remain. A single row that is refused is added to `refused_rows`.
         """
 
         def send_slice(start: int, stop: int) -> None:
@@ -385,7 +388,7 @@ class Sender:
     ) -> SendResult:
         """Send the encoded rows [start, stop) in one request, and return the broker's result.
 
-        Retry during an outage. Raises RequestError if the broker refuses the request.
+        The request is repeated during an outage. Raises RequestError if the broker refuses it.
         """
         body = encoded.request_body(start, stop)
         if stop - start == 1 and len(body) > BODY_BYTES_MAX:
@@ -397,12 +400,12 @@ class Sender:
 
 
 def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination) -> MessageQueue:
-    """Return the queue of `queues` that has the queue id of `destination`.
+    """Return the queue that has the queue id of `destination`.
 
-    If several brokers have such a queue, `destination.broker` decides. Without a broker, the first
-    queue is chosen. If none of the queues is on that broker, for example because the rows were read
-    from another cluster, the hash of the broker's name chooses one of them, so that rows of one
-    broker stay together. Raises RouteNotFoundError if no broker has a queue with that id.
+    If several brokers have such a queue, the queue at `destination.broker` is chosen, or the first
+    one if the destination names no broker. If that broker has no such queue, for example because
+    the rows were read from another cluster, the hash of its name chooses a queue. So rows of one
+    broker stay together. Raises RouteNotFoundError if no queue has the id.
     """
     candidates = [queue for queue in queues if queue.queue_id == destination.queue_id]
     if not candidates:
@@ -421,10 +424,10 @@ def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination)
 
 
 def _take_rows(columns: Iterable[Any], indices: Sequence[int], row_count: int) -> list[Any]:
-    """Return each of `columns` reduced to the rows `indices`, in the order of `indices`.
+    """Return the columns with only the rows at `indices`, in this order.
 
-    The columns have `row_count` rows. An item that is not a column (a constant for all rows, or
-    None) is returned unchanged.
+    The columns have `row_count` rows. An item that is not a column, such as None or a constant for
+    all rows, is returned unchanged.
     """
     if len(indices) == row_count:
         return list(columns)
@@ -444,10 +447,11 @@ class DirectSender(Sender):
     def __init__(
         self, producer: Producer, batch_messages: int, task: TaskAttempt | None = None
     ) -> None:
-        """Create a sender of one task.
+        """Create a sender for the rows of one task, which are visible as soon as they are stored.
 
-        `producer` and `batch_messages` are those of `Sender`. `task` is given for exactly-once
-        delivery that the brokers do not support; None means that rows get no SLUICE_DEDUP_KEY.
+        `producer` sends the requests, with at most `batch_messages` messages each. `task` is given
+        if exactly-once delivery was requested but brokers do not support it. Then each row gets the
+        property SLUICE_DEDUP_KEY, by which readers recognise repeated rows.
         """
         super().__init__(producer, batch_messages)
         self.sent_count = 0
@@ -459,14 +463,15 @@ class DirectSender(Sender):
         self._next_row = 0
 
     def added_property_bytes_max(self, _topic: str) -> int:
-        """Return the same upper bound for every topic: that of the id and the dedup key."""
+        """Return the maximum size of the id and the dedup key, the same for every topic."""
         return self._added_bytes
 
     def send(self, rows: PreparedRows) -> None:
-        """Submit the rows without a delay by topic and queue, then send the delayed rows.
+        """Submit the rows without a delay to the send thread, then send the delayed rows.
 
-        Rows without a delay may be sent later, by the send thread. Each delayed row is stored or
-        refused when this returns. See `Sender.send` for the errors.
+        The send thread may send its rows after this method has returned. Each delayed row is stored
+        or refused when this method returns. Raises RouteNotFoundError if a topic or queue does not
+        exist, and the errors of earlier requests.
         """
         properties = rows.properties
         if self._dedup_prefix:
@@ -495,9 +500,10 @@ class DirectSender(Sender):
     def _group_by_target(
         self, destinations: Sequence[Destination], delays: Sequence[str | None]
     ) -> dict[tuple[str, MessageQueue | None], list[int]]:
-        """Return the indices of the rows without a delay, by topic and queue.
+        """Return the indices of the rows without a delay, by (topic, queue).
 
-        The queue is None for rows that may go to any queue. Raises the errors of `resolve_queue`.
+        The queue is None for rows that may go to any queue. Raises RouteNotFoundError if a topic or
+        queue does not exist, and ConfigurationError for an invalid topic name.
         """
         indices_by_target: dict[tuple[str, MessageQueue | None], list[int]] = {}
         for index, (destination, delay) in enumerate(zip(destinations, delays, strict=True)):
@@ -526,10 +532,10 @@ class DirectSender(Sender):
         queue: MessageQueue | None,
         properties: Any,
     ) -> None:
-        """Submit the rows `indices`, which all go to one topic and queue without a delay.
+        """Submit rows without a delay that all go to one topic and queue.
 
-        `queue` is None for any queue. `properties` is the column of all rows' properties with the
-        dedup keys, if rows have any.
+        `indices` are the indices of these rows in `rows`. `queue` is None for any queue.
+        `properties` is the column of the encoded properties of all `rows`.
         """
         columns = (rows.bodies, properties, rows.ids, rows.flags)
         bodies, properties, row_ids, flags = _take_rows(columns, indices, rows.row_count)
@@ -560,9 +566,9 @@ class DirectSender(Sender):
     ) -> None:
         """Send row `index` with its delay, and wait until the broker has stored it.
 
-        `delay` has the format of `rows.encode_delays`, such as `M500`. `properties` is the column
-        of all rows' properties. A row that the broker refuses as illegal is added to
-        `refused_rows`.
+        `delay` is a text such as `L3` (delay level 3), `M500` (500 ms) or `T1700000000000` (at that
+        time in ms). `properties` is the column of the encoded properties of all rows. A row that
+        the broker refuses as illegal is added to `refused_rows`.
         """
         columns = (rows.bodies, properties, rows.ids, rows.flags)
         bodies, properties, row_ids, flags = _take_rows(columns, [index], rows.row_count)
@@ -579,7 +585,11 @@ class DirectSender(Sender):
 
 
 def _encode_delay_properties(topic: str, delay: str) -> bytes:
-    """Return the encoded properties of a message with a delay in the format of `encode_delays`."""
+    """Return the encoded properties of a message with a delay.
+
+    `delay` is a text such as `L3` (delay level 3), `M500` (500 ms) or `T1700000000000` (at that
+    time in ms).
+    """
     letter = delay[0]
     number = int(delay[1:])
     if letter == "L":
@@ -606,10 +616,10 @@ class StagingSender(Sender):
         task: TaskAttempt,
         brokers: tuple[str, ...],
     ) -> None:
-        """Create a sender of one task attempt.
+        """Create a sender for one task attempt, which stages its rows for exactly-once delivery.
 
-        `producer` and `batch_messages` are those of `Sender`. `brokers` are the names of the
-        masters that can stage; there is at least one.
+        `producer` sends the requests, with at most `batch_messages` messages each. `brokers` are
+        the names of the masters that can stage rows, at least one.
         """
         super().__init__(producer, batch_messages)
         self.staged_ranges = StagedRangeList(task.partition, task.attempt)
@@ -625,8 +635,9 @@ class StagingSender(Sender):
     def send(self, rows: PreparedRows) -> None:
         """Submit the rows to the staging topic, grouped by broker.
 
-        A row whose queue is fixed must be staged at the broker of that queue. The other rows of
-        `rows` go to one broker, the next in turn.
+        Staged rows are stored, but not visible before the epoch is committed. A row with a fixed
+        queue is staged at the broker of that queue. The other rows of `rows` go to one broker, the
+        next in turn.
         """
         if rows.has_single_destination:
             self.resolve_queue(Destination(rows.topic or ""))
@@ -653,10 +664,11 @@ class StagingSender(Sender):
     def send_single(
         self, topic: str, queue: MessageQueue | None, encoded: EncodedRows, index: int
     ) -> SendResult:
-        """Stage one row as a message of its own; see `Sender.send_single`.
+        """Stage one row as a message of its own, and return the broker's result.
 
         A broker gives a single message without UNIQ_KEY an id of its own. So the property with the
-        id of the staged row is renamed to UNIQ_KEY before the row is sent.
+        id of the staged row is renamed to UNIQ_KEY before the row is sent. The call waits for the
+        broker, and retries during an outage.
         """
         entry = encoded.request_body(index, index + 1)
         ((flag, body, properties, _),) = decode_batch(entry)
@@ -671,10 +683,10 @@ class StagingSender(Sender):
         return super().send_single(topic, queue, single_row, 0)
 
     def _next_broker(self, rows: PreparedRows) -> str:
-        """Return the broker, in turn, that stages rows for which no queue is given.
+        """Return the next broker in turn, for rows without a fixed queue.
 
-        If all rows have one topic, only brokers with that topic are chosen; if no staging broker
-        has the topic, all of them are.
+        If all rows have one topic, only brokers with that topic are chosen, unless no staging
+        broker has it.
         """
         candidates: Sequence[str] = self._brokers
         if len(candidates) > 1 and rows.topic is not None:
@@ -687,11 +699,11 @@ class StagingSender(Sender):
     def _stage_properties(
         self, rows: PreparedRows, queue_ids: list[bytes], topics: list[str | None]
     ) -> Any:
-        """Return the encoded stage property of the rows; `wire.staging` describes its format.
+        """Return the encoded stage property of the rows, which says where they are published later.
 
         `queue_ids` and `topics` have one item for each row, or a single item for all rows. A queue
-        id is `-` if any queue will do. The result is a binary column, or bytes if it is the same
-        for all rows.
+        id is `-` if any queue may be used. The result is a binary column, or bytes if it is the
+        same for all rows.
         """
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
         topic_names = [(topic or "").encode() for topic in topics]
@@ -715,10 +727,10 @@ class StagingSender(Sender):
     def _stage_rows(
         self, broker: str, rows: PreparedRows, indices: Sequence[int], stages: Any
     ) -> None:
-        """Submit the rows `indices` to the staging topic of `broker`.
+        """Submit the rows at `indices` to the staging topic of `broker`.
 
-        `stages` is the result of `_stage_properties` for all rows. The position of the stored rows
-        is added to `staged_ranges`.
+        `stages` has the encoded stage property of all `rows`. When rows are stored, the range of
+        their offsets is added to `staged_ranges`.
         """
         columns = (rows.bodies, rows.properties, stages, rows.ids, rows.flags)
         bodies, properties, stages, row_ids, flags = _take_rows(columns, indices, rows.row_count)
@@ -727,6 +739,7 @@ class StagingSender(Sender):
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
 
         def record_range(result: SendResult, start: int, stop: int) -> None:
+            """Add the offsets of the stored rows [start, stop), and their bodies."""
             self.staged_ranges.add(
                 result.queue.broker,
                 result.queue.queue_id,
@@ -758,10 +771,10 @@ def create_producer(options: Options) -> Producer:
 
 
 def send_all(batches: Iterator[PreparedRows], sender: Sender) -> None:
-    """Send all batches, and wait until each row is acknowledged or refused; close the send thread.
+    """Send all batches of rows, and wait until each row is acknowledged or refused.
 
-    The send thread is closed after an error too. Raises the errors of `sender.send` and of the
-    requests.
+    At the end, also after an error, the send thread is closed. Raises the errors of `sender.send`
+    and of the requests.
     """
     try:
         for rows in batches:

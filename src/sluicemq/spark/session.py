@@ -38,13 +38,13 @@ def spark_session(
 ) -> Any:
     """Return a `SparkSession` on this machine, with `DEFAULT_SETTINGS` and `settings`.
 
-    If a session is running already, return that one. The session becomes the active one of the
-    calling thread, without which Spark does not find a Python sink: call this function again in
-    each thread that writes.
+    If a session is running already, return that one. It becomes the active session of the calling
+    thread. Spark finds a Python sink only in such a thread, so call this function in each thread
+    that writes.
 
-    `log_level` (off, error, warn …) is the level of the JVM's log, and suppresses the messages that
-    Spark prints when it starts. None keeps Spark's own logging. The level has no effect if a JVM is
-    running already. Raises ConfigurationError if there is no Java (see `jvm.ensure_java`).
+    `log_level` (off, error, warn …) is the level of the JVM's log. It also suppresses the messages
+    that Spark prints when it starts. It has no effect if a JVM is running already. None means
+    Spark's own logging. Raises ConfigurationError if there is no Java.
     """
     if log_level is None:
         spark = _start_session(name, master, settings, log_level)
@@ -63,9 +63,10 @@ def spark_session(
 def _start_session(
     name: str, master: str, settings: dict[str, str] | None, log_level: str | None
 ) -> Any:
-    """Start a session, or return the running one; see `spark_session` for the arguments.
+    """Start a session, or return the running one. `spark_session` has the same arguments.
 
-    Sets the environment that Spark's workers need. Raises ConfigurationError if there is no Java.
+    The environment variables that Spark's workers need are set. Raises ConfigurationError if there
+    is no Java.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts nothing, but takes a second
 
@@ -88,9 +89,9 @@ def _start_session(
 
 @contextmanager
 def _start_message() -> Iterator[None]:
-    """Return a context manager that shows "starting Spark…" if its body takes longer than a second.
+    """Return a context manager that shows "starting Spark…" on the terminal after one second.
 
-    The message appears on a terminal only, and is erased at the end.
+    The message is erased at the end of the block. It is not shown if stderr is not a terminal.
     """
     if not sys.stderr.isatty():
         yield
@@ -113,13 +114,13 @@ def _write_stderr(message: str) -> None:
 
 
 def fresh(frame: Any) -> Any:
-    """Return a DataFrame with the same query, which reads the messages that exist at its next use.
+    """Return a DataFrame with the same query that reads the messages that exist now.
 
-    `frame` itself reads them too, unless it was collected before. Spark asks a Python source for
-    the ranges of a load once, and keeps the answer in the table object for every query on it
-    (design/0010). This function makes Spark ask again. Cached data stays as it is, as do the names
-    and types of columns. Raises ConfigurationError for a frame of Spark Connect, whose plan cannot
-    be accessed.
+    Spark asks a Python source for the offsets to read only once, and uses the answer in every later
+    query of the DataFrame (design/0010). This function makes Spark ask again. The argument `frame`
+    then reads the new messages too, unless its rows were collected before. Cached rows and the
+    names and types of columns do not change. Raises ConfigurationError for a frame of Spark
+    Connect.
     """
     if not is_classic(frame):
         raise ConfigurationError(
@@ -136,9 +137,9 @@ def fresh(frame: Any) -> Any:
 
 
 def _forget_read_info(table: Any) -> None:
-    """Make a PythonTable of the JVM forget the ranges that its Python source has returned.
+    """Make a table object of Spark's JVM forget the offset ranges that its source has returned.
 
-    Does nothing in a Spark version that does not keep them: it has no such field or method.
+    Do nothing in a Spark version that does not store them, because it has no such field or method.
     """
     for java_field in table.getClass().getDeclaredFields():
         if java_field.getName() == "ds":

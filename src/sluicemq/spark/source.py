@@ -146,7 +146,7 @@ class RocketSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         """Return the reader of a stream with the columns of `schema`.
 
-        It raises no errors itself; see `FailedStreamReader`.
+        If the options are wrong, the reader raises the error later, when Spark uses it.
         """
         from sluicemq.spark.sources.stream import (  # noqa: PLC0415 - needed for streams only
             create_stream_reader,
@@ -184,6 +184,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
         """
 
         def read_newest(options: Options) -> Iterator[Mapping[str, str]]:
+            """Yield the properties of the newest messages of the store."""
             from sluicemq.spark.sources import reader  # noqa: PLC0415 - heavy
 
             return reader.read_newest_properties(options)
@@ -200,7 +201,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
             return StoreBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        """Return a reader that raises ConfigurationError: a store is not a stream."""
+        """Return a reader that raises ConfigurationError, because a store is not a stream."""
         from sluicemq.spark.sources.stream import (  # noqa: PLC0415 - needed for streams only
             FailedStreamReader,
         )
@@ -213,7 +214,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """Raise ConfigurationError: only its broker writes to a store."""
+        """Raise ConfigurationError, because only the broker of a store writes to it."""
         with errors_without_traceback():
             raise ConfigurationError(
                 "rocketmq_store is read-only: the broker is the only writer of a store.",
@@ -268,15 +269,16 @@ class SinkCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
-    """Return which column of a DataFrame has which role: a mapping from role to column name.
+    """Return which column of a DataFrame has which role, as a dict from role to column name.
 
-    Columns that only reading produces, such as `queue_offset`, have no role: they are ignored, so
-    that a DataFrame that was read can be written. Names are compared without case, and `value` and
-    `tag` are other names of `body` and `tags`. The topic may come from the option `topic` instead
-    of a column.
+    A role is a part of a message, such as "body" or "tags". The columns `value` and `tag` have the
+    roles `body` and `tags`. Columns that only reading produces, such as `queue_offset`, have no
+    role and are ignored, so that a DataFrame that was read can be written. Names are compared
+    without case.
 
-    Raises ConfigurationError for an unknown column, a column of a wrong type, two columns of one
-    role, no column for the body, and neither a column nor the option for the topic.
+    Raises ConfigurationError for an unknown column, a column of a wrong type, and two columns of
+    one role. Also raises it if there is no column for the body, or neither a column nor the option
+    for the topic.
     """
     roles: dict[str, str] = {}
     for field in schema.fields:
@@ -330,9 +332,9 @@ class _Sink:
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        """Check the options, the schema and (with `check_topics`) the topics.
+        """Check the options and the schema, and check the topics on the brokers.
 
-        `overwrite` is Spark's save mode; it is always an error, because a topic cannot be
+        `overwrite` is Spark's save mode. It is always an error, because a topic cannot be
         overwritten. Raises ConfigurationError, and the client's errors.
         """
         if overwrite:
@@ -346,13 +348,13 @@ class _Sink:
         self.check_topics()
 
     def check_topics(self) -> None:
-        """Check on the driver that the option `topic` and the topic for bad rows can be written to.
+        """Check that the option `topic` and the topic for bad rows can be written to.
 
-        A topic that does not exist is accepted if the brokers will create it at the first send. For
-        exactly-once delivery, also find the brokers that can stage and keep them in `brokers`.
-        Without this check, each task would fail by itself. Does nothing for at-least-once delivery
-        without these two options. Raises ConfigurationError if both topics are the same, and the
-        client's errors.
+        Without this check on the driver, each task would fail by itself. A topic that does not
+        exist is accepted if the brokers will create it at the first send. For exactly-once
+        delivery, the names of the brokers that support it are stored in `brokers`.
+
+        Raises ConfigurationError if both topics are the same, and the client's errors.
         """
         topic = self.options["topic"]
         _, _, bad_rows_topic = self.options["badRows"].partition(":")
@@ -375,11 +377,12 @@ class _Sink:
                 self.brokers = find_staging_brokers(admin)
 
     def write(self, iterator: Iterator[Any]) -> SinkCommitMessage:
-        """Send or stage the rows of one task, given as an iterator of Arrow batches.
+        """Send the rows of one task, given as Arrow batches, and return the result of the task.
 
-        Spark calls this in an executor, and passes the result to `commit` on the driver. When this
-        method returns, every row is acknowledged, or was a bad row. Raises RowError for a bad row
-        under badRows=fail, and the client's errors.
+        With exactly-once delivery, the rows are only staged: stored, but not visible before the
+        commit. Spark calls this in an executor, and passes the result to `commit` on the driver.
+        When this method returns, every row is acknowledged, or was a bad row. Raises RowError for a
+        bad row under badRows=fail, and the client's errors.
         """
         from sluicemq.spark import senders  # noqa: PLC0415 - executors only
 
@@ -407,7 +410,10 @@ class _Sink:
             )
 
     def _send_rows(self, batches: Iterator[Any], sender: "Sender") -> int:
-        """Send all rows of the task with `sender`, and return the number of bad rows."""
+        """Send all rows of the task with `sender`, and return the number of bad rows.
+
+        Raises RowError for a bad row under badRows=fail, and the client's errors.
+        """
         from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
 
         handler = bad_rows.BadRowHandler(
@@ -417,11 +423,11 @@ class _Sink:
         return handler.bad_count
 
     def _commit(self, messages: list[SinkCommitMessage | None], label: str) -> int:
-        """Commit the epoch if tasks staged rows, and return how many messages all tasks wrote.
+        """Make the staged rows of all tasks visible, and return how many messages all tasks wrote.
 
-        `messages` are the results of the tasks; Spark passes None for a task without a result. The
-        numbers of messages and of bad rows are logged; `label` is the beginning of these log lines.
-        Raises the client's errors if the epoch cannot be committed.
+        `messages` are the results of the tasks; Spark passes None for a task without a result. Rows
+        that were sent directly need no commit. The numbers of messages and of bad rows are logged
+        in lines that begin with `label`. Raises the client's errors if the commit fails.
         """
         results = [message for message in messages if message is not None]
         staged_results = [result for result in results if result.ranges]
@@ -435,9 +441,10 @@ class _Sink:
         return message_count
 
     def _commit_epoch(self, staged_results: Sequence[SinkCommitMessage]) -> None:
-        """Commit the epoch of tasks that staged rows, which all have the same query and epoch.
+        """Commit the epoch of tasks that staged rows: make their rows visible at all brokers.
 
-        Raises the client's errors if the epoch cannot be committed within the option timeoutMs.
+        An epoch is one write of a query. All `staged_results` have the same query and epoch. Raises
+        the client's errors if the epoch cannot be committed within the option timeoutMs.
         """
         epoch = staged_results[0].epoch
         ranges: list[StagedRange] = []
@@ -459,10 +466,10 @@ class _Sink:
             retry_during_outage(lambda: committer.commit(epoch, tuple(ranges)), timeout_s)
 
     def _abort(self, messages: list[SinkCommitMessage | None], label: str) -> None:
-        """Log that a write failed, and what becomes of the messages that its tasks have sent.
+        """Log that a write failed, and what happens to the messages that its tasks have sent.
 
-        Nothing else is done: directly sent messages stay stored, and staged messages expire.
-        `label` is the beginning of the log line.
+        Nothing else is done. Messages that were sent directly stay stored, and staged messages
+        expire. The log line begins with `label`.
         """
         results = [message for message in messages if message is not None]
         message_count = sum(result.messages for result in results)
@@ -477,9 +484,10 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
     """The sink of `df.write.format("rocketmq").mode("append").save()`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        """Create the sink as `_Sink` does; the query's id is new unless the options have one.
+        """Create the sink of a batch write, and check its options, schema and topics.
 
-        Also raises ConfigurationError for a wrong id, or an epoch without an id.
+        The query's id is the option `queryId`, or a new one. Raises ConfigurationError for a wrong
+        option or schema, and for an epoch without an id, and the client's errors.
         """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryEpoch"] and options["queryId"] is None:
@@ -489,10 +497,11 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
         self.query_id = validate_query_id(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
     def commit(self, messages: list[SinkCommitMessage | None]) -> None:
-        """Commit the write, and wait up to 5 seconds until the name servers know its topic.
+        """Commit the write, and wait until the name servers know its topic.
 
-        The wait is left out if no message was written or the topic is a column. If it ends without
-        success, that is only logged: the messages are stored.
+        The wait takes up to 5 seconds. It is left out if no message was written or the topic is a
+        column. If the topic is still unknown at its end, that is only logged, because the messages
+        are stored.
         """
         with errors_without_traceback():
             topic = self.options["topic"]
@@ -519,9 +528,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of `df.writeStream.format("rocketmq")`."""
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        """Create the sink as `_Sink` does.
+        """Create the sink of a stream, and check its options, schema and topics.
 
-        Also raises ConfigurationError if the options have an id or epoch of the query.
+        Raises ConfigurationError for a wrong option or schema, and if the options have an id or
+        epoch of the query, and the client's errors.
         """
         super().__init__(options, schema, overwrite=overwrite)
         if options["queryId"] is not None or options["queryEpoch"]:
@@ -567,11 +577,12 @@ def validate_query_id(query_id: str | None) -> str | None:
 
 
 def find_staging_brokers(admin: Admin) -> tuple[str, ...]:
-    """Return the sorted names of all masters if each of them supports epochs, else an empty tuple.
+    """Return the sorted names of all masters if each supports exactly-once delivery.
 
-    Each master is sent COMMIT_EPOCH for epoch 0 of a probe query. This also creates its staging
-    topic. If a master does not know the request, a warning says that rows are written at least
-    once. Raises RouteNotFoundError if no broker is registered, and the client's errors.
+    Otherwise log a warning that rows are written at least once, and return an empty tuple. To find
+    out, each master gets a request to commit epoch 0 of a query that does not exist. This also
+    creates the master's staging topic. Raises RouteNotFoundError if no broker is registered, and
+    the client's errors.
     """
     masters = admin.masters()
     if not masters:
@@ -606,6 +617,7 @@ def _make_master_call(admin: Admin) -> Callable[[str, Command], Command]:
     masters: dict[str, str] = {}
 
     def call(broker: str, request: Command) -> Command:
+        """Send `request` to the master of `broker`, and return the response."""
         if broker not in masters:
             masters.update(admin.masters())
         if broker not in masters:

@@ -18,11 +18,11 @@ def serve_metrics(
     health: HealthCheck = list,
     readiness: HealthCheck = list,
 ) -> tuple[int, Callable[[], None]] | None:
-    """Serve the metrics of `collector`, and the health checks, at the port of `config`.
+    """Serve the metrics of `collector`, and the health checks, over HTTP at the port of `config`.
 
-    `health` and `readiness` return the problems that `/health` and `/ready` report. Return the port
-    and a function that closes it. Return None, with a warning in the log, if prometheus-client is
-    missing or the port cannot be opened: a server runs without its metrics.
+    `health` and `readiness` return the problems that `/health` and `/ready` report. Return (port,
+    function that closes it). If prometheus-client is missing or the port cannot be opened, log a
+    warning and return None. The server then runs without its metrics.
     """
     try:
         from prometheus_client import (  # noqa: PLC0415 - an optional dependency

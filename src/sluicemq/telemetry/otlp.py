@@ -43,11 +43,12 @@ _PROTOCOL: Final = "http/protobuf"
 def open_exporter(
     signal: Literal["metrics", "traces"], endpoint: str, headers: dict[str, str] | None = None
 ) -> Any:
-    """Return OpenTelemetry's exporter of `signal` to the base URL `endpoint`.
+    """Return OpenTelemetry's exporter that sends metrics or traces to an endpoint.
 
-    If `endpoint` is empty, OpenTelemetry's environment variables decide. Raises ConfigurationError
-    if they ask for another protocol than HTTP with protobuf, if `endpoint` is not an HTTP URL, or
-    if the package is missing.
+    `signal` says which. `endpoint` is a base URL such as `http://HOST:4318`; if it is empty,
+    OpenTelemetry's environment variables decide. Raises ConfigurationError if they ask for another
+    protocol than HTTP with protobuf, if `endpoint` is not an HTTP URL, or if the package is
+    missing.
     """
     _check_protocol(signal)
     is_http = urlsplit(endpoint).scheme in ("http", "https") and "//" in endpoint
@@ -64,7 +65,10 @@ def open_exporter(
 
 
 def _check_protocol(signal: str) -> None:
-    """Raise ConfigurationError if the environment asks for another protocol than `_PROTOCOL`."""
+    """Raise ConfigurationError if environment variables ask for another protocol than `_PROTOCOL`.
+
+    `signal` is "metrics" or "traces", each of which has a variable of its own.
+    """
     for variable in (
         f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL",
         "OTEL_EXPORTER_OTLP_PROTOCOL",
@@ -114,7 +118,10 @@ class _FailureReason(logging.Filter):
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
+        """Return whether a log record is logged; False for a record of the thread that exports.
+
+        The text of the first such record is stored in `text`, as the reason of the failure.
+        """
         if record.thread != self._thread:
             return True
         self.text = self.text or record.getMessage()
@@ -122,9 +129,9 @@ class _FailureReason(logging.Filter):
 
 
 def export(exporter: Any, batch: Any) -> str | None:
-    """Export a batch of metrics or spans, and return None, or the reason why that failed.
+    """Export a batch of metrics or spans. Return None, or the reason why that failed.
 
-    Blocks while the exporter tries, which takes some seconds at most.
+    The call blocks while the exporter tries, which takes some seconds at most.
     """
     reason = _FailureReason()
     logger = logging.getLogger(type(exporter).__module__)
@@ -138,10 +145,10 @@ def export(exporter: Any, batch: Any) -> str | None:
 
 
 def make_resource(service: str | None, instance: str = "") -> "Resource":
-    """Return the resource that the exported data is about.
+    """Return OpenTelemetry's description of the service that exports data.
 
-    `service` is the service name ("rocketmq" if None), `instance` its instance id, if any.
-    OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
+    `service` is its name; None means "rocketmq". `instance` is its instance id; "" means none. The
+    environment variables OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
     """
     from opentelemetry.sdk.resources import (  # noqa: PLC0415 - an optional dependency
         OTELResourceDetector,
@@ -155,10 +162,10 @@ def make_resource(service: str | None, instance: str = "") -> "Resource":
 
 
 def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) -> "Iterator[Metric]":
-    """Yield metrics of Prometheus as OpenTelemetry metrics, with the same names and labels.
+    """Yield OpenTelemetry metrics for metrics of Prometheus, with the same names and labels.
 
-    Metrics without samples are left out. `begin_ns` is the start of the counters and `now_ns` the
-    time of the values, both in ns since 1970.
+    Metrics without samples are left out. `begin_ns` is the time at which the counters began, and
+    `now_ns` the time of the values, both in ns since 1970.
     """
     from opentelemetry.sdk.metrics.export import Metric  # noqa: PLC0415 - an optional dependency
 
@@ -176,7 +183,11 @@ def convert_metrics(families: "Iterable[Family]", begin_ns: int, now_ns: int) ->
 
 
 def _convert_histogram(family: "Family", begin_ns: int, now_ns: int) -> "Histogram":
-    """Return a histogram of Prometheus, with one data point for each set of labels."""
+    """Return a Prometheus histogram as an OpenTelemetry one, with a data point for each label set.
+
+    `begin_ns` is the time at which the counters began, and `now_ns` the time of the values, both in
+    ns since 1970.
+    """
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
         AggregationTemporality,
         Histogram,
@@ -195,13 +206,17 @@ def _convert_histogram(family: "Family", begin_ns: int, now_ns: int) -> "Histogr
             min=None,  # type: ignore[arg-type] # unknown
             max=None,  # type: ignore[arg-type] # unknown
         )
-        for labels, bounds, bucket_counts, value_sum in _histograms(family)
+        for labels, bounds, bucket_counts, value_sum in _iterate_histograms(family)
     ]
     return Histogram(points, AggregationTemporality.CUMULATIVE)
 
 
 def _convert_numbers(family: "Family", begin_ns: int, now_ns: int) -> "Sum | Gauge":
-    """Return a counter of Prometheus as a sum, and any other metric as a gauge."""
+    """Return a Prometheus counter as an OpenTelemetry sum, and any other metric as a gauge.
+
+    `begin_ns` is the time at which the counters began, and `now_ns` the time of the values, both in
+    ns since 1970.
+    """
     from opentelemetry.sdk.metrics.export import (  # noqa: PLC0415 - an optional dependency
         AggregationTemporality,
         Gauge,
@@ -218,12 +233,13 @@ def _convert_numbers(family: "Family", begin_ns: int, now_ns: int) -> "Sum | Gau
     return Gauge(points)
 
 
-def _histograms(
+def _iterate_histograms(
     family: "Family",
 ) -> Iterator[tuple[dict[str, str], list[float], list[int], float]]:
-    """Yield the labels, the upper bounds, the count of each bucket, and the sum of each histogram.
+    """Yield (labels, upper bounds, count of each bucket, sum of all values) of each histogram.
 
-    A count does not include the buckets below it, other than with Prometheus.
+    In Prometheus, a count includes all lower buckets. The yielded counts do not. The upper bound of
+    the last bucket, infinity, is left out.
     """
     labels: dict[str, str] = {}
     bounds: list[float] = []
@@ -258,10 +274,11 @@ class MetricsPusher:
         server_kind: str,
         server_name: str,
     ) -> None:
-        """Push what `collect()` returns, under the service name `sluicemq-{server_kind}`.
+        """Create a pusher of the metrics that `collect()` returns. Pushing begins with `start`.
 
-        `server_kind` is the kind of the server, such as "broker". Raises ConfigurationError like
-        `open_exporter`.
+        The service name is `sluicemq-{server_kind}`, such as `sluicemq-broker`, and its instance id
+        is `server_name`. Raises ConfigurationError if the settings or environment variables are
+        wrong, or if the package is missing.
         """
         self._exporter = open_exporter("metrics", config.otlp_endpoint, config.otlp_headers_parsed)
         self._resource = make_resource(f"sluicemq-{server_kind}", server_name)
@@ -278,9 +295,9 @@ class MetricsPusher:
         log.info("Metrics are pushed by OTLP every %g s.", self._interval_s)
 
     def close(self) -> None:
-        """Push the last values, unless the endpoint fails, and stop.
+        """Stop pushing. Push the last values, unless the endpoint fails.
 
-        Blocks for some seconds at most.
+        The call blocks for some seconds at most.
         """
         self._closing.set()
         self._thread.join(0 if self._is_failing else CLOSE_S)
@@ -288,7 +305,7 @@ class MetricsPusher:
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        """Push at each interval until the pusher is closed, then the last values.
+        """Push the values at each interval until the pusher is closed, and again at the end.
 
         The last push is left out if the endpoint fails, so that `close` does not wait for it.
         """
@@ -300,8 +317,8 @@ class MetricsPusher:
     def _push(self) -> None:
         """Push the present values once.
 
-        A warning is logged if this push fails and the one before it did not, or the other way
-        round. The failure of the last push, after `close`, is not logged.
+        A warning is logged when a push fails after a successful one, and when a push succeeds after
+        a failed one. A failure of the last push, after `close`, is not logged.
         """
         try:
             reason = export(self._exporter, self._collect_metrics())

@@ -52,7 +52,10 @@ class _Server(ThreadingMixIn, simple_server.WSGIServer):
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, and close the oldest ones above the limit."""
+        """Serve a connection in a thread of its own.
+
+        If there are more than `CONNECTIONS_MAX` connections, the oldest ones are closed.
+        """
         with self._lock:
             self._connections[request] = None
             excess = list(self._connections)[:-CONNECTIONS_MAX]
@@ -89,7 +92,10 @@ class _LimitedReader:
         self._remaining_bytes = REQUEST_BYTES_MAX
 
     def readline(self, size: int = -1) -> bytes:
-        """Return a line of at most `size` bytes; b"" if REQUEST_BYTES_MAX bytes have been read."""
+        """Return a line of at most `size` bytes. A negative size means no limit.
+
+        Return b"" after REQUEST_BYTES_MAX bytes in total, which ends the request.
+        """
         limit = self._remaining_bytes
         if size >= 0:
             limit = min(size, limit)
@@ -116,9 +122,9 @@ class _RequestHandler(simple_server.WSGIRequestHandler):
 
 
 def serve_http(host: str, port: int, application: Any) -> tuple[int, Callable[[], None]]:
-    """Serve a WSGI application in threads. Return the port, and a function that stops the server.
+    """Serve a WSGI application in threads. Return (port, function that stops the server).
 
-    Port 0 stands for a free one. The function takes up to half a second. Raise OSError if the port
+    Port 0 means any free port. The function takes up to half a second. Raises OSError if the port
     cannot be opened.
     """
     is_ipv6 = ":" in host
@@ -137,10 +143,10 @@ def serve_http(host: str, port: int, application: Any) -> tuple[int, Callable[[]
 
 
 def limit_scrapes(application: Application) -> Application:
-    """Return an application that calls `application` from one thread at a time, with pauses.
+    """Return an application that calls `application` in one thread at a time, with pauses.
 
-    The pause after each call is PAUSE_FACTOR times its duration. The returned application responds
-    503 if SCRAPES_MAX requests are waiting or being served.
+    The pause after each call is PAUSE_FACTOR times its duration. If SCRAPES_MAX requests are
+    waiting or being served, the returned application responds 503.
     """
     slots = threading.Semaphore(SCRAPES_MAX)
     pacer = _ScrapePacer()
@@ -164,6 +170,7 @@ class _ScrapePacer:
     """Makes scrapes run one after the other, with a pause after each."""
 
     def __init__(self) -> None:
+        """Create a pacer. The first scrape may begin at once."""
         self._lock = threading.Lock()
         self._next_scrape_s = 0.0
         """The time before which no scrape begins."""
@@ -172,7 +179,10 @@ class _ScrapePacer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Return a context manager in which no other scrape runs; entering it may take time."""
+        """Return a context manager for one scrape, in which no other scrape runs.
+
+        Entering it waits for the other scrape and for the pause after it.
+        """
         with self._lock:
             self._never_set.wait(max(self._next_scrape_s - SYSTEM_CLOCK.monotonic_s(), 0.0))
             begin_s = SYSTEM_CLOCK.monotonic_s()
@@ -189,11 +199,11 @@ def serve_probes(
     readiness: HealthCheck,
     metrics: Application | None = None,
 ) -> tuple[int, Callable[[], None]] | None:
-    """Serve `/health`, `/ready` and, at every other path, `metrics`.
+    """Serve `/health` and `/ready` over HTTP, and `metrics` at every other path.
 
-    Return the port and a function that stops the server. Without `metrics`, other paths respond
-    404. If the configured port is in use, for example by another broker, choose a free one and log
-    a warning. Return None, after a warning, if no port can be opened.
+    Return (port, function that stops the server). If `metrics` is None, other paths respond 404. If
+    the configured port is in use, for example by another broker, a free one is chosen and a warning
+    logged. If no port can be opened, log a warning and return None.
     """
     host = metrics_host(config)
     probes = {"/health": health, "/ready": readiness}
@@ -228,7 +238,7 @@ def serve_probes(
 
 
 def _respond_to_probe(check: HealthCheck, start_response: Any) -> list[bytes]:
-    """Respond 200 if a check finds no problem, or else 503 with a line for each problem."""
+    """Respond 200 if `check()` returns no problems, else 503 with a line for each problem."""
     problems = check()
     if not problems:
         return _respond_with_text(start_response, "200 OK", "ok")
@@ -244,10 +254,10 @@ def _respond_with_text(start_response: Any, status: str, text: str) -> list[byte
 def _serve_on_port_or_free_one(
     host: str, wanted_port: int, application: Any, served: str
 ) -> tuple[int, Callable[[], None]]:
-    """Serve an application like `serve_http`, on a free port if `wanted_port` is in use.
+    """Serve an application on `wanted_port`, or on a free port if that is in use.
 
-    A warning is logged then, which names `served`: "metrics" or "probes". Raises OSError if no port
-    can be opened.
+    Return (port, function that stops the server). If the port is in use, a warning is logged, which
+    contains `served`, "metrics" or "probes". Raises OSError if no port can be opened.
     """
     try:
         return serve_http(host, wanted_port, application)

@@ -96,6 +96,7 @@ class SpanBuilder:
     """Builds spans from trace records as they arrive."""
 
     def __init__(self) -> None:
+        """Create a builder that has not seen any records."""
         self._context_by_message_id: OrderedDict[str, TraceContext] = OrderedDict()
         """The contexts of the newest sends, KNOWN_MAX at most."""
         self._open_deliveries: OrderedDict[tuple[str | None, str | None], DeliveryTrace] = (
@@ -110,11 +111,11 @@ class SpanBuilder:
     def spans(
         self, records: Iterable[TraceRecord], now_ms: int, traceparents: Mapping[str, str] = {}
     ) -> Iterator[Span]:
-        """Yield the spans that these records complete.
+        """Yield the spans that these trace records complete.
 
-        Also yield the spans of deliveries whose end has not arrived for `BEGUN_MS`.
-
-        `traceparents` contains the traceparent property of messages that have one, by message id.
+        A delivery has two records, for its begin and its end. If the end has not arrived within
+        `BEGUN_MS`, the span is yielded without it. `now_ms` is the current time. `traceparents` has
+        the property traceparent of messages by message id.
         """
         for record in records:
             match record:
@@ -133,7 +134,11 @@ class SpanBuilder:
         yield from self._end_old_deliveries(now_ms)
 
     def _end_old_deliveries(self, now_ms: int) -> Iterator[Span]:
-        """Yield the spans of deliveries without an end that are too old, or too many."""
+        """Yield the spans of deliveries that still have no end, if they are too old or too many.
+
+        A delivery is too old after `BEGUN_MS`. At most `BEGUN_MAX` deliveries are kept, the newest
+        ones.
+        """
         for key, delivery in list(self._open_deliveries.items()):
             is_recent = now_ms - delivery.time_ms < BEGUN_MS
             if is_recent and len(self._open_deliveries) <= BEGUN_MAX:
@@ -141,7 +146,10 @@ class SpanBuilder:
             yield self._build_delivery_span(self._open_deliveries.pop(key), None)
 
     def _build_transaction_span(self, record: TransactionTrace) -> Span:
-        """Return the span of the commit or rollback of a transaction."""
+        """Return the span of the commit or rollback of a transaction. It has no duration.
+
+        `sluicemq.asked` says whether the producer answered a check by the broker.
+        """
         verb = _ENDS.get(record.state or "", "undecided")
         attributes = {
             "messaging.operation.type": "settle",
@@ -150,7 +158,10 @@ class SpanBuilder:
         return self._build_child(verb, "CLIENT", record, record.time_ms, record.time_ms, attributes)
 
     def _build_recall_span(self, record: RecallTrace) -> Span:
-        """Return the span of the recall of a timed message."""
+        """Return the span of the recall of a timed message. It has no duration.
+
+        A failed recall has the error "recall_failed".
+        """
         error = None if record.success else "recall_failed"
         return self._build_child(
             "recall", "CLIENT", record, record.time_ms, record.time_ms, {}, error
@@ -159,7 +170,10 @@ class SpanBuilder:
     def _build_send_spans(
         self, record: SendTrace, traceparents: Mapping[str, str]
     ) -> Iterator[Span]:
-        """Yield a span for each message of a record; a Java batch has several."""
+        """Yield a span for each message in the record of a send.
+
+        The record of a batch from a Java client is about several messages.
+        """
         message_ids = (record.message_id or "").split(",")
         for message_id in message_ids:
             send = record_of_message(record, message_id, None)
@@ -183,7 +197,11 @@ class SpanBuilder:
     def _remember_context(
         self, send: SendTrace, message_id: str, traceparents: Mapping[str, str]
     ) -> TraceContext:
-        """Return the context of a message, and remember it for the spans of its deliveries."""
+        """Return the trace context of a message, and store it for the spans of its deliveries.
+
+        The context comes from the message's traceparent if it has one. Otherwise its trace id is
+        made from the message id.
+        """
         context = parse_traceparent(traceparents.get(message_id, ""))
         if context is None:
             context = TraceContext(_trace_id(message_id))
@@ -198,8 +216,8 @@ class SpanBuilder:
     ) -> Span:
         """Return the span of a delivery.
 
-        `first_record` is the first record of the delivery, and `end_record` that of its end, None
-        if it is missing. They are the same if the first one is missing.
+        `first_record` is the record of its begin, and `end_record` the record of its end, None if
+        it is missing. If the record of the begin is missing, both are the record of the end.
         """
         cost_ms = end_record.cost_ms if end_record is not None else 0
         if isinstance(first_record, DeliveryTrace):
@@ -233,7 +251,11 @@ class SpanBuilder:
         more_attributes: Mapping[str, Any],
         error: str | None = None,
     ) -> Span:
-        """Return a span of a record that is a child of the message's send."""
+        """Return a span whose parent is the span of the send of the same message.
+
+        `verb` names the operation, such as "process". The span lasts from `begin_ms` to `end_ms`,
+        in ms since 1970. `error` says why the operation failed; None means that it succeeded.
+        """
         message_id = record.message_id or ""
         context = self._context_by_message_id.get(message_id)
         if context is None:
@@ -261,7 +283,10 @@ class SpanBuilder:
 
 
 def _describe_send(send: SendTrace, batch_size: int) -> dict[str, Any]:
-    """Return the attributes of the span of a send, one of `batch_size` messages in a request."""
+    """Return the attributes of the span of a sent message.
+
+    `batch_size` is the number of messages in the same request.
+    """
     return {
         "messaging.operation.type": "send",
         "messaging.message.body.size": send.body_length,
@@ -274,7 +299,10 @@ def _describe_send(send: SendTrace, batch_size: int) -> dict[str, Any]:
 
 
 def _find_delivery_error(end_record: ConsumeTrace | None) -> str | None:
-    """Return why a delivery failed; None if it succeeded. `end_record` None means no known end."""
+    """Return why a delivery failed, or None if it succeeded.
+
+    If there is no record of its end, return "no_end_traced".
+    """
     if end_record is None:
         return "no_end_traced"
     if end_record.success:
@@ -297,10 +325,11 @@ def _build_span(
     more_attributes: Mapping[str, Any],
     error: str | None,
 ) -> Span:
-    """Return a span of a record.
+    """Return a span of a trace record.
 
-    `identity` is the message id, and what distinguishes the span from others of its verb and
-    message. Attributes whose value is None are left out.
+    `identity` is the message id, followed by values that distinguish the span from others with the
+    same `verb` and message. The id of the span is a hash of these. `parent_id` is 0 for a span
+    without parent. Attributes whose value is None are left out.
     """
     keys = getattr(record, "keys", None)
     attributes = {
@@ -330,7 +359,7 @@ def _build_span(
 
 
 def parse_traceparent(traceparent: str) -> TraceContext | None:
-    """Return the context in a W3C traceparent header, None if the header is invalid."""
+    """Return the trace context in a W3C traceparent header, or None if the header is invalid."""
     header = _TRACEPARENT.fullmatch(traceparent.strip())
     if header is None:
         return None
@@ -354,13 +383,13 @@ def _trace_id(message_id: str) -> int:
 
 
 def _span_id(*parts: object) -> int:
-    """Return the span id that these values determine."""
+    """Return the span id that these values determine: the first 8 bytes of their SHA-256."""
     joined = "\x01".join(map(str, parts))
     return int.from_bytes(sha256(joined.encode()).digest()[:8])
 
 
 def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
-    """Return the spans for OpenTelemetry's exporter (extra `otlp`).
+    """Return the spans as objects that OpenTelemetry's exporter accepts (extra `otlp`).
 
     The service of each span is the group of its client.
     """
@@ -376,7 +405,10 @@ def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
 def _to_readable_span(
     span: Span, resource: "Resource", scope: "InstrumentationScope"
 ) -> "ReadableSpan":
-    """Return a span as an object of OpenTelemetry, with the resource and scope that it is about."""
+    """Return a span as an object of OpenTelemetry.
+
+    `resource` describes the service that made it, and `scope` this library.
+    """
     from opentelemetry import trace  # noqa: PLC0415 - an optional extra
     from opentelemetry.sdk.trace import ReadableSpan  # noqa: PLC0415 - an optional extra
 
@@ -399,7 +431,7 @@ def _to_readable_span(
 
 
 def _to_span_context(trace_id: int, span_id: int) -> "SpanContext":
-    """Return the ids of a span as an object of OpenTelemetry, sampled and not remote."""
+    """Return the ids of a span as an object of OpenTelemetry, marked as sampled and not remote."""
     from opentelemetry import trace  # noqa: PLC0415 - an optional extra
 
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)

@@ -272,10 +272,10 @@ OBJECT_CODECS[QueueState].constants |= dict.fromkeys(
 
 
 def _read_queue_states(json_map: Any, map_name: str) -> dict[MessageQueue, QueueState]:
-    """Return the states of a consumer's queues from a map whose keys are queues.
+    """Return the states of a consumer's queues from a JSON object whose keys are queues.
 
-    A Java consumer may send `$ref` as a key, which `fastjson.loads` cannot always resolve. Items
-    with such a key, and items that are invalid, are left out.
+    An item is left out if it is invalid. It is also left out if its key is a reference (`$ref`)
+    that could not be resolved, because some Java consumers send such keys.
     """
     states_by_queue = {}
     for queue_key, json_state in as_object(json_map, map_name).items():

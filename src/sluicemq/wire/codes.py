@@ -218,6 +218,7 @@ def version_name(ordinal: int) -> str:
     version_index, is_release = divmod(ordinal - _V4_0_0_SNAPSHOT, 2)
     if version_index < 0:
         return f"{ordinal}"
+    # The table has 100 versions for each major version, and 10 for each minor one.
     major, minor_and_patch = divmod(version_index, 100)
     minor, patch = divmod(minor_and_patch, 10)
     name = f"{4 + major}.{minor}.{patch}"

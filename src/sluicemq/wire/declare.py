@@ -128,9 +128,10 @@ class _FrozenValue:
     __slots__ = ()
 
     def __init__(self, *values: Any, **keywords: Any) -> None:
-        """Set all fields. The arguments are those of a dataclass, in the order of declaration.
+        """Set all fields from the arguments, as the constructor of a dataclass.
 
-        Raises TypeError for too many or unknown arguments, and for a required field without value.
+        Positional arguments belong to the fields in the order of their declaration. Raises
+        TypeError for too many or unknown arguments, and for a required field without a value.
         """
         declared_fields = _TABLES[type(self)]
         if values:
@@ -164,6 +165,7 @@ class _FrozenValue:
         return hash(_get_field_values(self))
 
     def __repr__(self) -> str:
+        """Return the call that makes an equal value, such as `PullHeader(group='g')`."""
         names = [name for name, *_ in _TABLES[type(self)]]
         values = _get_field_values(self)
         arguments = [f"{name}={value!r}" for name, value in zip(names, values, strict=True)]
@@ -179,11 +181,12 @@ def _get_field_values(instance: object) -> tuple[Any, ...]:
 
 
 def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
-    """Return a class like `cls` whose instances are frozen and have slots.
+    """Return a copy of the class `cls` whose instances are frozen and have slots.
 
-    Its fields are those that the only base of `cls` declares, then those of `cls`. They are stored
-    in `_TABLES`, and their default factories in `_FACTORIES`. `changes` are attributes that replace
-    those of `cls`, such as `__doc__`.
+    The fields of the new class are those of the only base of `cls`, followed by the fields that
+    `cls` declares. They are stored in `_TABLES`, and the functions that make their defaults in
+    `_FACTORIES`. `changes` are class attributes that replace attributes of `cls`, such as
+    `__doc__`.
     """
     (base,) = cls.__bases__
     declarations: dict[str, FieldDeclaration] = {}
@@ -205,7 +208,11 @@ def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
 def _register_fields(
     value_class: type, base: type, declarations: Mapping[str, FieldDeclaration]
 ) -> None:
-    """Store the fields of `base` and those in `declarations` as the fields of `value_class`."""
+    """Store the fields of `value_class` in `_TABLES`.
+
+    They are the fields of `base`, then those in `declarations`. A declaration replaces a field of
+    `base` with the same name. Functions that make a default are stored in `_FACTORIES`.
+    """
     fields_by_name = {field[0]: field for field in _TABLES.get(base, ())}
     for name, declaration in declarations.items():
         set_value = getattr(value_class, name).__set__  # the setter of the slot
@@ -233,12 +240,13 @@ def _make_integer_reader(bits: int) -> ValueReader:
     limit = 1 << (bits - 1)
 
     def read(field_text: str, wire_name: str) -> int | None:
+        """Return the integer in `field_text`, and None for "". Raises HeaderError."""
         if not field_text:
             return None
         try:
             integer = int(field_text)
         except ValueError:
-            integer = limit
+            integer = limit  # out of range, so that the error below is raised
         if not -limit <= integer < limit:
             shown = field_text if len(field_text) <= _SHOWN_MAX else f"{field_text[:_SHOWN_MAX]}…"
             raise HeaderError(
@@ -284,14 +292,17 @@ def boolean(wire_name: str, *, default: Any = MISSING) -> Any:
 def declare_header(
     table: dict[int, type], codes: Collection[IntEnum], short_names: str = ""
 ) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that declares a class as the header of `codes`, and adds it to `table`.
+    """Return a decorator that declares a class as the header of some request or response codes.
 
-    `short_names` has one character for each field. They replace the names of the fields on the
-    wire. An empty string leaves the names as they are. A class without a docstring gets one with
-    the names and numbers of the codes.
+    The decorator adds the class to `table` under each of `codes`. A class without a docstring gets
+    one with the names and numbers of the codes.
+
+    `short_names` has one character for each field, which is the name of the field on the wire. An
+    empty string means that the fields keep their names.
     """
 
     def declare(cls: type[T]) -> type[T]:
+        """Make `cls` a header class, add it to the table, and return it."""
         code_names = ", ".join(f"{code.name} ({code})" for code in codes)
         docstring = cls.__doc__ or f"The header of {code_names}."
         header_class = _make_value_class(cls, __doc__=docstring)
@@ -308,11 +319,11 @@ def declare_header(
 
 
 def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
-    """Return the instance of the header class `cls` that extFields contain.
+    """Return an instance of the header class `cls`, with the values in `fields`.
 
-    `fields` is None if the command has no extFields. Fields that `cls` does not declare are
-    ignored, and absent ones have their default. Raises HeaderError with the name of the field if a
-    required field is missing, or a field is invalid. This runs for every request.
+    `fields` are the extFields of a command, or None if it has none. Fields that `cls` does not
+    declare are ignored. Absent fields get their default. Raises HeaderError with the name of the
+    field if a required field is missing or a field is invalid. This runs for every request.
     """
     received = fields or {}
     header = cls.__new__(cls)
@@ -357,9 +368,9 @@ QUEUE_TEXT_VALUES_MAX: Final = 32
 def queue_from(json_value: Any, value_name: str = "The queue") -> MessageQueue:
     """Return the queue that a JSON value describes.
 
-    The value is an object, an object that was a map's key (a tuple of pairs), or a string that
-    contains the JSON of such an object. `value_name` is its name in errors. Raises ProtocolError if
-    the value is none of these, or lacks the topic or the broker name.
+    The value is an object, an object that is the key of a map (a tuple of pairs), or a string with
+    the JSON of an object. `value_name` is its name in errors. Raises ProtocolError if the value is
+    none of these, or lacks the topic or the broker name.
     """
     if isinstance(json_value, str):
         if fastjson.bound_counts(json_value).values > QUEUE_TEXT_VALUES_MAX:
@@ -422,11 +433,11 @@ _VALUE_CODECS: Final[dict[Any, ValueCodec]] = {
 
 
 def value_codec(annotation: Any) -> ValueCodec:
-    """Return the codec of a type, and cache it.
+    """Return the codec of a type: how its values are read from JSON and written to it.
 
     `annotation` is a plain type, `X | None`, a collection or mapping of such types, or a class that
-    has an object codec. Codecs of classes are looked up here, not when a field is declared, so the
-    order of declarations does not matter.
+    has an object codec. The result is cached. Codecs of classes are looked up here, not when a
+    field is declared, so the order of declarations does not matter.
     """
     codec = _VALUE_CODECS.get(annotation)
     if codec is not None:
@@ -450,7 +461,10 @@ def value_codec(annotation: Any) -> ValueCodec:
 
 
 def _make_optional_codec(value_type: Any) -> ValueCodec:
-    """Return the codec of `value_type | None`. None is null in JSON."""
+    """Return the codec of `value_type | None`. None is null in JSON.
+
+    `NoneType` makes the default: called without arguments, it returns None.
+    """
     codec = value_codec(value_type)
     write_value = codec.write
     if write_value is None:
@@ -468,12 +482,13 @@ def _make_list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type:
     The items of a collection have the type `item_type`. `collection_type` is the constructor of the
     collection: list, tuple or frozenset.
 
-    A null in a received list becomes the default of the item type; if items are strings, it is left
-    out. The items of a frozenset are written in sorted order if they are already JSON.
+    A null in a received list becomes the default of the item type. If the items are strings, it is
+    left out. A frozenset of plain JSON values is written as a sorted list.
     """
     read_item, make_default_item, write_item, _ = value_codec(item_type)
 
     def read_list(json_list: Any, list_name: str) -> Any:
+        """Return the collection in a JSON list. `list_name` names it in errors."""
         json_items = as_list(json_list, list_name)
         if item_type is str:
             json_items = [json_item for json_item in json_items if json_item is not None]
@@ -500,22 +515,27 @@ def _make_list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type:
 def _make_map_codec(key_type: Any, value_type: Any) -> ValueCodec:
     """Return the codec of mappings from `key_type` to `value_type`, which are objects in JSON.
 
-    A null value in a received object becomes the default of the value type; if values are strings,
-    the member is left out. If the values are objects that have a `key_name`, a received value
-    without that field gets the key of its member there.
+    A null value in a received object becomes the default of the value type. If the values are
+    strings, the member is left out.
+
+    A class of values may declare that one of its fields (`key_name`) repeats the key. If a received
+    value lacks this field, the field gets the key.
     """
     read_key, _, _, write_key = value_codec(key_type)
     read_value, make_default_value, write_value, _ = value_codec(value_type)
     key_name = OBJECT_CODECS[value_type].key_name if value_type in OBJECT_CODECS else ""
 
     def read_member_value(json_key: Any, json_value: Any, map_name: str) -> Any:
+        """Return the value of one member. It gets the key if it lacks the field `key_name`."""
         if key_name and as_object(json_value, map_name).get(key_name) is None:
-            json_value = {**(json_value or {}), key_name: json_key}
+            received_fields = json_value or {}
+            json_value = {**received_fields, key_name: json_key}
         if json_value is None:
             return make_default_value()
         return read_value(json_value, map_name)
 
     def read_map(json_map: Any, map_name: str) -> dict[Any, Any]:
+        """Return the dict in a JSON object. `map_name` names it in errors."""
         mapping = {}
         for json_key, json_value in as_object(json_map, map_name).items():
             if json_value is None and value_type is str:
@@ -525,6 +545,7 @@ def _make_map_codec(key_type: Any, value_type: Any) -> ValueCodec:
         return mapping
 
     def write_map(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the JSON object, with converted keys and values, in the same order."""
         json_map = {}
         for key, value in mapping.items():
             json_key = write_key(key) if write_key else key
@@ -557,6 +578,12 @@ class ObjectCodec(Generic[T]):
         constants: Mapping[str, Any],
         key: str = "",
     ) -> None:
+        """Store how the fields of `cls` are read and written.
+
+        `declared` has (attribute name, type, declaration) of each field. `constants` are members
+        that are written into every object. `key` is the attribute that repeats the key if the
+        object is a value of a map, "" if there is none.
+        """
         self._cls = cls
         self._declared = [row for row in declared if row[2].wire_name]
         self.constants = dict(constants)
@@ -568,16 +595,18 @@ class ObjectCodec(Generic[T]):
 
     @cached_property
     def read(self) -> Callable[..., T]:
-        """The function (value, name) that makes an instance from a JSON object.
+        """The function (value, name) that makes an instance of the class from a JSON object.
 
         `name` is the name of the value in errors. The function raises ProtocolError if the value is
-        not an object or null, or if a field has another type than declared. The function is made
-        when it is first read, because the codecs of all other classes must be declared by then.
+        neither an object nor null, or if a field has another type than declared.
+
+        The function is made at the first access, when the codecs of all other classes are declared.
         """
         cls = self._cls
         rows = [self._make_field_reader(*row) for row in self._declared]
 
         def read_object(json_object: Any, object_name: str = "The value") -> T:
+            """Return an instance with the members of an object. Absent ones get defaults."""
             get_member = as_object(json_object, object_name).get
             attributes = {}
             for name, wire_name, plain_type, read_value, make_default in rows:
@@ -593,13 +622,16 @@ class ObjectCodec(Generic[T]):
     def _make_field_reader(
         name: str, field_type: Any, declaration: FieldDeclaration
     ) -> tuple[str, str, type | None, ValueReader, Callable[[], Any]]:
-        """Return how a field is read.
+        """Return the parts that `read` needs for one field.
 
-        The items are its attribute name, its wire name, the class whose instances need no
-        conversion or None, the reader of other values, and the function that makes the default.
+        - the name of the attribute, and the name of the field in JSON
+        - str or bool if instances of it need no conversion, else None
+        - the reader of other values
+        - the function that returns the default
         """
         codec = value_codec(field_type)
         default = declaration.default if declaration.absent is MISSING else declaration.absent
+        # `repeat(default).__next__` is a fast function that always returns `default`.
         make_default = codec.make_default if default is MISSING else repeat(default).__next__
         is_plain = field_type in (str, bool) and not declaration.read
         plain_type = field_type if is_plain else None
@@ -608,10 +640,10 @@ class ObjectCodec(Generic[T]):
 
     @cached_property
     def write(self) -> Callable[[T], dict[str, Any]]:
-        """The function (instance) that makes a JSON object, a dict, from an instance.
+        """The function (instance) that returns an instance as a JSON object, a dict.
 
-        The members are sorted by their wire name. Fields that are None are left out. `constants`
-        follow the fields. The function is made when it is first read, as for `read`.
+        The members are sorted by their name in JSON. Fields that are None are left out. The members
+        in `constants` come last. The function is made at the first access, as for `read`.
         """
         rows = sorted(self._declared, key=lambda row: row[2].wire_name)
         names_on_wire = [declaration.wire_name for _, _, declaration in rows]
@@ -623,6 +655,7 @@ class ObjectCodec(Generic[T]):
             return dict(zip(names_on_wire, get_values(instance), strict=True))
 
         def write_object(instance: T) -> dict[str, Any]:
+            """Return the JSON object of an instance, with the constants at the end."""
             members = dict(zip(names_on_wire, get_values(instance), strict=True))
             for wire_name, convert in converters:
                 members[wire_name] = convert(members[wire_name])
@@ -637,9 +670,10 @@ class ObjectCodec(Generic[T]):
         return write_plain_object if is_plain else write_object
 
     def _find_converters(self) -> tuple[list[tuple[str, ValueWriter]], list[str]]:
-        """Return ((wire name, writer) of fields to convert, wire names of fields that may be None).
+        """Return (converters, optional names) of the fields that `write` must handle one by one.
 
-        They are made once, so that `write` handles only these fields one by one.
+        Converters are pairs of a field's name in JSON and the function that converts its value. The
+        optional names are the names in JSON of the fields that may be None.
         """
         converters: list[tuple[str, ValueWriter]] = []
         optional_names: list[str] = []
@@ -680,8 +714,9 @@ def declare_object(
 ) -> ObjectCodec[T]:
     """Make and register the object codec of a dataclass that is defined elsewhere.
 
-    `declared` has for each field, by its attribute name, its name in JSON or a `json_field(…)`. A
-    field that it lacks is never sent. `key` and `constants` are explained at `ObjectCodec`.
+    `declared` maps the attribute name of a field to its name in JSON, or to a `json_field(…)`. A
+    field that is missing there is never sent. `key` is the attribute that repeats the key if the
+    object is a value of a map. `constants` are members that are written into every object.
     """
     rows = []
     for field in fields(cls):  # type: ignore[arg-type]
@@ -695,9 +730,10 @@ def declare_object(
 
 @dataclass_transform(frozen_default=True, field_specifiers=(json_field,))
 def body(cls: type[T]) -> type[T]:
-    """Declare a class as a JSON object: make its instances frozen, and register its codec.
+    """Declare a class as the body of a request or response, which is a JSON object.
 
-    Every annotated attribute of the class must have a `json_field(…)` as its value.
+    The returned class has frozen instances, and its codec is registered. Every annotated attribute
+    of the class must have a `json_field(…)` as its value.
     """
     rows = [
         (name, field_type, vars(cls)[name]) for name, field_type in get_annotations(cls).items()
@@ -712,9 +748,10 @@ Codec = tuple[Callable[[T], bytes], Callable[[JsonData], T]]
 
 
 def body_codec(cls: type[T], body_name: str) -> Codec[T]:
-    """Return the encoder and the decoder of bodies that are an instance of `cls` as JSON.
+    """Return (encoder, decoder) of bodies that contain an instance of `cls` as JSON.
 
-    `body_name` is the name of the body in the errors of the decoder, which raises ProtocolError.
+    The encoder returns bytes. The decoder raises ProtocolError for an invalid body, and calls it
+    `body_name`.
     """
     codec: ObjectCodec[T] = OBJECT_CODECS[cls]
     return (
@@ -726,11 +763,11 @@ def body_codec(cls: type[T], body_name: str) -> Codec[T]:
 def member_codec(
     key: str, value_type: type[T], body_name: str, **constants: Any
 ) -> tuple[Callable[[Any], bytes], Callable[[JsonData], T]]:
-    """Return the encoder and the decoder of bodies that are an object with the member `key`.
+    """Return (encoder, decoder) of bodies that are a JSON object with one important member, `key`.
 
-    `value_type` is the type of the member's value. The encoder also writes `constants`. The decoder
-    returns the default of the type if the member is absent or null, and raises ProtocolError with
-    `body_name` as the body's name.
+    The encoder takes the value of the member, of the type `value_type`. It adds `constants` as
+    further members. The decoder returns the value of the member, or the default of its type if the
+    member is absent or null. It raises ProtocolError for an invalid body, and calls it `body_name`.
     """
     codec = value_codec(value_type)
 
@@ -739,6 +776,7 @@ def member_codec(
         return fastjson.dumps({key: json_member, **constants})
 
     def decode(json_body: JsonData) -> T:
+        """Return the member `key` of the body; its default if it is absent or null."""
         json_member = load_object(json_body, body_name).get(key)
         if json_member is None:
             return codec.make_default()  # type: ignore[no-any-return]

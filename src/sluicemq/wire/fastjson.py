@@ -94,11 +94,14 @@ JsonData = str | bytes | memoryview
 
 
 def loads(json_text: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
-    """Decode standard JSON or the dialect of fastjson. References are replaced by their targets.
+    """Decode standard JSON or the dialect of fastjson, the JSON library of RocketMQ.
+
+    The dialect has unquoted and integer keys, and references such as `{"$ref": "$.a"}`, which are
+    replaced by the value they refer to. Bytes that are not UTF-8 become U+FFFD.
 
     `values_max` limits the number of values in text that is slow to decode: text that is not
-    standard JSON, and text with references. Bytes that are not UTF-8 become U+FFFD. Raises
-    ProtocolError for invalid text, and for text that exceeds a limit.
+    standard JSON, and text with references. Raises ProtocolError for invalid text, and for text
+    that exceeds a limit.
 
     >>> loads('{0:"a"}')
     {0: 'a'}
@@ -127,10 +130,10 @@ def loads(json_text: str | bytes | memoryview, values_max: int = VALUES_MAX) -> 
 
 
 def _check_expanded_count(root: Any, values_max: int) -> None:
-    """Raise ProtocolError if a value contains more than `values_max` values.
+    """Raise ProtocolError if `root` contains more than `values_max` values at all depths.
 
-    References can make a value contain itself, or 10⁹ others. Such a value could not be written
-    into a file. A value that occurs several times is counted each time.
+    A value that occurs several times is counted each time. Because of references, a small JSON text
+    can make a value contain itself or 10⁹ others, which could not be written to a file.
     """
     uncounted_values = [root]
     remaining = values_max
@@ -154,10 +157,10 @@ class CountBounds(NamedTuple):
 
 
 def bound_counts(json_text: str | bytes) -> CountBounds:
-    """Return upper bounds for the values and containers in a JSON text, without parsing it.
+    """Return upper bounds for the number of values and of containers in a JSON text.
 
-    The function counts brackets, commas and colons, including those within strings. 1 MiB takes a
-    millisecond.
+    The text is not parsed: the function counts brackets, commas and colons, including those within
+    strings. 1 MiB takes a millisecond.
     """
     if isinstance(json_text, str):
         containers = json_text.count("{") + json_text.count("[")
@@ -175,11 +178,12 @@ def remove_strings(json_text: bytes, count_max: int) -> bytes:
 
 
 def make_object_key(json_object: Mapping[str, Any]) -> ObjectKey:
-    """Return the dict key for an object that is a map's key: its (name, value) pairs, sorted.
+    """Return a hashable key for an object that is used as the key of a map.
 
-    Raises ProtocolError for an object with more than KEY_FIELDS_MAX fields, with names that are not
-    strings, or with values that are lists or objects. Hashing such a key at each lookup would take
-    as long as reading the whole object.
+    It is a tuple of the object's (name, value) pairs, sorted by name. Raises ProtocolError for an
+    object with more than KEY_FIELDS_MAX fields, with names that are not strings, or with values
+    that are lists or objects. Hashing such a key at each lookup would take as long as reading the
+    object.
     """
     if len(json_object) > KEY_FIELDS_MAX:
         raise ProtocolError(
@@ -201,27 +205,31 @@ class _Parser:
     __slots__ = ("_depth", "_position", "_text", "_values_left")
 
     def __init__(self, json_text: str, values_max: int = VALUES_MAX) -> None:
+        """Parse `json_text`, which may contain at most `values_max` values."""
         self._text = json_text
         self._values_left = values_max
         self._position = 0
         self._depth = 0
 
     def parse_document(self) -> Any:
-        """Return the only value of the text. Raises ProtocolError."""
+        """Parse the text, which must contain exactly one value, and return it.
+
+        Raises ProtocolError if the text is invalid or has too many values.
+        """
         root = self._parse_value()
         if self._peek():
-            raise self._error("the end of the text")
+            raise self._make_error("the end of the text")
         return root
 
     def _peek(self) -> str:
-        """Skip white space, and return the next character without taking it; "" at the end."""
+        """Skip white space, and return the next character, which stays unread; "" at the end."""
         match = _SPACE.match(self._text, self._position)
         if match is not None:
             self._position = match.end()
         return self._text[self._position : self._position + 1]
 
-    def _error(self, expected: str) -> ProtocolError:
-        """Return the error that says that `expected` is missing at the current position."""
+    def _make_error(self, expected: str) -> ProtocolError:
+        """Return the error that `expected` was not found at the current position."""
         return ProtocolError(
             f"The JSON is invalid at character {self._position} of {len(self._text)}: "
             f"expected {expected}."
@@ -230,11 +238,14 @@ class _Parser:
     def _expect(self, expected_character: str) -> None:
         """Take the next character. Raises ProtocolError if it is not `expected_character`."""
         if self._peek() != expected_character:
-            raise self._error(repr(expected_character))
+            raise self._make_error(repr(expected_character))
         self._position += 1
 
     def _parse_value(self) -> Any:
-        """Parse the value at the current position, and move behind it. Raises ProtocolError."""
+        """Parse the value at the current position, move behind it, and return it.
+
+        Raises ProtocolError if the text is invalid or has too many values.
+        """
         self._values_left -= 1
         if self._values_left < 0:
             raise ProtocolError(
@@ -254,34 +265,36 @@ class _Parser:
 
         match = syntax.pattern.match(self._text, self._position)
         if match is None:
-            raise self._error(syntax.wanted)
+            raise self._make_error(syntax.wanted)
         try:
             scalar = syntax.value_of(match)
         except (ValueError, KeyError) as error:
-            raise self._error(syntax.wanted_of_it) from error
+            raise self._make_error(syntax.wanted_of_it) from error
         self._position = match.end()
         return scalar
 
     def _parse_container(self, end: str) -> Any:
-        """Parse the object or list at the current position, which ends with `end`.
+        """Parse the object or list at the current position, and return it as a dict or list.
 
-        A comma before the end is accepted. Raises ProtocolError.
+        `end` is its last character, `}` or `]`. A comma before the end is accepted. A key that is
+        an object becomes a tuple of pairs. Raises ProtocolError if the text is invalid, or nested
+        too deeply.
         """
         self._position += 1
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise _too_deep()
+            raise _too_deep_error()
         container: Any = {} if end == "}" else []
         while self._peek() != end:
-            key_or_item = self._parse_value()
+            key_or_item = self._parse_value()  # a key of an object, an item of a list
             if end == "]":
                 container.append(key_or_item)
             elif isinstance(key_or_item, list):
-                raise self._error("a key that is not a list")
+                raise self._make_error("a key that is not a list")
             else:
                 key = make_object_key(key_or_item) if isinstance(key_or_item, dict) else key_or_item
                 if key.__class__ is int and not -(1 << 63) <= key < 1 << 63:
-                    raise self._error("a key of 64 bits")  # larger integers can share one hash
+                    raise self._make_error("a key of 64 bits")  # larger integers can share one hash
                 self._expect(":")
                 container[key] = self._parse_value()
             if self._peek() != end:
@@ -291,7 +304,7 @@ class _Parser:
         return container
 
 
-def _too_deep() -> ProtocolError:
+def _too_deep_error() -> ProtocolError:
     """Return the error for a body with more than DEPTH_MAX levels."""
     return ProtocolError(f"The JSON is nested deeper than {DEPTH_MAX} levels.")
 
@@ -302,6 +315,7 @@ class _References:
     __slots__ = ("_only_keys", "_root")
 
     def __init__(self, root: Any) -> None:
+        """Resolve references within the document `root`."""
         self._root = root
         self._only_keys: dict[int, tuple[Any, ObjectKey | None]] = {}
         """By the `id` of a map: the map and its only object key, or None if it has none or several.
@@ -310,16 +324,18 @@ class _References:
         """
 
     def resolve(self, json_value: Any, parents: tuple[Any, ...]) -> Any:
-        """Replace the references in a value in place; return the value, or its target if it is one.
+        """Replace all references within `json_value` by their targets, in place.
 
-        `parents` are the containers around `json_value`, the root first. A reference without a
-        target becomes None. Raises ProtocolError if `json_value` is nested deeper than DEPTH_MAX.
+        A reference is an object such as `{"$ref": "$.a"}`. Return `json_value`, or its target if it
+        is a reference itself. `parents` are the containers around `json_value`, the root first. A
+        reference without a target becomes None. Raises ProtocolError if `json_value` is nested
+        deeper than DEPTH_MAX.
         """
         if not isinstance(json_value, dict | list):
             return json_value
         chain = (*parents, json_value)
         if len(chain) > DEPTH_MAX:
-            raise _too_deep()
+            raise _too_deep_error()
         if isinstance(json_value, list):
             json_value[:] = [
                 self.resolve(json_item, chain) if isinstance(json_item, dict | list) else json_item
@@ -333,7 +349,10 @@ class _References:
         return json_value
 
     def _resolve_members(self, json_object: dict[Any, Any], chain: tuple[Any, ...]) -> None:
-        """Replace the references in the values and keys of an object, the last item of `chain`."""
+        """Replace the references in the values and keys of `json_object`, in place.
+
+        `chain` contains the containers around the object and then the object itself.
+        """
         object_keys = []
         for key, member in json_object.items():
             if isinstance(member, dict | list):
@@ -345,12 +364,13 @@ class _References:
             json_object[self._resolve_key(key)] = member
 
     def _resolve_key(self, key: ObjectKey) -> ObjectKey:
-        """If `key` is a `$ref`, return the object key that it stands for, else return `key`.
+        """Return the object key that a reference stands for. Return any other key unchanged.
 
-        `{"$ref":"$.mqPopTable.null"}` as a key stands for an object key of the map `$.mqPopTable`,
-        because fastjson writes an object key as `null` in a path (spec/remoting.md §5). If that map
-        does not exist, or does not have exactly one object key, the reference cannot be resolved:
-        `key` is returned. A map is searched once, even if many keys refer to it.
+        An object key is an object used as a key of a map, here a tuple of pairs. fastjson writes an
+        object key as `null` in a path (spec/remoting.md §5). So the key
+        `{"$ref":"$.mqPopTable.null"}` stands for an object key of the map `$.mqPopTable`. If this
+        map does not exist, or does not have exactly one object key, the reference cannot be
+        resolved, and `key` is returned.
         """
         if len(key) != 1:
             return key
@@ -361,6 +381,7 @@ class _References:
         target_map = self._find_target(map_path, (self._root,))
         if not isinstance(target_map, dict):
             return key
+        # Search each map once, even if many keys refer to it.
         if id(target_map) not in self._only_keys:
             object_keys = [map_key for map_key in target_map if isinstance(map_key, tuple)]
             only_key = object_keys[0] if len(object_keys) == 1 else None
@@ -369,12 +390,11 @@ class _References:
         return only_key or key
 
     def _find_target(self, path: str, chain: tuple[Any, ...]) -> Any:
-        """Return the value at `path`, or None if there is none.
+        """Return the value at `path`, or None if there is none or if it is a reference itself.
 
         `@` is the object that contains the reference, `..` its parent, `$` the root, and `$.a.b[0]`
-        a path from the root. `chain` are the containers around the reference and the reference
-        itself, the root first. The work is proportional to the length of the path. The target is
-        None if it is a reference itself.
+        a path from the root. `chain` contains the containers around the reference, the root first,
+        and then the reference itself.
         """
         if len(path) > PATH_BYTES_MAX:
             return None
@@ -391,10 +411,12 @@ class _References:
 
 
 def _take_step(container: Any, step: str) -> Any:
-    """Return the item or member of a JSON value that one step of a path leads to, None if none.
+    """Return the item or member of `container` to which one step of a path leads.
 
-    `step` is the index of an item, or the name or integer key of a member.
+    `step` is the index of an item, or the name or integer key of a member. Return None if there is
+    no such item or member.
     """
+    # -1 if the step is not an index. The length is limited because of huge numbers.
     index = int(step) if step.isdecimal() and len(step) < 10 else -1
     if isinstance(container, list):
         return container[index] if 0 <= index < len(container) else None
@@ -404,7 +426,7 @@ def _take_step(container: Any, step: str) -> Any:
 
 
 def _get_reference_path(json_value: Any) -> str | None:
-    """Return the path of a reference, or None if `json_value` is not a reference."""
+    """Return the path in a reference such as `{"$ref": "$.a"}`; None for any other value."""
     if isinstance(json_value, dict) and len(json_value) == 1:
         path = json_value.get(REFERENCE_NAME)
         return path if isinstance(path, str) else None
@@ -417,9 +439,8 @@ def _get_reference_path(json_value: Any) -> str | None:
 def dumps(json_value: Any) -> bytes:
     """Encode a value in the dialect of fastjson.
 
-    Integer and object keys are not quoted, keys are sorted, and members of objects that are None
-    are left out. None in a list is written as null. A lone surrogate is
-    written as an escape.
+    Integer and object keys are not quoted. Keys are sorted. Members of objects that are None are
+    left out, but None in a list is written as null. A lone surrogate is written as an escape.
 
     >>> dumps({"b": {1: "x", 0: "y"}, "a": None})
     b'{"b":{0:"y",1:"x"}}'
@@ -437,7 +458,7 @@ def dumps(json_value: Any) -> bytes:
 
 
 def _write(json_value: Any, written: list[str]) -> None:
-    """Append the text of `json_value` to `written`, as `dumps` describes."""
+    """Append the JSON text of `json_value` to `written`, in the dialect of fastjson."""
     if isinstance(json_value, dict):
         _write_object(json_value, written)
     elif isinstance(json_value, list | tuple):
@@ -450,7 +471,7 @@ def _write(json_value: Any, written: list[str]) -> None:
 
 
 def _write_object(json_object: dict[Any, Any], written: list[str]) -> None:
-    """Append the text of an object to `written`, without the members that are None."""
+    """Append the JSON text of an object to `written`. Members that are None are left out."""
     separator = "{"  # before the first member
     for key in sorted(json_object, key=_make_sort_key):
         if json_object[key] is not None:
@@ -516,9 +537,9 @@ def dumps_pretty(json_value: Any, depth: int = 0) -> PrettyText:
 
 
 def _write_pretty(json_value: Any, line: str, written: list[str]) -> None:
-    """Append the text of `json_value` to `written`, as `dumps_pretty` describes.
+    """Append the indented JSON text of `json_value` to `written`.
 
-    `line` is the newline and indentation before the closing bracket of `json_value`.
+    `line` is a newline and the indentation for the closing bracket of `json_value`.
     """
     if isinstance(json_value, list | tuple) and json_value:
         _write_pretty_items(json_value, line, written)
@@ -536,7 +557,11 @@ def _write_pretty(json_value: Any, line: str, written: list[str]) -> None:
 def _write_pretty_items(
     json_items: list[Any] | tuple[Any, ...], line: str, written: list[str]
 ) -> None:
-    """Append the text of a list, with a line for each item, or of a tuple, in one line."""
+    """Append the text of a list or tuple to `written`.
+
+    Each item of a list is on a line of its own, and a tuple is on one line. `line` is a newline and
+    the indentation for the closing bracket.
+    """
     is_list = isinstance(json_items, list)
     before_item = line + "\t" if is_list else ""
     for index, json_item in enumerate(json_items):
@@ -546,7 +571,11 @@ def _write_pretty_items(
 
 
 def _write_pretty_members(mapping: Mapping[Any, Any], line: str, written: list[str]) -> None:
-    """Append the text of an object. Only integer keys do not begin a line."""
+    """Append the text of an object to `written`. Members that are None are left out.
+
+    `line` is a newline and the indentation for the closing bracket. Each member begins a line,
+    except members with integer keys.
+    """
     member_line = line + "\t"
     separator = "{"  # before the first member
     for key, member in mapping.items():
@@ -570,14 +599,15 @@ def _write_pretty_members(mapping: Mapping[Any, Any], line: str, written: list[s
 def to_text(json_value: Any) -> str:
     """Return a JSON value as the string that fastjson makes of it for a field of type String.
 
-    A string is returned as it is. Raises ProtocolError if the value is nested too deeply.
+    A string is returned as it is, and any other value as its JSON text. Raises ProtocolError if the
+    value is nested too deeply.
     """
     if isinstance(json_value, str):
         return json_value
     try:
         return dumps(json_value).decode()
     except RecursionError:  # orjson decodes up to 1,024 levels
-        raise _too_deep() from None
+        raise _too_deep_error() from None
 
 
 # ------------------------------------------------------------------------------- single values
@@ -597,7 +627,7 @@ def load_object(json_body: JsonData, body_name: str) -> dict[Any, Any]:
 def as_object(json_value: Any, value_name: str) -> dict[Any, Any]:
     """Return `json_value` if it is a JSON object, and {} if it is None.
 
-    Raises ProtocolError, which begins with `value_name`, for any other value.
+    Raises ProtocolError for any other value. Its message begins with `value_name`.
     """
     if json_value is None:
         return {}
@@ -617,9 +647,9 @@ def as_list(json_value: Any, value_name: str) -> list[Any]:
 
 
 def as_float(json_value: Any, value_name: str) -> float:
-    """Return a JSON value as a float. Strings are parsed.
+    """Return a JSON number, or a string that contains one, as a float.
 
-    Raises ProtocolError, which begins with `value_name`, if the value is not a number.
+    Raises ProtocolError for any other value. Its message begins with `value_name`.
     """
     try:
         return float(json_value)
@@ -628,7 +658,10 @@ def as_float(json_value: Any, value_name: str) -> float:
 
 
 def _parse_integer(json_value: Any, value_name: str) -> int:
-    """Return a JSON value as an integer of any size, as `as_integer` does."""
+    """Return a JSON number, or a string that contains one, as an integer of any size.
+
+    Raises ProtocolError for any other value. Its message begins with `value_name`.
+    """
     try:
         return int(json_value)
     except (ValueError, TypeError, OverflowError) as error:
@@ -662,10 +695,11 @@ LONG_LIMIT: Final = 1 << 63
 
 
 def as_integer(json_value: Any, field_name: str) -> int:
-    """Return a JSON value as an integer. Strings are parsed.
+    """Return a JSON number, or a string that contains one, as an integer.
 
-    `field_name` selects the range: 32 bits for a name in `INTS`, else 64. Raises ProtocolError if
-    the value is not an integer in that range.
+    The integer must fit into 32 bits if `field_name` is in `INTS`, else into 64 bits. Raises
+    ProtocolError if the value is not an integer in that range. Its message begins with
+    `field_name`.
     """
     integer = json_value if json_value.__class__ is int else _parse_integer(json_value, field_name)
     if not -INT_LIMIT <= integer < INT_LIMIT and (

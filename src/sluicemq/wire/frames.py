@@ -84,7 +84,7 @@ class Command:
     def copy(self, added_flag: int = 0) -> "Command":
         """Return a shallow copy whose flag also has the bits of `added_flag`.
 
-        Callers give the copy an `opaque` of its own before they send it.
+        The copy has the same `opaque`. The caller changes it before it sends the copy.
         """
         return Command(
             code=self.code,
@@ -148,15 +148,16 @@ HEADER_MASK: Final = 0xFFFFFF
 
 
 def decode(buffer: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
-    """Return the command in the frame `buffer[start:end]`, which begins behind the frame's `total`.
+    """Return the command in the frame `buffer[start:end]`.
 
-    `end` None means the end of `buffer`. The body of the returned command is a slice of `buffer`: a
-    view, not a copy, if `buffer` is a memoryview. Raises ProtocolError if the frame is malformed.
+    The frame is passed without its first four bytes, which contain its total size. An `end` of None
+    means the end of `buffer`. The body of the command is a slice of `buffer`, which is a view and
+    not a copy if `buffer` is a memoryview. Raises ProtocolError if the frame is malformed.
     """
     end = len(buffer) if end is None else end
     if end - start < 4:
         raise ProtocolError(f"A frame of {end - start} bytes is too short for a header length.")
-    # The upper byte is the serialisation, the others are the header's length.
+    # The upper byte is the serialisation; the lower three bytes are the header's length.
     serialization_and_length = _NUMBER.unpack_from(buffer, start)[0]
     header_end = start + 4 + (serialization_and_length & HEADER_MASK)
     if header_end > end:
@@ -183,9 +184,9 @@ def decode(buffer: bytes | memoryview, start: int = 0, end: int | None = None) -
 def build_command(header_values: Any, header: bytes, body: bytes | memoryview) -> Command:
     """Return the command with the JSON header `header` and the body `body`.
 
-    `header_values` is what orjson decoded from the header, or None if it could not decode it. Only
-    a header in the usual form is built from `header_values`; any other is decoded again by the
-    tolerant decoder. Raises ProtocolError if that cannot read the header either. This runs for
+    `header_values` is what orjson decoded from the header, or None if orjson failed. A header in
+    the usual form is built from `header_values`. Any other header is decoded again by a slower,
+    tolerant decoder. Raises ProtocolError if this cannot read the header either. This runs for
     every frame.
     """
     # `join` and `|` are type checks that run in C: they fail for values that are not strings, and
@@ -213,12 +214,12 @@ def build_command(header_values: Any, header: bytes, body: bytes | memoryview) -
 
 
 def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
-    """Return the command with a JSON header that is decoded as tolerantly as fastjson does it.
+    """Return the command with a JSON header, decoded as tolerantly as by RocketMQ's JSON library.
 
-    Numbers may be strings and strings may be numbers. Fields that are null are left out. A language
-    may be a number, and an unknown one becomes OTHER. Raises ProtocolError if the header is not a
-    JSON object, a number does not fit into 32 bits, or there are more than HEADER_VALUES_MAX
-    values.
+    Numbers may be strings, and strings may be numbers. Fields that are null are left out. A
+    language may be a number, and an unknown one becomes OTHER. Raises ProtocolError if the header
+    is not a JSON object, if a number does not fit into 32 bits, or if there are more than
+    HEADER_VALUES_MAX values.
     """
     header_values = fastjson.loads(header, HEADER_VALUES_MAX)
     if not isinstance(header_values, dict):
@@ -232,7 +233,7 @@ def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
         language = LANGUAGES[language]
     return Command(
         _read_int32(header_values, "code"),
-        fields and _convert_fields_to_texts(fields),
+        fields and _convert_fields_to_texts(fields),  # None and {} stay as they are
         body,
         _read_int32(header_values, "opaque"),
         _read_int32(header_values, "flag"),
@@ -252,26 +253,26 @@ def _convert_fields_to_texts(fields: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _read_int32(header_values: Mapping[Any, Any], key: str) -> int:
-    """Return the 32-bit integer under `key`: 0 if it is absent or null. Strings are parsed.
+    """Return the 32-bit integer under `key` of a header; 0 if it is absent or null.
 
-    Raises ProtocolError if it is not an integer of 32 bits.
+    A string is parsed. Raises ProtocolError if the value is not an integer of 32 bits.
     """
     received_value = header_values.get(key)
     try:
         integer = int(received_value) if received_value is not None else 0
     except (ValueError, TypeError, OverflowError):
-        integer = 1 << 31
+        integer = 1 << 31  # out of range, so that the error below is raised
     if not -0x80000000 <= integer <= 0x7FFFFFFF:
         raise ProtocolError(f"The header's {key} is not a 32-bit integer.")
     return integer
 
 
 def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
-    """Return the command with a binary header, whose layout is that of `_encode_binary`.
+    """Return the command with a binary header.
 
-    Fields with an empty name or value are left out: an empty string means null there
-    (spec/remoting.md §3). Raises ProtocolError if the header ends early, or if a size in it is
-    negative or too large.
+    The layout of the header is documented at `_encode_binary`. Fields with an empty name or value
+    are left out, because an empty string means null there (spec/remoting.md §3). Raises
+    ProtocolError if the header ends early, or if a size in it is negative or too large.
     """
     try:
         code, language_number, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(
@@ -297,10 +298,10 @@ def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
 
 
 def _read_binary_fields(header: bytes, position: int, fields_size: int) -> dict[str, str]:
-    """Return the fields in the `fields_size` bytes from `position` on.
+    """Return the fields in the `fields_size` bytes of a binary header from `position` on.
 
-    Raises ProtocolError if the fields do not fit into the header, and struct.error if they end
-    within the size of a name or a value.
+    Fields with an empty name or value are left out. Raises ProtocolError if the fields do not fit
+    into the header, and struct.error if they end within the size of a name or a value.
     """
     end = position + fields_size
     if fields_size < 0 or end > len(header):
@@ -342,10 +343,11 @@ def encode(command: Command) -> bytes:
 
 
 def encode_start(command: Command) -> bytes:
-    """Encode the part of a frame before its body, so that a large body need not be copied.
+    """Return the bytes of a frame up to its body: total size, header length and header.
 
-    Raises ProtocolError as `encode` does. A JSON header has its keys in alphabetical order and no
-    nulls, as Java peers write it.
+    The caller sends the body separately, so that a large body need not be copied. A JSON header has
+    its keys in alphabetical order and no nulls, as Java peers write it. Raises ProtocolError if the
+    frame is above FRAME_BYTES_MAX, or if the header cannot be written.
     """
     is_subclass = command.__class__ is not Command
     if is_subclass and (encoded_start := command.start()) is not None:
@@ -406,9 +408,10 @@ def _encode_binary(command: Command) -> bytes:
 
 
 def _encode_binary_fields(fields: Mapping[str, str]) -> bytes:
-    """Return the fields of a binary header, without their size.
+    """Return the fields of a binary header: the size and bytes of each name, then of its value.
 
-    Raises struct.error if a name or value is too long.
+    The total size, which precedes them in the header, is not included. Fields with an empty name or
+    value are left out. Raises struct.error if a name or value is too long.
     """
     pieces: list[bytes] = []
     for name, value in fields.items():
@@ -434,8 +437,8 @@ def encode_response(
 ) -> bytes:
     """Encode the response to `request` as a whole frame with a JSON header.
 
-    The header is JSON even if the header of the request is binary. Raises ProtocolError as `encode`
-    does.
+    The header is JSON even if the header of the request is binary. The response gets the request's
+    `opaque`. Raises ProtocolError if the frame is above FRAME_BYTES_MAX.
     """
     return encode(
         Command(
@@ -490,6 +493,7 @@ class FrameBuffer:
     __slots__ = ("_frame_bytes_max", "_needed", "_parts", "_size", "_unjoined")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        """Create an empty buffer for frames of at most `frame_bytes_max` bytes."""
         self._frame_bytes_max = frame_bytes_max
         self._parts: list[bytes] = []
         self._unjoined = 0
@@ -504,16 +508,18 @@ class FrameBuffer:
         return self._size
 
     def join(self, received: bytes) -> bytes | None:
-        """Return the buffered bytes and `received`, or None if the first frame is incomplete.
+        """Return the buffered bytes followed by `received`, or None if the frame is incomplete.
 
-        The returned bytes begin at a frame, and the buffer is empty afterwards. If nothing was
-        buffered, `received` is returned as it is, whether it contains a complete frame or not.
+        If the buffered frame is still incomplete, `received` is buffered too. Otherwise the buffer
+        is empty afterwards. If nothing was buffered, `received` is returned as it is, even without
+        a complete frame. The returned bytes begin at a frame.
         """
         if self._parts:
             self._parts.append(received)
             self._size += len(received)
             if self._size < self._needed:
                 self._unjoined += 1
+                # Join small pieces now and then, because each one takes memory of its own.
                 if self._unjoined == UNJOINED_PIECES_MAX:
                     self._parts[-UNJOINED_PIECES_MAX:] = [
                         b"".join(self._parts[-UNJOINED_PIECES_MAX:])
@@ -526,10 +532,10 @@ class FrameBuffer:
         return received
 
     def keep_rest(self, unread: bytes) -> bytes | None:
-        """Buffer `unread`, which begins at a frame, and return None.
+        """Buffer `unread` if the frame at its start is incomplete, and return None.
 
-        If that frame is complete, return `unread` instead and buffer nothing. Call this only while
-        the buffer is empty. Raises ProtocolError if the size of the frame is invalid.
+        If the frame is complete, buffer nothing and return `unread`. Call this only while the
+        buffer is empty. Raises ProtocolError if the size of the frame is invalid.
         """
         self._needed = 4
         if len(unread) >= 4:
@@ -555,8 +561,8 @@ class FrameReader(FrameBuffer):
     def feed(self, received: bytes) -> list[Command]:
         """Return the commands whose frames `received` completes, in order; [] if it completes none.
 
-        Bytes of a frame that is not complete are kept for the next call. Raises ProtocolError if a
-        frame is malformed or too large.
+        Bytes of an incomplete frame are stored for the next call. Raises ProtocolError if a frame
+        is malformed or too large.
         """
         buffered = self.join(received)
         if not buffered:

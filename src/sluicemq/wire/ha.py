@@ -131,7 +131,7 @@ def encode_slave_report(end: int, *, failover: bool) -> bytes:
 
 
 def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
-    """Encode a slave's handshake."""
+    """Return the bytes of the handshake frame that a slave sends first."""
     from_last_file = handshake.from_last_file
     is_learner = handshake.is_learner
     return _SLAVE_HANDSHAKE.pack(
@@ -140,7 +140,10 @@ def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
 
 
 def encode_master_handshake(handshake: MasterHandshake) -> bytes:
-    """Encode a master's handshake, with the last TERMS_MAX terms if there are more."""
+    """Return the bytes of the handshake frame with which a master responds to a slave.
+
+    If the handshake has more than TERMS_MAX terms, only the last TERMS_MAX are sent.
+    """
     terms = handshake.terms[-TERMS_MAX:]
     size = len(terms) * _TERM.size
     head = _MASTER_HANDSHAKE.pack(
@@ -172,11 +175,14 @@ class SlaveFrameReader:
         self._rest = b""
 
     def feed(self, received: bytes) -> Iterator[SlaveHandshake | int]:
-        """Yield the frames that `received` completes, in order.
+        """Yield the frames from a slave that `received` completes, in order.
 
-        A SlaveHandshake is a handshake, an int the position in a report: the slave has the log up
-        to it. In the plain protocol only the last report is yielded, because it replaces the ones
-        before it. Raises ProtocolError if a frame does not begin with the state of one of these.
+        A handshake is a SlaveHandshake. A report is an int: the position up to which the slave has
+        the log. Bytes of an incomplete frame are stored for the next call.
+
+        The plain protocol, without failover, has only reports. Then only the last report is
+        yielded, because it replaces the earlier ones. Raises ProtocolError if a frame begins with
+        an unknown state.
         """
         unread = self._rest + received
         if not self._failover:
@@ -205,7 +211,10 @@ class SlaveFrameReader:
         self._rest = unread[offset:]
 
     def _read_last_plain_report(self, unread: bytes) -> Iterator[int]:
-        """Yield the position in the last complete report, if there is one. Keep what follows it."""
+        """Yield the position in the last complete report of `unread`, or nothing if there is none.
+
+        The bytes of an incomplete report at the end are stored for the next call.
+        """
         complete_bytes = len(unread) - len(unread) % _PLAIN_REPORT.size
         self._rest = unread[complete_bytes:]
         if complete_bytes:
@@ -220,6 +229,10 @@ class MasterFrameReader:
     """
 
     def __init__(self, *, failover: bool) -> None:
+        """Create a reader of a master's frames, without data.
+
+        With `failover`, frames have terms, and the first one is a handshake.
+        """
         self._failover = failover
         self._rest = b""
         """The bytes of a header or handshake that has not arrived completely."""
@@ -229,16 +242,17 @@ class MasterFrameReader:
         """The number of log bytes of the current frame that have not arrived."""
 
     def feed(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and log bytes in `received`, in order.
+        """Yield the handshakes and chunks of the log that are in `received`, in order.
 
-        Chunks that follow one another in the log and have the same term are joined to one, with the
-        confirmed position of the last. A frame without log bytes, a heartbeat, is a chunk without
-        bytes unless it is joined to another chunk. Raises ProtocolError if a frame is malformed.
+        A chunk need not be a whole frame: log bytes are yielded as soon as they arrive. Chunks of
+        one term that follow one another in the log are joined to one, which has the confirmed
+        position of the last. A heartbeat is a frame without log bytes. It is yielded as an empty
+        chunk, unless it is joined to another one. Raises ProtocolError if a frame is malformed.
         """
         # The chunks that are joined to one: their bytes, the last chunk, and where it ends.
         joined_bytes = list[bytes | memoryview]()
         last_chunk = self._next_chunk
-        end = -1
+        end = -1  # the position behind `last_chunk`; -1 before the first chunk
         for frame in self._split_frames(received):
             follows_last_chunk = (
                 isinstance(frame, LogChunk)
@@ -258,9 +272,11 @@ class MasterFrameReader:
             yield _join_chunk(last_chunk, joined_bytes, end)
 
     def _split_frames(self, received: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and the log bytes of each frame in `received`, without joining them.
+        """Yield each handshake and each chunk of log bytes in `received`, without joining chunks.
 
-        A frame without log bytes gives a chunk without bytes.
+        A frame whose bytes have arrived only in part gives a chunk with this part. A frame without
+        log bytes gives an empty chunk. The bytes of an incomplete header are stored for the next
+        call.
         """
         if self._rest:
             received = self._rest + received
@@ -268,7 +284,7 @@ class MasterFrameReader:
         view = memoryview(received)
         offset = 0
         while offset < len(received):
-            if self._bytes_left:
+            if self._bytes_left:  # inside a frame, behind its header
                 log_bytes = view[offset : offset + self._bytes_left]
                 chunk = self._next_chunk
                 yield chunk._replace(data=log_bytes)
@@ -291,10 +307,11 @@ class MasterFrameReader:
     def _read_frame_header(
         self, received: bytes, offset: int
     ) -> tuple[MasterHandshake | LogChunk, int] | None:
-        """Return the frame at `offset` without its log bytes, and the size of its header.
+        """Return (handshake or empty chunk, size in bytes) for the header at `offset`.
 
-        A handshake counts as a header. Return None if the header is incomplete. Set `_bytes_left`
-        to the number of log bytes in the frame. Raises ProtocolError if the header is malformed.
+        A handshake is read as a whole. Of a frame with log bytes only the header is read, and
+        `_bytes_left` is set to the number of log bytes. Return None if the header or handshake is
+        incomplete. Raises ProtocolError if it is malformed.
         """
         available_bytes = len(received) - offset
         if not self._failover:
@@ -366,10 +383,12 @@ def common_end(
 ) -> int:
     """Return the position up to which two logs are identical, or -1 if they share no term.
 
+    A term is a section of a log, written by one master. It has a number and a start position.
     `own_terms` and `other_terms` are the terms of the two logs, which end at `own_end` and
-    `other_end`. The result is the smaller of the two ends of the last term that both logs have
-    (spec/ha.md §7). Raises ProtocolError if the two logs have terms with one number and different
-    start positions.
+    `other_end`. The function searches the last term that is in both logs. It may end earlier in one
+    of them, and the result is the earlier end (spec/ha.md §7).
+
+    Raises ProtocolError if a term number occurs in both logs with different start positions.
     """
     other_end_by_term = dict(zip(other_terms, term_ends(other_terms, other_end), strict=True))
     other_numbers = {term.number for term in other_terms}

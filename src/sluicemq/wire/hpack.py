@@ -83,16 +83,25 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
     """
 
     def __init__(self) -> None:
+        """Build the tree of HPACK's Huffman code.
+
+        The dict itself is empty. A transition is computed and stored when it is first looked up.
+        """
         super().__init__()
-        # For each node the child for bit 0 and that for bit 1: the index of a node, ~symbol for a
-        # leaf, or 0 for none.
+        # For each node, its two children, for bit 0 and bit 1. A child is the index of a node,
+        # ~symbol for a leaf, or 0 for none.
         self._nodes: list[list[int]] = [[0, 0]]
         self._build_tree()
         self.end_states = self._find_end_states()
         """The states in which a string may end: the root, and those after valid padding."""
 
     def _build_tree(self) -> None:
-        """Add all symbols to the tree. Their codes are computed from the lengths of the codes."""
+        """Add all symbols of HPACK's Huffman code to the tree.
+
+        The code is canonical: codes are ascending numbers, in the order of their length and then of
+        the symbol. So they are computed from their lengths, which `HUFFMAN_CODE_LENGTHS` has in
+        base 36.
+        """
         code = 0
         previous_length = 0
         symbols_by_length = sorted(
@@ -105,9 +114,10 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
             previous_length = length
 
     def _find_end_states(self) -> set[int]:
-        """Return the states in which a string may end: the root, and those after valid padding.
+        """Return the states in which a string may end.
 
-        Padding consists of up to seven bits of the code of EOS, which are all ones.
+        They are the root and the states after valid padding, which consists of up to seven bits of
+        the code of EOS, all ones. A state is the index of a node, shifted left by 8 bits.
         """
         end_states = {0}
         node = 0
@@ -117,7 +127,10 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
         return end_states
 
     def _add_symbol(self, code: int, length: int, symbol: int) -> None:
-        """Add a symbol, whose code has `length` bits, to the tree."""
+        """Add a symbol to the tree. Its code is the lowest `length` bits of `code`.
+
+        Nodes on the path to the symbol are created if they do not exist.
+        """
         node = 0
         for shift in range(length - 1, 0, -1):
             children = self._nodes[node]
@@ -126,16 +139,18 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
                 children[bit] = len(self._nodes)
                 self._nodes.append([0, 0])
             node = children[bit]
-        self._nodes[node][code & 1] = ~symbol
+        self._nodes[node][code & 1] = ~symbol  # negative, which marks a leaf
 
     def __missing__(self, key: int) -> tuple[bytes, int]:
         """Compute, store and return the transition for `key`, which is state | byte.
 
-        Raises Http2Error if the byte completes the code of EOS.
+        A transition is (symbols that the 8 bits complete, next state). A state is a node of the
+        tree, shifted left by 8 bits. Raises Http2Error if the byte completes the code of EOS.
         """
         node = key >> 8
         symbols = bytearray()
         for shift in range(7, -1, -1):
+            # An inner node is its index, 0 for the root. The leaf of a symbol is ~symbol.
             node = self._nodes[node][key >> shift & 1]
             if node == ~_EOS:
                 raise Http2Error(
@@ -153,10 +168,11 @@ _huffman_transitions: Final = cache(_HuffmanTransitions)
 
 
 def _huffman_decode(coded: bytes) -> str:
-    """Decode a Huffman-coded string, whose symbols are the characters of Latin-1.
+    """Decode a Huffman-coded string to a string of Latin-1 characters.
 
     Raises Http2Error if the string contains EOS, ends within a symbol, or has wrong padding.
     """
+    # The decoder reads whole bytes: each state and byte give the completed symbols and a new state.
     transitions = _huffman_transitions()
     state = 0
     symbols_of_string = bytearray()
@@ -181,6 +197,7 @@ class HeaderDecoder:
     __slots__ = ("_entries", "_size", "_size_max", "list_bytes")
 
     def __init__(self) -> None:
+        """Create a decoder whose dynamic table is empty."""
         self._entries: list[HeaderField] = []  # the newest last
         self._size = 0
         self._size_max = DYNAMIC_TABLE_BYTES_MAX
@@ -188,16 +205,16 @@ class HeaderDecoder:
         """The size of the last block's header list, as RFC 9113 counts it, in bytes."""
 
     def decode(self, block: bytes) -> dict[str, str]:
-        """Return the header fields of a block by name.
+        """Return the header fields of a block by name. This runs for every request.
 
-        If several fields have one name, the last one counts, as in grpc-java: a Go client that
-        retries a call sends all its metadata twice. This runs for every request.
+        If several fields have one name, the last one counts, as in grpc-java. A Go client that
+        retries a call sends all its metadata twice.
 
         Raises Http2Error if the block is malformed, or if its header list exceeds
         HEADER_LIST_BYTES_MAX. The dynamic table may be wrong afterwards, so the caller must close
         the connection.
         """
-        # The representations are those of the module docstring: the first bits of `byte` decide.
+        # The first bits of each field's first byte say how it is represented (RFC 7541 §6).
         fields: dict[str, str] = {}
         position = 0
         end = len(block)
@@ -232,7 +249,7 @@ class HeaderDecoder:
 
                 list_bytes += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
                 if list_bytes > HEADER_LIST_BYTES_MAX:
-                    raise _headers_too_large()
+                    raise _headers_too_large_error()
                 fields[name] = value
         except IndexError:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header block ends early.") from None
@@ -240,9 +257,10 @@ class HeaderDecoder:
         return fields
 
     def _get_entry(self, index: int) -> HeaderField:
-        """Return the entry with this index of the static and the dynamic table.
+        """Return the (name, value) entry with this index in the static or dynamic table.
 
-        Raises Http2Error if there is none.
+        The dynamic table begins after the last index of the static table. Raises Http2Error if
+        there is no such entry.
         """
         if 0 < index < _DYNAMIC_START:
             return STATIC_TABLE[index]
@@ -254,7 +272,7 @@ class HeaderDecoder:
         return self._entries[-1 - age]
 
     def _insert_entry(self, name: str, value: str) -> None:
-        """Add an entry to the dynamic table, and remove the oldest ones beyond its limit."""
+        """Add an entry to the dynamic table, and remove the oldest ones if it exceeds its limit."""
         self._entries.append((name, value))
         self._size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
         if self._size > self._size_max:
@@ -267,13 +285,14 @@ class HeaderDecoder:
             name, value = self._entries[evicted_count]
             self._size -= len(name) + len(value) + ENTRY_OVERHEAD_BYTES
             evicted_count += 1
+        # The oldest entries are at the beginning of the list.
         del self._entries[:evicted_count]
 
     def _resize_table(self, size: int, *, is_first: bool) -> None:
-        """Set the limit of the dynamic table to `size` bytes, and remove entries that exceed it.
+        """Set the limit of the dynamic table to `size` bytes, and remove entries beyond it.
 
-        `is_first` says whether the update is at the start of a block, where alone it is allowed.
-        Raises Http2Error if it is not, or if the size is too large.
+        `is_first` is True if no field comes before this update in its block. Raises Http2Error if
+        it is False, or if the size is above DYNAMIC_TABLE_BYTES_MAX.
         """
         if size > DYNAMIC_TABLE_BYTES_MAX or not is_first:
             raise Http2Error(
@@ -284,7 +303,7 @@ class HeaderDecoder:
         self._evict_entries()
 
 
-def _headers_too_large() -> Http2Error:
+def _headers_too_large_error() -> Http2Error:
     """Return the error for a header list above HEADER_LIST_BYTES_MAX."""
     return Http2Error(
         ErrorCode.ENHANCE_YOUR_CALM,
@@ -293,15 +312,16 @@ def _headers_too_large() -> Http2Error:
 
 
 def _decode_integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """Decode an integer with a prefix (RFC 7541 §5.1). Return it and the position behind it.
+    """Decode an integer with a prefix (RFC 7541 §5.1), and return it with the position behind it.
 
-    `mask` are the bits of the first byte that belong to the prefix. Raises Http2Error if the
+    `mask` has the bits of the first byte that belong to the prefix. Raises Http2Error if the
     integer is above INTEGER_MAX, and IndexError if the block ends within it.
     """
     integer = block[position] & mask
     position += 1
     if integer < mask:
         return integer, position
+    # All bits of the prefix are set: more bytes follow, with 7 bits each, the lowest bits first.
     shift = 0
     while True:
         byte = block[position]
@@ -317,7 +337,7 @@ def _decode_integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 
 def _decode_string(block: bytes, position: int) -> tuple[str, int]:
-    """Decode a string (RFC 7541 §5.2). Return it and the position behind it.
+    """Decode a string (RFC 7541 §5.2), and return it with the position behind it.
 
     Raises Http2Error if its Huffman code is malformed, and IndexError if the block ends within it.
     """
@@ -338,10 +358,10 @@ def _decode_string(block: bytes, position: int) -> tuple[str, int]:
 
 
 def encode_headers(fields: Iterable[HeaderField]) -> bytes:
-    """Encode a header block that does not use the dynamic table.
+    """Encode a header block without using the dynamic table.
 
-    Fields and names in the static table are indexed. All others are literal strings, not Huffman
-    coded.
+    A field or name that is in the static table is written as its index. All others are written as
+    strings without Huffman code.
     """
     encoded_fields = []
     for name, value in fields:
@@ -363,7 +383,8 @@ def _encode_string(string: str) -> bytes:
 def _encode_integer(integer: int, prefix_mask: int, other_bits: int) -> bytes:
     """Encode an integer with a prefix (RFC 7541 §5.1).
 
-    `prefix_mask` are the bits of the prefix. `other_bits` are the other bits of the first byte.
+    `prefix_mask` has the bits of the first byte that belong to the prefix. `other_bits` are the
+    values of the other bits of this byte.
     """
     if integer < prefix_mask:
         return bytes((other_bits | integer,))

@@ -112,7 +112,7 @@ def encode_frame(frame_type: int, flags: int, stream: int, payload: bytes = b"")
 
 
 def encode_settings(settings: Mapping[Setting, int]) -> bytes:
-    """Encode a SETTINGS frame."""
+    """Return a SETTINGS frame with these settings."""
     payload = b"".join(_PAIR.pack(identifier, value) for identifier, value in settings.items())
     return encode_frame(SETTINGS, 0, 0, payload)
 
@@ -164,9 +164,8 @@ def encode_goaway(last_stream: int, code: ErrorCode, reason: str = "") -> bytes:
 def read_integer(payload: bytes, frame_type_name: str) -> int:
     """Return the integer in the payload of a WINDOW_UPDATE or RST_STREAM frame.
 
-    `frame_type_name` is the name of the frame's type, "RST_STREAM" or "WINDOW_UPDATE". The reserved
-    highest bit of a WINDOW_UPDATE is cleared. Raises Http2Error if the payload does not have four
-    bytes.
+    `frame_type_name` is "WINDOW_UPDATE" or "RST_STREAM". In a WINDOW_UPDATE, the highest bit is
+    reserved and ignored. Raises Http2Error if the payload does not have four bytes.
     """
     if len(payload) != _NUMBER.size:
         raise Http2Error(
@@ -182,9 +181,9 @@ def read_integer(payload: bytes, frame_type_name: str) -> int:
 def remove_padding(flags: int, payload: bytes, *, priority: bool = False) -> bytes:
     """Return the payload of a DATA or HEADERS frame without padding and priority fields.
 
-    `flags` are those of the frame. They say whether there is padding, whose length is then in the
-    first byte. `priority` is True for HEADERS frames, which may have five bytes of priority fields.
-    Raises Http2Error if the padding is longer than the payload.
+    `flags` are the flags of the frame. If PADDED is set, the first byte is the number of padding
+    bytes at the end. `priority` must be True for HEADERS frames, in which the flag HAS_PRIORITY
+    announces five more bytes. Raises Http2Error if the payload is too short for these.
     """
     start = 0
     end = len(payload)

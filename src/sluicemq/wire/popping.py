@@ -99,7 +99,12 @@ class ReceiptHandle(NamedTuple):
 
     @classmethod
     def parse(cls, handle_text: str) -> "ReceiptHandle":
-        """Return the handle that a string contains. Raises ProtocolError if it is malformed."""
+        """Return the handle that a string contains.
+
+        The string has seven to nine fields separated by blanks; further fields are ignored. Raises
+        ProtocolError if it has fewer fields, no broker name, or another field that is not an
+        integer.
+        """
         words = handle_text.split(_SEPARATOR)[: len(cls._fields)]
         fields: list[Any]
         try:
@@ -160,7 +165,10 @@ class Checkpoint(NamedTuple):
         return _make_unique_id(self.key, self.start_offset, CHECKPOINT)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the checkpoint as a JSON object."""
+        """Return the checkpoint as a JSON object in RocketMQ's format.
+
+        `so` is the first offset, and `d` has the difference of each offset to it.
+        """
         return {
             "bm": 0,
             "n": len(self.offsets),
@@ -182,12 +190,13 @@ class Checkpoint(NamedTuple):
     ) -> "Checkpoint":
         """Return the checkpoint that a JSON object contains.
 
-        Its messages have the offsets `so + d[i]`, or `n` consecutive offsets from `so` on if `d` is
-        absent or empty. Those whose bit `i` is set in `bm` are acknowledged, and are left out of
-        `offsets`. Brokers that buffer acknowledgements write such checkpoints.
+        The object has a list `d` of differences, and the message `i` has the offset `so + d[i]`. If
+        `d` is absent or empty, there are `n` messages with consecutive offsets from `so` on.
+        Message `i` is acknowledged if bit `i` of `bm` is set. It is then left out of `offsets`.
+        Brokers that buffer acknowledgements write such checkpoints.
 
-        `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
-        checkpoint that does not contain one. Raises ProtocolError if a field has another type.
+        `revive_queue` is the queue that the record was read from. `broker` is used if the object
+        has no broker name. Raises ProtocolError if a field has another type.
         """
         topic, group, queue_id, start_offset, pop_ms, broker = _read_key(json_object, broker)
         offsets = _read_unacknowledged_offsets(json_object, start_offset)
@@ -208,7 +217,11 @@ class Checkpoint(NamedTuple):
 def _read_unacknowledged_offsets(
     json_object: Mapping[Any, Any], start_offset: int
 ) -> tuple[int, ...]:
-    """Return the offsets of a checkpoint's messages whose bit is not set in `bm`."""
+    """Return the offsets of the messages of a checkpoint that are not acknowledged.
+
+    `d` has the difference of each offset to `start_offset`; without it, there are `n` consecutive
+    offsets. Bit i of `bm` is set if message i is acknowledged.
+    """
     differences = take_list(json_object, "d")
     message_count = min(take_integer(json_object, "n"), _MESSAGES_MAX)
     acknowledged_bits = take_integer(json_object, "bm")
@@ -242,7 +255,10 @@ class Acknowledgement(NamedTuple):
         return _make_unique_id(self.key, self._single_offset, ACKNOWLEDGEMENT)
 
     def encode(self) -> bytes:
-        """Return the body of its record."""
+        """Return the body of the record that stores this acknowledgement, a JSON object.
+
+        One offset is written to `ao`, and several to the list `aol`.
+        """
         json_object = {"ao": self._single_offset, **_key_to_json(self.key)}
         if len(self.offsets) != 1:
             json_object["aol"] = list(self.offsets)
@@ -260,10 +276,9 @@ def decode_checkpoint(record_body: JsonData, revive_queue: int, broker: str) -> 
 def decode_acknowledgement(record_body: JsonData, broker: str) -> Acknowledgement:
     """Return the acknowledgement in the body of its record.
 
-    The record may have the tag ACKNOWLEDGEMENT, with one offset in `ao`, or ACKNOWLEDGEMENTS, with
-    a list of offsets in `aol`. If the body has `aol`, that list counts. `broker` is the broker name
-    of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
-    object, or a field has another type.
+    The offsets are the list in `aol` or, if this is missing, the one offset in `ao`. `broker` is
+    used if the body has no broker name. Raises ProtocolError if the body is not a JSON object, or a
+    field has another type.
     """
     json_object = _add_short_names(load_object(record_body, "acknowledgement"))
     if "aol" in json_object:
@@ -291,7 +306,10 @@ _LONG_NAMES: Final = {
 
 
 def _add_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a copy of a JSON object in which fields with long names also have short names."""
+    """Return a copy of a JSON object with a short name for each field that has a long name.
+
+    Some peers send long names, such as "consumerGroup" for "c".
+    """
     short_fields = {
         short: json_object[name] for name, short in _LONG_NAMES.items() if name in json_object
     }
@@ -299,7 +317,11 @@ def _add_short_names(json_object: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _read_key(json_object: Mapping[Any, Any], broker: str) -> PopKey:
-    """Return the key of a checkpoint or acknowledgement. `broker` replaces a missing `bn`."""
+    """Return the key of a checkpoint or acknowledgement: the fields that identify the pop.
+
+    They are topic, group, queue id, start offset, time of the pop in ms, and broker name. `broker`
+    is used if the object has no broker name.
+    """
     return (
         take_text(json_object, "t"),
         take_text(json_object, "c"),
@@ -316,7 +338,10 @@ def _key_to_json(key: PopKey) -> dict[str, Any]:
 
 
 def _make_unique_id(key: PopKey, offset: int, tag: str) -> str:
-    """Return the message id of the record with this key and tag."""
+    """Return the message id of the record with this key, offset and tag.
+
+    The parts are joined by `@`: topic, queue id, offset, group, pop time in ms, broker and tag.
+    """
     topic, group, queue_id, _, pop_ms, broker = key
     return f"{topic}@{queue_id}@{offset}@{group}@{pop_ms}@{broker}@{tag}"
 
@@ -340,8 +365,8 @@ class PopAck(NamedTuple):
 def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
     """Return the acknowledgements in the body of BATCH_ACK_MESSAGE (200151), in order.
 
-    The broker name of all handles is that of the body. Raises ProtocolError if the body is
-    malformed, or if an acknowledgement has more than 127 messages.
+    Each one gets the broker name of the body. Raises ProtocolError if the body is malformed, or if
+    an acknowledgement has more than 127 messages.
     """
     json_object = load_object(request_body, "batch of acknowledgements")
     broker = take_text(json_object, "brokerName")
@@ -352,7 +377,10 @@ def decode_pop_acks(request_body: JsonData) -> list[PopAck]:
 
 
 def _read_pop_ack(json_object: Mapping[Any, Any], broker: str) -> PopAck:
-    """Return the acknowledgement in one item of `acks`. Raises ProtocolError if it is malformed."""
+    """Return the acknowledgement in one item of `acks`. Its handle gets the broker name `broker`.
+
+    Raises ProtocolError if the item is malformed.
+    """
     topic_kind = take_text(json_object, "r")
     if topic_kind not in _KINDS:
         raise ProtocolError(f"An acknowledgement has the topic kind {topic_kind!r}, not 0, 1 or 2.")
@@ -371,10 +399,10 @@ def _read_pop_ack(json_object: Mapping[Any, Any], broker: str) -> PopAck:
 
 
 def _decode_offset_bits(base64_bits: str, start_offset: int) -> tuple[int, ...]:
-    """Return the offset `start_offset + i` for each bit i that is set in a set of bits in base64.
+    """Return the offset `start_offset + i` for each bit i that is set in a set of bits.
 
-    The lowest bit of the first byte is bit 0. Raises ProtocolError if the text is not valid base64,
-    or if more than 127 bits are set.
+    `base64_bits` contains the bytes in base64. The lowest bit of the first byte is bit 0. Raises
+    ProtocolError if the text is not valid base64, or if more than 127 bits are set.
     """
     try:
         bit_bytes = b64decode(base64_bits, validate=True)
@@ -433,8 +461,9 @@ def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
 def encode_queue_info(queue_values: Iterable[tuple[int, object, object]]) -> str:
     """Encode one of the `…_info` fields of `PopMessageResponse`.
 
-    Each entry is the kind of the topic, the queue and a value. The value is the first offset of the
-    pop, the offsets of its messages separated by commas, or the number of earlier deliveries.
+    Each entry is (kind of the topic, queue id, value). The entries (0, 3, 17) and (0, 5, 9) become
+    `0 3 17;0 5 9`. The value is the first offset of the pop, the offsets of its messages separated
+    by commas, or the number of earlier deliveries, according to the field.
     """
     return ";".join(
         f"{topic_kind} {queue_id} {queue_value}"

@@ -126,9 +126,10 @@ class RegisterBody:
 
 
 def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> bytes:
-    """Encode the body of a REGISTER_BROKER (103) request whose header has version 479.
+    """Encode the body with which a broker registers its topics (REGISTER_BROKER, 103).
 
-    The result is JSON, or the compressed form if `compressed` is set.
+    The result is JSON, or compressed by zlib in a format of its own if `compressed` is set. The
+    version in the header of the request must be 479.
     """
     if not compressed:
         return fastjson.dumps(OBJECT_CODECS[RegisterBody].write(body))
@@ -157,7 +158,9 @@ def decode_register_body(
     bytes_max: int = REGISTRATION_BYTES_MAX,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> RegisterBody:
-    """Decode the body of REGISTER_BROKER (103). An empty body has no topics.
+    """Decode the body with which a broker registers its topics (REGISTER_BROKER, 103).
+
+    An empty body has no topics.
 
     - `compressed` is the flag in the request. A body with the first byte of a zlib stream also
       counts as compressed, because the 5.x Java broker sends such bodies with the flag false
@@ -187,9 +190,10 @@ def decode_register_body(
 
 
 def _decode_json(json_body: bytes, is_bare: bool, is_wanted: Callable[[], bool]) -> RegisterBody:
-    """Decode a body in JSON, which is only a topic table if `is_bare` is set.
+    """Decode a body in JSON, which contains only a topic table if `is_bare` is set.
 
-    `decode_register_body` explains `is_wanted` and the errors.
+    `is_wanted()` returns False to cancel the decoding. Raises ProtocolError if the body is invalid
+    or exceeds a limit, or if the decoding is cancelled.
     """
     other_json, topics = _cut_out_topics(json_body, is_wanted)
     is_too_long = len(other_json) > PLAIN_BYTES_MAX
@@ -226,27 +230,27 @@ member follows. The attributes in a configuration are objects one level deeper."
 def _cut_out_topics(
     json_body: bytes, is_wanted: Callable[[], bool]
 ) -> tuple[bytes, dict[str, TopicConfig]]:
-    """Decode the topics of a registration in JSON one by one.
+    """Decode the topics of a registration in JSON one by one, and remove them from the JSON.
 
-    orjson would not let another thread run while it decodes 16 MiB. Return the JSON with an empty
-    topic table, and the topics by name.
+    Return the JSON with an empty topic table, and the topics by name. One by one, because orjson
+    would not let another thread run while it decodes 16 MiB.
 
     Return `json_body` unchanged and no topics if it has at most INFLATE_BYTES, or if it does not
     have the layout that the brokers of RocketMQ and SluiceMQ use. Raises ProtocolError for an
-    invalid topic, for too many topics, and if `is_wanted` returns False.
+    invalid topic, for too many topics, and if `is_wanted()` returns False.
     """
     table_start = _TOPIC_TABLE.search(json_body)
     if table_start is None or len(json_body) <= INFLATE_BYTES:
         return json_body, {}
     topics: dict[str, TopicConfig] = {}
     members_start = table_start.end()
-    is_whole = False
+    is_table_read = False
     try:
-        members_end, is_whole = _read_topics(json_body, members_start, topics, is_wanted)
+        members_end, is_table_read = _read_topics(json_body, members_start, topics, is_wanted)
     finally:
-        if not is_whole:
+        if not is_table_read:
             _free(topics)
-    if not is_whole:
+    if not is_table_read:
         return json_body, {}
     return json_body[:members_start] + json_body[members_end:], topics
 
@@ -256,8 +260,9 @@ def _read_topics(
 ) -> tuple[int, bool]:
     """Decode the members of a topic table from `position` on, and add them to `topics`.
 
-    Return the position behind the last member, and whether the table ends there. Raises
-    ProtocolError as `_cut_out_topics` does.
+    Return the position behind the last decoded member, and whether the table ends there. It does
+    not if the next member has an unusual layout. Raises ProtocolError for an invalid topic, for too
+    many topics, and if `is_wanted()` returns False.
     """
     read_topic = OBJECT_CODECS[TopicConfig].read
     while (member := _TOPIC.match(json_body, position)) is not None:
@@ -270,11 +275,11 @@ def _read_topics(
             topic_object["topicName"] = name
         topics[name] = read_topic(topic_object)
         if len(topics) > REGISTRATION_TOPICS_MAX:
-            raise _too_many_topics()
+            raise _too_many_topics_error()
         if len(topics) % TOPICS_PER_CHECK == 0 and not is_wanted():
-            raise _unwanted()
+            raise _unwanted_error()
         position = member.end()
-        if not member[3]:
+        if not member[3]:  # no comma follows
             break
     return position, json_body[position : position + 1] == b"}"
 
@@ -287,6 +292,10 @@ class _InflatingReader:
     """
 
     def __init__(self, deflated: bytes | memoryview, bytes_max: int) -> None:
+        """Read a zlib stream in small pieces, so that other threads can run.
+
+        `deflated` is the compressed stream. At most `bytes_max` bytes of its content are inflated.
+        """
         self._inflater = zlib.decompressobj()
         self._data = memoryview(deflated)  # what the inflater has not got yet
         self._bytes_max = self._bytes_left = bytes_max
@@ -294,7 +303,7 @@ class _InflatingReader:
         self._position = 0
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next `size` bytes.
+        """Return the next `size` bytes of the inflated content.
 
         Raises ProtocolError if the stream ends before them, is malformed, or inflates to more than
         `bytes_max` bytes.
@@ -310,7 +319,11 @@ class _InflatingReader:
         return _INTEGER.unpack(self.read_bytes(_INTEGER.size))[0]  # type: ignore[no-any-return]
 
     def read_sized(self) -> bytes:
-        """Read a size, and return that many bytes behind it. Raises ProtocolError."""
+        """Read a size of 32 bits, and return that many bytes behind it.
+
+        Raises ProtocolError if the size is negative or above the limit, or if the stream ends early
+        or is malformed.
+        """
         size = self.read_int32()
         if not 0 <= size <= self._bytes_max:
             raise ProtocolError(
@@ -320,7 +333,10 @@ class _InflatingReader:
         return self.read_bytes(size)
 
     def _fill(self, size: int) -> None:
-        """Inflate until the buffer has `size` unread bytes. Raises ProtocolError."""
+        """Inflate pieces until the buffer has `size` unread bytes.
+
+        Raises ProtocolError if the stream ends before, is malformed, or exceeds the limit.
+        """
         inflated_pieces = [self._buffer[self._position :]]
         missing = size - len(inflated_pieces[0])
         while missing > 0:
@@ -331,7 +347,11 @@ class _InflatingReader:
         self._position = 0
 
     def _inflate_piece(self) -> bytes:
-        """Inflate and return the next piece, of at most INFLATE_BYTES. Raises ProtocolError."""
+        """Inflate and return the next piece, of at most INFLATE_BYTES.
+
+        Raises ProtocolError if the stream has ended, is malformed, or exceeds the limit.
+        """
+        # The input that the inflater did not use because its output reached INFLATE_BYTES.
         deflated: bytes | memoryview = self._inflater.unconsumed_tail
         if not deflated:
             deflated = self._data[:DEFLATED_BYTES]
@@ -354,7 +374,12 @@ class _InflatingReader:
 def _decode_compressed(
     deflated: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
 ) -> RegisterBody:
-    """Decode a compressed body. `decode_register_body` explains the arguments and errors."""
+    """Decode a registration compressed by zlib.
+
+    `bytes_max` limits the size after decompression. `is_wanted()` returns False to cancel the
+    decoding. Raises ProtocolError if the content is malformed or exceeds a limit, or if the
+    decoding is cancelled.
+    """
     reader = _InflatingReader(deflated, bytes_max)
     version_json = reader.read_sized()
     topics: dict[str, TopicConfig] = {}
@@ -381,18 +406,19 @@ def _free(topics: dict[str, TopicConfig]) -> None:
 def _read_topics_and_servers(
     reader: _InflatingReader, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> bytes:
-    """Add the topics of a compressed body to `topics`, and return the JSON of its filter servers.
+    """Decode the topics of a compressed body, and return the JSON of its filter servers.
 
-    `reader` must be behind the data version. Raises ProtocolError if the content is malformed or
-    exceeds a limit, or if `is_wanted` returns False. Some topics have then been added.
+    The topics are added to `topics`. `reader` must be behind the data version. Raises ProtocolError
+    if the content is malformed or exceeds a limit, or if `is_wanted()` returns False. `topics` may
+    then contain some topics.
     """
     attributes_by_text: dict[str, dict[str, str]] = {}
     topic_count = reader.read_int32()
     if topic_count > REGISTRATION_TOPICS_MAX:
-        raise _too_many_topics()
+        raise _too_many_topics_error()
     for index in range(topic_count):
         if index % TOPICS_PER_CHECK == 0 and not is_wanted():
-            raise _unwanted()
+            raise _unwanted_error()
         topic = _parse_topic(reader.read_sized(), attributes_by_text)
         topics[topic.name] = topic
     servers_json = reader.read_sized()
@@ -407,12 +433,12 @@ def _read_topics_and_servers(
     return servers_json
 
 
-def _unwanted() -> ProtocolError:
+def _unwanted_error() -> ProtocolError:
     """Return the error for a registration of which `is_wanted` has returned False."""
     return ProtocolError("The connection of the registration is closed.")
 
 
-def _too_many_topics() -> ProtocolError:
+def _too_many_topics_error() -> ProtocolError:
     """Return the error for a registration with more than REGISTRATION_TOPICS_MAX topics."""
     return ProtocolError(
         f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.",
@@ -421,11 +447,11 @@ def _too_many_topics() -> ProtocolError:
 
 
 def _parse_topic(line: bytes, attributes_by_text: dict[str, dict[str, str]]) -> TopicConfig:
-    """Return the topic in a text `name read write perm filterType attributesJson`.
+    """Return the topic that a line of a compressed registration describes.
 
-    `attributes_by_text` is a cache of up to ATTRIBUTES_CACHED_MAX parsed attributes, because most
-    topics have the same attributes. New ones are added. Raises ProtocolError if the text or the
-    attributes are malformed.
+    The line is `name read write perm filterType attributesJson`. `attributes_by_text` is a cache
+    that maps attributesJson to the parsed attributes, because most topics have the same ones. New
+    ones are added up to ATTRIBUTES_CACHED_MAX. Raises ProtocolError if the line is malformed.
     """
     topic_text = line.decode("utf-8", "replace")
     words = topic_text.split(" ", 5)

@@ -62,12 +62,17 @@ class SigningKey:
     __slots__ = ("copy_inner", "copy_outer")
 
     def __init__(self, secret_key: str) -> None:
+        """Prepare the two SHA-1 states of an HMAC for a secret key.
+
+        Raises ConfigurationError if the key is empty.
+        """
         if not secret_key:
             raise ConfigurationError("The secret key is empty.", fix="Set a secret key.")
         key = secret_key.encode("utf-8", "replace")
         if len(key) > _BLOCK_BYTES:
             key = hashlib.sha1(key).digest()
         key = key.ljust(_BLOCK_BYTES, b"\0")
+        # `_INNER` and `_OUTER` XOR each byte with the constants of HMAC, 0x36 and 0x5C.
         self.copy_inner = hashlib.sha1(key.translate(_INNER)).copy
         self.copy_outer = hashlib.sha1(key.translate(_OUTER)).copy
 
@@ -75,6 +80,7 @@ class SigningKey:
         """Return the HMAC-SHA1 of `content` in base64. This runs for every signed request."""
         inner = self.copy_inner()
         outer = self.copy_outer()
+        # HMAC is a hash of a hash: both hashes have begun with the padded key already.
         inner.update(content)
         outer.update(inner.digest())
         return binascii.b2a_base64(outer.digest(), newline=False)
@@ -128,10 +134,10 @@ def format_call_date(time_ms: int) -> str:
 
 @lru_cache(maxsize=64)
 def parse_call_date(date_text: str) -> int | None:
-    """Return the time of a gRPC call's date in ms since 1970, or None if it is not a date.
+    """Return the time of a gRPC call's date in ms since 1970, or None if the text is not a date.
 
-    The date has the form `20261128T094500Z`, or that of RFC 3339, which the Rust client uses.
-    Several clients wrongly send their local time with a Z at the end; it is taken as UTC. Results
+    The date has the form `20261128T094500Z`, or the form of RFC 3339, which the Rust client uses.
+    Several clients wrongly send their local time with a Z at the end. It is taken as UTC. Results
     are cached, because all calls in one second have the same date.
     """
     if len(date_text) > DATE_LENGTH_MAX:
@@ -154,7 +160,8 @@ _COMPACT: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 def sign_call(access_key: str, secret_key: str, date_time: str) -> tuple[tuple[str, str], ...]:
     """Return the metadata that sign a gRPC call at `date_time` (spec/grpc.md §1).
 
-    `date_time` has the format of `format_call_date`. The signature covers nothing else.
+    The metadata are (name, value) pairs: the date, and the authorization with the signature.
+    `date_time` is a text such as `20261128T094500Z`. Only this text is signed, not the call.
     """
     key = secret_key.encode("utf-8", "replace")
     signature = hmac.new(key, date_time.encode("utf-8", "replace"), "sha1").hexdigest()

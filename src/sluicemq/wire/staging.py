@@ -77,9 +77,10 @@ class Stage(NamedTuple):
 
 
 def check_query(query: str) -> str:
-    """Return `query`. Raises ProtocolError if it is not a valid query id.
+    """Return `query` unchanged if it is a valid query id.
 
-    A query id has 1 to QUERY_LENGTH_MAX printable ASCII characters other than `/`.
+    A query id has 1 to QUERY_LENGTH_MAX printable ASCII characters other than `/`. Raises
+    ProtocolError for any other text.
     """
     has_valid_length = 0 < len(query) <= QUERY_LENGTH_MAX
     if not has_valid_length or not query.isascii() or not query.isprintable() or "/" in query:
@@ -92,9 +93,12 @@ def check_query(query: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_stage(stage_property: bytes) -> Stage:
-    """Return the stage in the value of a stage property. Raises ProtocolError if it is malformed.
+    """Return the stage in the value of a message's stage property.
 
-    Results are cached, because the rows of one task have few different values.
+    A stage says which task of a Spark query wrote the message, and to which topic it is to be
+    published. Raises ProtocolError if the value is malformed.
+
+    Results are cached, because the messages of one task have few different values.
     """
     fields = stage_property.decode("utf-8", "replace").split("/", 6)
     try:

@@ -89,14 +89,14 @@ def sort_keys_as_java(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list
     >>> sort_keys_as_java([17, 3, 16])
     [16, 17, 3]
     """
-    listed = list(keys)
-    if len(listed) < 2:
-        return listed
-    while len(listed) * 4 > buckets * 3:
+    key_list = list(keys)
+    if len(key_list) < 2:
+        return key_list
+    while len(key_list) * 4 > buckets * 3:
         buckets *= 2
 
     # Keys in the same bucket keep their order, as the sort is stable.
-    return sorted(listed, key=lambda key: _spread_hash(key) & (buckets - 1))
+    return sorted(key_list, key=lambda key: _spread_hash(key) & (buckets - 1))
 
 
 def _spread_hash(key: str | int) -> int:
@@ -114,10 +114,11 @@ def sort_map_as_java(mapping: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) -
 
 
 def sort_integer_map_as_java(mapping: Mapping[int, Any], buckets: int) -> dict[int, Any]:
-    """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them.
+    """Return a copy of a mapping with integer keys, in the order of a Java HashMap.
 
-    `buckets` is the initial capacity of Java's map.
+    `buckets`, a power of two, is the initial capacity of Java's map.
     """
+    # The hash of a small integer is the integer itself.
     has_each_key_its_own_bucket = all(0 <= key < buckets for key in mapping)
     if has_each_key_its_own_bucket and len(mapping) * 4 <= buckets * 3:
         return dict(sorted(mapping.items()))  # the same order, faster
@@ -147,9 +148,11 @@ class UnknownFields:
         """Return the text of a table in a file, with the unknown fields of its items.
 
         `table` has the items by name, in the order in which they are written. `values_of(item)`
-        returns an item as a JSON object. `texts` contains the texts of an earlier call: that of an
-        item which is still the same object is reused. Afterwards `texts` is updated: it contains
-        exactly the items of `table`.
+        returns an item as a JSON object.
+
+        `texts` is a cache from earlier calls: for each name, the item and its text. The text is
+        reused if the item is still the same object. The function updates `texts`, which then
+        contains exactly the items of `table`.
         """
         for name in texts.keys() - table.keys():
             del texts[name]
@@ -192,11 +195,12 @@ def merge_sorted(
 def _read_file(
     cls: type[T], file_text: str, file_name: str, table_name: str, item_cls: type[Any]
 ) -> T:
-    """Decode the text of a file to an instance of `cls`, which has a field `unknown`.
+    """Decode the text of a file to an instance of `cls`, and store its unknown fields.
 
-    The file has a table of `item_cls` under `table_name`. `file_name` names the file in errors. The
-    unknown fields of the file and of the table's items are put into `unknown`. Raises
-    ProtocolError.
+    The file is a JSON object with a table of `item_cls` under `table_name`. Fields that `cls` or
+    `item_cls` do not declare are stored in the instance's attribute `unknown`. `file_name` is the
+    name of the file in errors. Raises ProtocolError if the text is not a JSON object, or a field
+    has another type.
     """
     json_object = load_object(file_text, file_name)
     table: Any = OBJECT_CODECS[cls].read(json_object)
@@ -302,8 +306,8 @@ def encode_topic_table_file(
 ) -> str:
     """Return the text of `topics.json`.
 
-    `texts` has the texts of topics from the last call, which are reused for topics that have not
-    changed, and is updated for the next call. None means that no texts are kept.
+    `texts` is a cache of the texts of single topics. The caller passes the same dict again at the
+    next call, so that topics that have not changed are not encoded again. None means no cache.
     """
     topics = table.unknown.render_table(
         sort_map_as_java(table.topics, TABLE_BUCKETS), {} if texts is None else texts, _item_to_json
@@ -326,8 +330,8 @@ def decode_topic_table_file(file_text: str) -> TopicTable:
 def _read_retry_policy(json_value: Any, value_name: str) -> dict[Any, Any] | None:
     """Return the retry policy in a group's JSON, None if it is empty or the standard policy.
 
-    The policy is stored as it is. Raises ProtocolError if it is not an object that can be written
-    as standard JSON, or if it has more than POLICY_BYTES_MAX bytes.
+    The policy is an object, which is not interpreted. Raises ProtocolError if it is not an object
+    that can be written as standard JSON, or if it has more than POLICY_BYTES_MAX bytes.
     """
     policy = as_object(json_value, value_name)
     try:
@@ -389,8 +393,8 @@ def encode_group_table_file(
 ) -> str:
     """Return the text of `subscriptionGroup.json`.
 
-    `texts` has the texts of groups from the last call, which are reused for groups that have not
-    changed, and is updated for the next call. None means that no texts are kept.
+    `texts` is a cache of the texts of single groups. The caller passes the same dict again at the
+    next call, so that groups that have not changed are not encoded again. None means no cache.
     """
     forbidden = sort_map_as_java(table.forbidden, FORBIDDEN_BUCKETS)
     groups = table.unknown.render_table(
@@ -430,8 +434,9 @@ encode_consumer_offsets, decode_consumer_offsets = body_codec(ConsumerOffsets, "
 def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
     """Return the text of `consumerOffset.json`.
 
-    Its member `groupTopicMap` has the topics of each group. It is derived from the offsets, and
-    only helps people who read the file. Keys that are not of the form `topic@group` are left out.
+    Its member `offsetTable` has the offsets by `topic@group` and queue. Its member `groupTopicMap`
+    has the topics of each group, only for people who read the file. There, keys that are not of the
+    form `topic@group` are left out.
     """
     offset_table = {
         key: sort_integer_map_as_java(offset_by_queue, QUEUE_BUCKETS)
@@ -442,7 +447,10 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
 
 
 def _group_topics(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the topics of each group in keys `topic@group`, ordered as Java's hash maps."""
+    """Return the topics of each group, from keys of the form `topic@group`.
+
+    Other keys are ignored. Groups and topics are in the order in which Java's hash maps iterate.
+    """
     topics_by_group: dict[str, list[str]] = {}
     for key in keys:
         topic, _, group = key.partition(SEPARATOR)
@@ -457,10 +465,10 @@ def _group_topics(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def decode_consumer_offsets_file(file_text: str) -> ConsumerOffsets:
     """Return the offsets in the text of `consumerOffset.json`, written by any RocketMQ release.
 
-    The text may also be that of `lmqConsumerOffset.json`. There `lmqOffsetTable`, the table of
-    light queues, maps `topic@group` to the offset of the only queue, which gets the queue id 0.
-    Unknown fields are preserved in `unknown`. Raises ProtocolError if the text is not a JSON
-    object, or a known field has another type.
+    `lmqConsumerOffset.json` is accepted too. Its table `lmqOffsetTable`, of light queues, maps
+    `topic@group` to the offset of the only queue, which gets the queue id 0. Unknown fields are
+    stored in `unknown`. Raises ProtocolError if the text is not a JSON object, or a known field has
+    another type.
     """
     json_object = load_object(file_text, "consumer offsets")
     offsets = OBJECT_CODECS[ConsumerOffsets].read(json_object)
@@ -501,9 +509,10 @@ class OrderInfo:
 
 
 def _read_offsets(json_value: Any, value_name: str) -> tuple[int, ...]:
-    """Return the offsets in a JSON list: the first offset, then differences to the first offset.
+    """Return the offsets in a JSON list: `[100, 1, 5]` becomes (100, 101, 105).
 
-    Raises ProtocolError if the value is not a list of integers.
+    The first number is the first offset, and the others are differences to the first offset. Raises
+    ProtocolError if the value is not a list of integers.
     """
     numbers = [as_integer(number, value_name) for number in as_list(json_value, value_name)]
     if not numbers:
@@ -513,7 +522,10 @@ def _read_offsets(json_value: Any, value_name: str) -> tuple[int, ...]:
 
 
 def _write_offsets(offsets: Sequence[int]) -> list[int]:
-    """Return offsets as `_read_offsets` reads them: the first offset, then differences to it."""
+    """Return offsets as a list for JSON: (100, 101, 105) becomes [100, 1, 5].
+
+    The first number is the first offset, and the others are differences to it.
+    """
     if not offsets:
         return []
     first_offset, *other_offsets = offsets
@@ -545,7 +557,10 @@ OrderTable = Mapping[str, Mapping[int, OrderInfo]]
 
 
 def encode_order_file(table: OrderTable) -> str:
-    """Return the text of `consumerOrderInfo.json`."""
+    """Return the text of `consumerOrderInfo.json`.
+
+    Its tables have the order in which Java's hash maps iterate.
+    """
     json_table = {
         key: {
             queue_id: ORDER_CODEC.write(order_info)
@@ -588,7 +603,7 @@ encode_request_modes, decode_request_modes = member_codec(
 
 
 def encode_request_modes_file(modes: RequestModes) -> str:
-    """Return the text of `messageRequestMode.json`."""
+    """Return the text of `messageRequestMode.json`: the request mode of each topic and group."""
     write = OBJECT_CODECS[RequestMode].write
     written = {
         topic: {group: write(mode) for group, mode in sort_map_as_java(groups).items()}
@@ -638,7 +653,11 @@ FILTER_CODEC = declare_object(
 
 
 def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
-    """Return the text of `consumerFilter.json`."""
+    """Return the text of the store's file `consumerFilter.json`, in the order of Java's maps.
+
+    The file has the filters by topic and group. `bloomFilterData` is null for a filter that has no
+    bits in the Bloom filter of the queues.
+    """
     by_topic: dict[str, dict[str, Any]] = {}
     for consumer_filter in filters:
         bloom_bits = None
@@ -659,8 +678,9 @@ def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
 def decode_consumer_filters_file(file_text: str) -> list[ConsumerFilter]:
     """Return the filters in the text of `consumerFilter.json`.
 
-    Topic and group of a filter are the keys under which it is stored, whatever its own fields say.
-    Raises ProtocolError if the text is not a JSON object, or a known field has another type.
+    The topic and the group of a filter are the keys under which it is stored. Its own fields for
+    them are ignored. Raises ProtocolError if the text is not a JSON object, or a known field has
+    another type.
     """
     filters = []
     topics = take_object(load_object(file_text, "consumer filters"), "filterDataByTopic")
@@ -673,7 +693,10 @@ def decode_consumer_filters_file(file_text: str) -> list[ConsumerFilter]:
 
 
 def _read_consumer_filter(topic: Any, group: Any, json_filter: Mapping[Any, Any]) -> ConsumerFilter:
-    """Return the filter of a group for a topic from the JSON object `json_filter`."""
+    """Return the filter that the JSON object `json_filter` contains.
+
+    `topic` and `group` replace the topic and group in the object.
+    """
     bloom_bits = take_object(json_filter, "bloomFilterData")
     stored = FILTER_CODEC.read({**json_filter, "topic": topic, "consumerGroup": group})
     bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom_bits, "bitPos"))

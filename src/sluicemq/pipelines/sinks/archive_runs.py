@@ -118,7 +118,7 @@ def _ranges_to_lists(ranges: Iterable[QueueRange]) -> list[list[Any]]:
 
 
 def _lists_to_ranges(lists: Iterable[Iterable[Any]]) -> tuple[QueueRange, ...]:
-    """Return the ranges that `_ranges_to_lists` wrote.
+    """Return the ranges of offsets in lists of (topic, broker, queue id, start, end).
 
     Raises TypeError or ValueError for a list of another form.
     """
@@ -140,6 +140,7 @@ class ArchiveRuns:
     last: ArchiveRun | None = field(init=False)
 
     def __post_init__(self) -> None:
+        """Read the newest run file, and store its run as `last`; None if there is none."""
         run_files = [name for name in self.folder.list_names(RUNS) if name.endswith(".json")]
         self.last = None
         if run_files and not run_files[-1].startswith("."):
@@ -162,11 +163,11 @@ class ArchiveRuns:
         return {} if self.last is None else self.last.next_offsets
 
     def recover(self) -> None:
-        """Complete the last run, and remove staging directories that are not needed any more.
+        """Complete the last run, and remove directories of staged files that are not needed.
 
-        Files of the last run that are still staged are moved. Staging directories of its number and
-        of earlier ones are removed. Those of the next number are kept, because that run may be in
-        progress.
+        Files of the last run that are still staged are moved to their final paths. Then the staging
+        directories of this run and of earlier ones are removed. Directories of the next run stay,
+        because it may be in progress.
         """
         self.finish_last_run()
         for name in self.folder.list_names(STAGING):
@@ -191,8 +192,8 @@ class ArchiveRuns:
     def commit(self, run: ArchiveRun) -> None:
         """Write the run file of `run`, which makes its rows part of the archive.
 
-        After that, its files are moved to their final paths, and `run` becomes the last run. If
-        another run of this number has been committed, the staged rows are removed and
+        Then its files are moved to their final paths, and `run` becomes the last run. If another
+        run with this number was committed before, the staged rows are removed and
         ConfigurationError is raised.
         """
         if not self.folder.publish(f"{RUNS}/{run.number:08d}.json", run.to_json()):

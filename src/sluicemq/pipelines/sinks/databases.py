@@ -109,7 +109,7 @@ class Written:
 # ---- databases
 
 
-def _sqlalchemy() -> Any:
+def _import_sqlalchemy() -> Any:
     """Return the module `sqlalchemy`, or raise ConfigurationError if it is not installed."""
     try:
         return import_module("sqlalchemy")
@@ -121,7 +121,7 @@ def _sqlalchemy() -> Any:
 
 def check_url(url: str) -> None:
     """Raise ConfigurationError if `url` is not a database URL, or the database is in memory."""
-    sqlalchemy = _sqlalchemy()
+    sqlalchemy = _import_sqlalchemy()
     fix = "Write postgresql://user@host/name or sqlite:///file.db."
     try:
         parsed = sqlalchemy.make_url(url)
@@ -132,7 +132,10 @@ def check_url(url: str) -> None:
 
 
 def absolute_url(url: str) -> str:
-    """Return the URL; the path of an SQLite file becomes absolute, because tasks run elsewhere."""
+    """Return the URL of a database, in which the path of an SQLite file is absolute.
+
+    Spark's tasks may run in another directory.
+    """
     scheme, _, path = url.partition(":///")
     if scheme.startswith("sqlite") and path and not path.startswith("/"):
         return f"{scheme}:///{Path(path).absolute()}"
@@ -141,7 +144,7 @@ def absolute_url(url: str) -> str:
 
 def url_without_password(url: str) -> str:
     """Return the URL with its password masked."""
-    return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
+    return str(_import_sqlalchemy().make_url(url).render_as_string(hide_password=True))
 
 
 def create_engine(url: str) -> "sa.Engine":
@@ -149,7 +152,7 @@ def create_engine(url: str) -> "sa.Engine":
 
     Raises ConfigurationError if the driver is not installed or the URL is invalid.
     """
-    _sqlalchemy()
+    _import_sqlalchemy()
     from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - needs SQLAlchemy
 
     return make_blocking_engine(url)
@@ -157,7 +160,10 @@ def create_engine(url: str) -> "sa.Engine":
 
 @contextmanager
 def temporary_engine(url: str) -> "Iterator[sa.Engine]":
-    """Return a context manager with an engine of `create_engine`; the end disposes of it."""
+    """Return a context manager with an SQLAlchemy engine, which is disposed of at the end.
+
+    Raises ConfigurationError if the driver is not installed or the URL is invalid.
+    """
     engine = create_engine(url)
     try:
         yield engine
@@ -171,7 +177,7 @@ def temporary_engine(url: str) -> "Iterator[sa.Engine]":
 def is_table_missing(engine: "sa.Engine", target: Target) -> bool:
     """Return whether the table of `target` does not exist in the database."""
     schema, name = target.schema_and_name
-    return not _sqlalchemy().inspect(engine).has_table(name, schema=schema)
+    return not _import_sqlalchemy().inspect(engine).has_table(name, schema=schema)
 
 
 def create_table(engine: "sa.Engine", target: Target) -> None:
@@ -180,8 +186,11 @@ def create_table(engine: "sa.Engine", target: Target) -> None:
 
 
 def check_table(engine: "sa.Engine", target: Target) -> None:
-    """Raise ConfigurationError if the table lacks a column, or a unique constraint of the key."""
-    inspector = _sqlalchemy().inspect(engine)
+    """Raise ConfigurationError if the table lacks a column, or is not unique in the key columns.
+
+    It is unique if it has a primary key, a unique constraint or a unique index of these columns.
+    """
+    inspector = _import_sqlalchemy().inspect(engine)
     schema, name = target.schema_and_name
     existing_columns = [column["name"] for column in inspector.get_columns(name, schema=schema)]
     missing_columns = [column for column, _ in target.columns if column not in existing_columns]
@@ -202,7 +211,7 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
 def _find_unique_columns(inspector: Any, target: Target) -> list[set[str]]:
     """Return the sets of columns whose values identify a row of the table.
 
-    They are those of its primary key, its unique constraints and its unique indexes. `inspector` is
+    The primary key, each unique constraint and each unique index give one set. `inspector` is
     SQLAlchemy's inspector of the database.
     """
     schema, name = target.schema_and_name
@@ -216,12 +225,12 @@ def _find_unique_columns(inspector: Any, target: Target) -> list[set[str]]:
 
 
 def build_table(target: Target, dialect: str) -> "sa.Table":
-    """Return the SQLAlchemy table with the columns of the target.
+    """Return an SQLAlchemy table with the name and columns of the target.
 
-    `dialect` is the name of the database's dialect. Raises ConfigurationError for a Spark type that
-    has no column type.
+    `dialect` is the name of the database's dialect, such as "postgresql". Raises ConfigurationError
+    for a Spark type that has no column type.
     """
-    sqlalchemy = _sqlalchemy()
+    sqlalchemy = _import_sqlalchemy()
     schema, table_name = target.schema_and_name
     columns = []
     for column_name, spark_type in target.columns:
@@ -241,7 +250,7 @@ def _choose_column_type(spark_type: str) -> Any:
 
     Raises ConfigurationError if there is none.
     """
-    types = _sqlalchemy().types
+    types = _import_sqlalchemy().types
     if spark_type == "string":
         return types.Text()
     if spark_type.startswith("decimal("):
@@ -263,11 +272,11 @@ def _choose_column_type(spark_type: str) -> Any:
 
 
 def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
-    """Write rows, and replace those with the same keys. Return the number of rows that were passed.
+    """Write rows to the table, replacing rows with the same keys. Return the number of rows.
 
-    Each chunk is one transaction. If several rows of a chunk have the same key, the one with the
-    largest version remains, or the last one if the target has no version. Raises ConfigurationError
-    for a row without a value in a key column.
+    Each chunk of rows is one transaction. If several rows of a chunk have the same key, the row
+    with the largest version is written, or the last one if the target has no version. Raises
+    ConfigurationError for a row without a value in a key column.
     """
     table = build_table(target, engine.dialect.name)
     if engine.dialect.name in NATIVE:
@@ -275,21 +284,23 @@ def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int
     else:
         write_rows = _build_portable_upsert(target, table)
     row_count = 0
-    for chunk in _chunks(rows, target.chunk_rows):
+    for chunk in _split_into_chunks(rows, target.chunk_rows):
         _require_keys(chunk, target, "Filter such rows out in the transform, or use another key.")
         row_count += len(chunk)
         newest_by_key = _find_newest_rows(chunk, target)
+        # Sorted, so that two tasks with the same keys lock them in the same order.
+        sorted_rows = [newest_by_key[key] for key in sorted(newest_by_key)]
         with engine.begin() as connection:
-            # Sorted, so that two tasks with the same keys lock them in the same order.
-            write_rows(connection, [newest_by_key[key] for key in sorted(newest_by_key)])
+            write_rows(connection, sorted_rows)
     return row_count
 
 
 def _find_newest_rows(rows: Iterable[Row], target: Target) -> dict[tuple[Any, ...], Row]:
-    """Return one row for each key: that with the largest version, or the last one.
+    """Return one row for each key: the row with the largest version.
 
-    A row without a version is older than every row with one. If several rows have the largest
-    version, or the target has no version, it is the last of them.
+    A row without a version is older than every row with one. Among rows with the same version, and
+    if the target has no version, the last row is returned. The dict is by the values of the key
+    columns.
     """
     newest_by_key: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -307,7 +318,7 @@ def _find_newest_rows(rows: Iterable[Row], target: Target) -> dict[tuple[Any, ..
     return newest_by_key
 
 
-def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+def _split_into_chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
     """Yield the rows in lists of `size` rows; the last one may be shorter."""
     chunk: list[Row] = []
     for row in rows:
@@ -335,8 +346,8 @@ def _build_insert(table: "sa.Table", dialect: str) -> Any:
 def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> RowWriter:
     """Return a function that writes rows with INSERT … ON CONFLICT, for SQLite and PostgreSQL.
 
-    A row replaces the row with the same key. With a version, it only does so if the old version is
-    null or not larger than the new one.
+    A row replaces the row with the same key. If the target has a version column, the old row stays
+    if its version is larger.
     """
     insert = _build_insert(table, dialect)
     excluded = insert.excluded  # the row that could not be inserted
@@ -363,16 +374,20 @@ def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> Row
 
 
 def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
-    """Return a function that writes rows with UPDATE and INSERT, for databases without ON CONFLICT.
+    """Return a function that writes rows with UPDATE and INSERT, for other databases.
 
-    The rule is that of `_build_native_upsert`. Each row: UPDATE the row with the key unless it has
-    a larger version; if that changed nothing, INSERT; if the key exists after all, UPDATE again.
+    A row replaces the row with the same key, unless that has a larger version. For each row, UPDATE
+    is tried first. If it changes nothing, the row is inserted. If the key exists after all, UPDATE
+    is tried again.
     """
-    integrity_error = _sqlalchemy().exc.IntegrityError
+    integrity_error = _import_sqlalchemy().exc.IntegrityError
     update_row = _build_row_update(target, table)
 
     def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
-        """Update or insert each of the rows."""
+        """Update or insert each of the rows.
+
+        An INSERT runs in a savepoint, so that the transaction survives a duplicate key.
+        """
         for row in rows:
             if update_row(connection, row):
                 continue
@@ -387,7 +402,7 @@ def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
 
 
 def _build_row_update(target: Target, table: "sa.Table") -> "Callable[[sa.Connection, Row], bool]":
-    """Return a function that updates the row with the same key, unless that has a larger version.
+    """Return a function that updates the row with the same key, unless it has a larger version.
 
     The function returns whether a row was changed.
     """
@@ -395,7 +410,11 @@ def _build_row_update(target: Target, table: "sa.Table") -> "Callable[[sa.Connec
     update = _build_update(target, table, value_columns)
 
     def update_row(connection: "sa.Connection", row: Row) -> bool:
-        """Update the row with the same key, and return whether a row was changed."""
+        """Update the row with the same key, and return whether a row was changed.
+
+        The result is False without an UPDATE if all columns belong to the key. If the target has a
+        version column, a row with a larger version stays as it is.
+        """
         if not value_columns:
             return False
         parameters = dict(row)
@@ -409,12 +428,12 @@ def _build_row_update(target: Target, table: "sa.Table") -> "Callable[[sa.Connec
 
 
 def _build_update(target: Target, table: "sa.Table", value_columns: Sequence[str]) -> Any:
-    """Return the UPDATE of the columns `value_columns` of one row.
+    """Return the UPDATE statement that sets the columns `value_columns` of one row.
 
-    Its parameters are those with the names of the columns, `key_NAME` for each column of the key,
-    and `new_version` if the target has a version.
+    Its parameters are the new values by the names of the columns, `key_NAME` for each column of the
+    key, and `new_version` if the target has a version.
     """
-    sqlalchemy = _sqlalchemy()
+    sqlalchemy = _import_sqlalchemy()
     key_conditions = [table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key]
     update = table.update().where(sqlalchemy.and_(*key_conditions))
     if target.version is not None:
@@ -428,10 +447,10 @@ def _build_update(target: Target, table: "sa.Table", value_columns: Sequence[str
 
 
 def prepare_table(target: Target, *, create: bool) -> None:
-    """Check the table for `insert_new_rows`. If it is missing and `create` is True, create it.
+    """Check that the table is suitable for `insert_new_rows`, or create it.
 
-    Raises ConfigurationError if the database has no ON CONFLICT, or the table is unsuitable or
-    missing.
+    A missing table is created if `create` is True. Raises ConfigurationError if the database has no
+    ON CONFLICT, or if the table is unsuitable or missing.
     """
     with temporary_engine(target.url) as engine:
         if engine.dialect.name not in NATIVE:
@@ -451,7 +470,7 @@ def prepare_table(target: Target, *, create: bool) -> None:
 
 
 def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
-    """Insert the rows whose keys do not exist yet; return the number of rows and of new ones."""
+    """Insert the rows whose keys do not exist yet, and return the number of all and of new rows."""
     # Tasks with the same keys lock them in the same order: they wait, but do not deadlock.
     ordered = frame.sortWithinPartitions(*target.key)
     counts = ordered.rdd.mapPartitions(partial(insert_partition, target)).collect()
@@ -464,11 +483,12 @@ def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
     """Insert all rows of one task in one transaction, and yield one pair (rows, new rows).
 
-    Nothing is yielded if there are no rows. Raises ConfigurationError for a row without a key.
+    A row whose key exists is skipped. Nothing is yielded if there are no rows. Raises
+    ConfigurationError for a row without a key.
     """
     type_by_column = dict(target.columns)
     database_rows = (to_database_row(row.asDict(recursive=True), type_by_column) for row in rows)
-    chunks = _chunks(database_rows, target.chunk_rows)
+    chunks = _split_into_chunks(database_rows, target.chunk_rows)
     first_chunk = next(chunks, None)
     if first_chunk is None:
         return
@@ -510,7 +530,7 @@ def to_database_row(row: Row, type_by_column: Mapping[str, str]) -> Row:
 
 
 def _to_database_value(value: Any, spark_type: str) -> Any:
-    """Return a value of a Spark type as one that database drivers accept."""
+    """Return a value of a Spark type in a form that database drivers accept."""
     if spark_type.startswith(_NESTED):
         return _to_json_value(value)
     if isinstance(value, bytearray):  # rows of an RDD contain bytearrays
@@ -522,9 +542,9 @@ def _to_database_value(value: Any, spark_type: str) -> Any:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Return a nested value of Spark as lists, mappings and scalars of JSON.
+    """Return a nested value of Spark as lists, dicts and scalars, for JSON.
 
-    A list of tuples is a map, as Arrow returns it.
+    Arrow returns a map as a list of tuples; it becomes a dict.
     """
     if isinstance(value, list):
         is_map = bool(value) and all(isinstance(element, tuple) for element in value)
@@ -578,7 +598,10 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
         self.target = target
 
     def write(self, iterator: Iterator[Any]) -> TaskResult:
-        """Upsert the rows of one task, given as Arrow batches. Runs in a Python worker."""
+        """Write the rows of one task, given as Arrow batches, and replace rows with the same keys.
+
+        Spark calls this in a Python worker.
+        """
         type_by_column = dict(self.target.columns)
         with errors_without_traceback(), temporary_engine(self.target.url) as engine:
             rows = (

@@ -80,10 +80,11 @@ SENDING_FIELDS: Final = (
 
 
 def rows_per_step(rate: float, requested: int) -> int:
-    """Return the number of rows of a step: `requested`, or what 2 s at `rate` are if that is 0.
+    """Return the number of rows of a step: the rows that are sent and recorded together.
 
-    `rate` is in rows per second; 0 means unlimited. Without `requested`, the result is at least 1
-    and at most `STEP_ROWS_MAX`.
+    It is `requested`, unless that is 0. Otherwise it is the number of rows that can be sent in
+    `STEP_SECONDS` at `rate` rows per second, at least 1 and at most `STEP_ROWS_MAX`. A rate of 0
+    means unlimited.
     """
     if requested:
         return requested
@@ -94,10 +95,11 @@ def rows_per_step(rate: float, requested: int) -> int:
 
 
 def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
-    """Yield the windows of `window_size` offsets that contain rows, ordered by first store time.
+    """Yield the windows of offsets that contain rows, ordered by the store time of their first row.
 
-    `frame` has the columns topic, broker, queue_id, queue_offset and store_time. Windows of a queue
-    begin at multiples of `window_size`. They come to the driver one at a time.
+    A window is `window_size` offsets of a queue, and begins at a multiple of `window_size`. `frame`
+    has the columns topic, broker, queue_id, queue_offset and store_time. The windows come to the
+    driver one at a time.
     """
     window_number = F.expr(f"queue_offset div {window_size}").alias("part")
     windows = frame.groupBy(*_QUEUE_COLUMNS, window_number).agg(
@@ -113,10 +115,10 @@ def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
 def group_into_steps(
     windows: Iterable[OffsetWindow], rows_max: int
 ) -> Iterator[tuple[OffsetWindow, ...]]:
-    """Yield the windows of each step, in order.
+    """Divide windows of offsets into steps, and yield the windows of each step.
 
-    A step has at most `rows_max` rows, unless its only window has more, and at most `WINDOWS_MAX`
-    windows.
+    A step has at most `rows_max` rows and `WINDOWS_MAX` windows. A window with more rows is a step
+    of its own.
     """
     step: list[OffsetWindow] = []
     rows = 0
@@ -133,9 +135,10 @@ def group_into_steps(
 
 
 def windows_predicate(windows: Iterable[OffsetWindow]) -> Any:
-    """Return the predicate of the rows in any of the windows.
+    """Return a Spark predicate that is true for the rows in any of the windows.
 
-    It consists of simple comparisons, so that Spark can skip row groups by Parquet's statistics.
+    It consists of simple comparisons, so that Spark can skip parts of Parquet files by their
+    statistics.
     """
     predicates = [
         (F.col("topic") == F.lit(window.topic))
@@ -161,11 +164,11 @@ class JobState:
     document: JsonObject = field(default_factory=dict)
 
     def resume(self, name: str, settings: Mapping[str, Any]) -> bool:
-        """Read the file of the job into `document`, and return whether there is one.
+        """Read the state file of the job into `document`, and return whether there is one.
 
-        Without a file the job is new: `document` is that of a job without complete steps, which
-        `start` writes. Raises ConfigurationError if the job was started with other settings,
-        because its steps would have other rows.
+        Without a file the job is new, and `document` has no complete steps. Raises
+        ConfigurationError if the job was started with other settings, because its steps would have
+        other rows.
         """
         stored_document = self.folder.read_json(self.file_name)
         if stored_document is None:
@@ -222,8 +225,8 @@ class Pacer:
     def wait(self, rows: int, stopping: Callable[[], bool]) -> None:
         """Wait until the next rows may be sent. `rows` is the number of rows that were just sent.
 
-        Return at once if the rate is unlimited, and early once `stopping()` is True. If sending was
-        slower than the rate, at most one second of unused time is made up for.
+        Return at once if the rate is unlimited, and early if `stopping()` becomes True. After a
+        slow period, at most one second of unused time can be made up for.
         """
         if not self._rate:
             return
@@ -236,13 +239,12 @@ class Pacer:
 def run_steps(
     task: Task, state: JobState, report: Report, rows: Any, send_step: Callable[[int, Any], None]
 ) -> bool:
-    """Run the steps that are not complete yet, and return whether all steps are complete.
+    """Send the rows of all steps that are not complete, and return whether all are complete.
 
-    False means that the task was stopped. `rows` has the columns topic, broker, queue_id,
-    queue_offset and store_time. `send_step(number, rows)` is called for each step with its
-    number, counted from 0, and its rows as a DataFrame; after that the step is recorded in `state`.
-    `report.figures["rows"]` counts the rows that are sent. The state needs `step_rows`, and the
-    task the option `rate`.
+    The result is False if the task was stopped. `rows` has the columns topic, broker, queue_id,
+    queue_offset and store_time. `send_step(number, rows)` sends the rows of one step, a DataFrame;
+    numbers begin at 0. After that the step is recorded in `state`. `report.figures["rows"]` counts
+    the sent rows. `state` needs the entry `step_rows`, and the task the option `rate`.
     """
     if state["done"]:
         return True
@@ -280,7 +282,10 @@ class _SpeedReporter:
         self._last_line_s = started_s
 
     def say_progress(self, step_number: int, all_rows: int, rows_of_run: float) -> None:
-        """Say the rows of all runs and the speed of this one, unless that was said just now."""
+        """Report the number of rows of all runs, and the speed of this one.
+
+        Do nothing if the last report was less than `SAY_PERIOD_S` seconds ago.
+        """
         now_s = SYSTEM_CLOCK.monotonic_s()
         if now_s - self._last_line_s < SAY_PERIOD_S:
             return
@@ -292,10 +297,11 @@ class _SpeedReporter:
 def write_step(
     frame: Any, connection: Mapping[str, str], query: str, step_number: int, **options: str
 ) -> None:
-    """Send the rows of a step. One task sends all rows of a queue, in the order of offsets.
+    """Send the rows of a step to the sink. All rows of a queue are sent by one task, in order.
 
-    `frame` has the columns of the sink and `ORIGIN_COLUMNS`. `query` and `step_number` identify the
-    epoch if the option `delivery` is exactly-once.
+    `frame` has the columns of the sink and `ORIGIN_COLUMNS`, which say from where each row comes.
+    If the option `delivery` is exactly-once, `query` and `step_number` identify the epoch, so that
+    a repeated step does not repeat its messages.
     """
     origin_columns = [f"from_{name}" for name in _QUEUE_COLUMNS]
     ordered = frame.repartition(*origin_columns).sortWithinPartitions("from_queue_offset")
@@ -308,9 +314,10 @@ def write_step(
 
 
 def describe_guarantee(connection: Mapping[str, str], delivery: str) -> str:
-    """Return a text that says which delivery guarantee a job has on this cluster.
+    """Return a text about the delivery guarantee of a job: exactly once or at least once.
 
-    `delivery` is the option of the pipeline. The brokers are asked whether they support epochs.
+    `delivery` is the option of the pipeline. The brokers are asked whether they support exactly
+    once.
     """
     if delivery != EXACTLY_ONCE:
         return "at least once: if a run is killed during a step, that step is sent again"

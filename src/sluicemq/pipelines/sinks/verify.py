@@ -38,9 +38,9 @@ _REPEATED: Final = "more than once in the archive"
 
 
 def rows_in_ranges(rows: Any, ranges: Sequence[tuple[Any, ...]]) -> Any:
-    """Return the rows in any of the ranges.
+    """Return the rows whose offset is in any of the ranges.
 
-    A range is (topic, broker, queue id, start offset, end offset), without the end offset.
+    A range is (topic, broker, queue id, start offset, end offset). The end offset is exclusive.
     """
     names = "topic string, broker string, queue_id int, range_start long, range_end long"
     range_rows = rows.sparkSession.createDataFrame(ranges, names).hint("broadcast")
@@ -50,9 +50,9 @@ def rows_in_ranges(rows: Any, ranges: Sequence[tuple[Any, ...]]) -> Any:
 
 
 def verify_rows(brokers: Any, archived: Any) -> int:
-    """Compare the rows at the brokers with those of the archive. Return the number of rows.
+    """Compare the rows at the brokers with the rows of the archive. Return the number of rows.
 
-    Both DataFrames have the columns `COLUMNS`. Raises StoreDamagedError if they differ; its text
+    Both DataFrames have the columns `COLUMNS`. Raises StoreDamagedError if they differ. Its text
     names up to `ROWS_SHOWN_MAX` rows.
     """
     compared = _compare_sums(brokers, archived).persist()
@@ -80,10 +80,11 @@ def verify_rows(brokers: Any, archived: Any) -> int:
 
 
 def _compare_sums(brokers: Any, archived: Any) -> Any:
-    """Return the sums of both sides for each range of offsets.
+    """Return the sums of both sides for each range of offsets, as a DataFrame.
 
     The columns are topic, broker, queue_id, part (the number of the range), broker_rows,
-    archive_rows, parity and balance. The hashes of a range agree if its parity and balance are 0.
+    archive_rows, parity and balance. The rows of a range are equal on both sides if its parity and
+    balance are 0.
     """
     broker_sums = _sum_rows(brokers).selectExpr("*", "rows as broker_rows", "0L as archive_rows")
     archive_sums = _sum_rows(archived).selectExpr("*", "0L as broker_rows", "rows as archive_rows")
@@ -100,10 +101,11 @@ def _compare_sums(brokers: Any, archived: Any) -> Any:
 
 
 def _sum_rows(frame: Any) -> Any:
-    """Return the sums of each range of `RANGE_OFFSETS` offsets of a queue.
+    """Return the sums of the rows in each range of `RANGE_OFFSETS` offsets of a queue.
 
-    The columns are topic, broker, queue_id, part (the number of the range), rows, parity (exclusive
-    or of the hashes) and balance (sum of the hashes' upper halves).
+    The columns are topic, broker, queue_id, part (the number of the range), rows, parity and
+    balance. Each row has a hash. Parity is the exclusive or of the hashes, and balance the sum of
+    their upper halves.
     """
     nulls = ", ".join(f"int({name} is null)" for name in _VALUE_COLUMNS)
     values = ", ".join(_VALUE_EXPRESSIONS.values())
@@ -121,8 +123,8 @@ def _sum_rows(frame: Any) -> Any:
 def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
     """Return texts about rows that differ, at most `ROWS_SHOWN_MAX`.
 
-    `ranges` is a DataFrame of queues and parts, as `_sum_rows` has them; only rows of these are
-    compared. A text says that a row is missing, extra or repeated in the archive, or which columns
+    Only rows in `ranges` are compared, a DataFrame with the columns topic, broker, queue_id and
+    part. A text says that a row is missing, extra or repeated in the archive, or which columns
     differ.
     """
     archived_rows = (
@@ -145,7 +147,7 @@ def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
 
 
 def _select_rows(frame: Any, ranges: Any) -> Any:
-    """Return the key columns of the rows in `ranges`, with a struct `row` of their values."""
+    """Return the rows in `ranges`: their key columns, and a struct `row` of all other values."""
     values = ", ".join(f"{expression} as {name}" for name, expression in _VALUE_EXPRESSIONS.items())
     parted = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
     in_ranges = parted.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
@@ -153,9 +155,10 @@ def _select_rows(frame: Any, ranges: Any) -> Any:
 
 
 def _describe_difference(row: Any) -> str:
-    """Return a text about a row with the key columns and the column `reason`.
+    """Return a text about a row that differs, such as `a:0 of 'orders' offset 7: body differs`.
 
-    The reason is _MISSING, _EXTRA or _REPEATED, or a list of columns that differ.
+    `row` has the key columns and the column `reason`, which is _MISSING, _EXTRA or _REPEATED, or a
+    list of the columns that differ.
     """
     difference = row["reason"]
     if difference not in (_MISSING, _EXTRA, _REPEATED):

@@ -60,12 +60,15 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     """The subject of the log line about pushed predicates."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """Parse the options, push the predicates and build the subscription; log what was pushed.
+        """Parse the options, push the predicates of Spark, and build the subscription.
 
-        The ranges of offsets are found later, by `partitions`: Spark pickles the reader and calls
-        that method in another process. The brokers are asked whether they evaluate SQL92 if a
-        predicate may become a selector. Raises ConfigurationError for wrong options or a schema
-        that does not fit, FilterSyntaxError for a wrong filter, and the client's errors.
+        What was pushed is logged, unless the option `reportPushdown` is false. The ranges of
+        offsets are found later, by `partitions`, because Spark calls that method on a copy of the
+        reader in another process. If a predicate may become a SQL92 selector, the brokers are asked
+        whether they evaluate SQL92.
+
+        Raises ConfigurationError for wrong options or a schema that does not fit, FilterSyntaxError
+        for a wrong filter, and the client's errors.
         """
         self.options = options
         self.topics = parse_topics(options)
@@ -89,7 +92,11 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             self.plan = replace(self.plan, subscription=subscription, exact_tags=exact_tags)
 
     def _push_predicates(self) -> None:
-        """Set `offered_predicates`, and push them: set `remaining_predicates` and `pushed`."""
+        """Push the predicates of the option `predicates` as far as possible.
+
+        Set `offered_predicates` to all of them, `remaining_predicates` to those that Spark must
+        evaluate, and `pushed` to the conditions for the source.
+        """
         self.offered_predicates = []
         if self.options["pushFilters"]:
             self.offered_predicates = parse_predicates(self.options["predicates"])
@@ -105,9 +112,9 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def can_push_selectors(self, predicates: list[Any]) -> bool:
         """Return whether predicates may be pushed as SQL92 selectors.
 
-        Return False without a request if none of `predicates` is about `keys` or a promoted
-        property: no other predicate becomes a selector. Otherwise ask the brokers whether they
-        evaluate SQL92. Raises SluiceError if the topics cannot be resolved.
+        The brokers are asked whether they evaluate SQL92. If no predicate is about `keys` or a
+        column that contains a property, no selector is needed, and the result is False without a
+        request. Raises SluiceError if the topics cannot be resolved.
         """
         paths = [column_path(predicate) for predicate in predicates]
         used_columns = {path[0] for path in paths if path}
@@ -122,8 +129,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         """Return the partitions to read.
 
-        If the filter and the pushed predicates exclude each other, no broker is asked, and the
-        result is one partition without messages.
+        If the filter and the pushed predicates contradict each other, the result is one partition
+        without messages, and no broker is asked.
         """
         with errors_without_traceback():
             if self.matches_nothing:
@@ -133,9 +140,9 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def plan_partitions(self) -> list[InputPartition]:
         """Return partitions for the offsets that the options and pushed predicates select.
 
-        There is at least one partition; it is empty if no offsets are selected. Each partition gets
-        an anchor, a message by which its task recognises the queue. The findings about `filter.sql`
-        are logged.
+        If no offsets are selected, there is one empty partition. Each partition gets an anchor, a
+        message by which its task recognises the queue. Surprising facts about `filter.sql` are
+        logged.
 
         Raises RouteNotFoundError for a topic that does not exist (with failOnDataLoss, or if none
         exists), RequestError if a broker does not accept the selector, ConfigurationError or
@@ -163,7 +170,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             return list(set_anchors(partitions, anchors, is_batch=True))
 
     def _check_filter(self, admin: Admin, topics: Sequence[str]) -> None:
-        """Check that each broker of the topics accepts the filter, and log its findings.
+        """Ask each broker of the topics whether it accepts the filter, and log findings about it.
 
         Raises RequestError if a broker does not accept the selector.
         """
@@ -176,7 +183,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         )
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
-        """Yield the Arrow batches of one partition. Spark calls this in an executor."""
+        """Yield the messages of one partition as Arrow batches. Spark calls this in an executor."""
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
         with errors_without_traceback():
@@ -189,7 +196,10 @@ class StoreBatchReader(BatchReader):
     evaluator = "the reader of the store"
 
     def make_plan(self, schema: StructType) -> ReadPlan:
-        """Return the plan for decoding, and set `location`. Raises ConfigurationError."""
+        """Return the plan for decoding, and set `location`, the directory of the store.
+
+        Raises ConfigurationError for wrong options.
+        """
         from sluicemq.spark.sources.reader import StoreLocation  # noqa: PLC0415 - heavy
 
         self.location = StoreLocation.from_options(self.options)
@@ -202,7 +212,7 @@ class StoreBatchReader(BatchReader):
     def plan_partitions(self) -> list[InputPartition]:
         """Return partitions for the offsets that the options and pushed predicates select.
 
-        There is at least one partition; it is empty if no offsets are selected. The findings about
+        If no offsets are selected, there is one empty partition. Surprising facts about
         `filter.sql` are logged. Raises StoreDamagedError if messages are missing from the files
         (with failOnDataLoss), ConfigurationError or OffsetOutOfRangeError if the options ask for a
         topic or for offsets that do not exist, and StoreError if the directory is not a store.
@@ -227,7 +237,7 @@ class StoreBatchReader(BatchReader):
             return [snapshot.add_unfiled_units(partition) for partition in partitions]
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
-        """Yield the Arrow batches of one partition; nothing for a partition without messages."""
+        """Yield the messages of one partition as Arrow batches; nothing for an empty partition."""
         from sluicemq.spark.sources.reader import (  # noqa: PLC0415 - heavy
             StorePartition,
             read_store_partition,

@@ -40,11 +40,12 @@ def make_checkpoint(
     has_several_topics: bool = False,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
-    """Return a checkpoint in the format of the module's docstring.
+    """Return a checkpoint of a stream, a JSON object.
 
-    `label` is the text for the topics, `expression` is the filter with its kind (`TAG UA||AA`), and
-    `offsets` has the next offset of each queue. With `has_several_topics`, offsets are by topic
-    first (version 2). Without anchors, the part `seen` is left out.
+    `label` is a text that names the topics. `expression` is the filter with its kind, such as `TAG
+    UA||AA`. `offsets` has the next offset of each queue. With `has_several_topics`, the offsets are
+    ordered by topic first. `anchors` are messages by which the queues are recognised later; without
+    them, the part `seen` is left out.
     """
     checkpoint = {
         "version": CHECKPOINT_VERSION_TOPICS if has_several_topics else CHECKPOINT_VERSION,
@@ -59,9 +60,10 @@ def make_checkpoint(
 
 
 def offsets_to_table(offsets: Mapping[MessageQueue, Any], *, by_topic: bool) -> dict[str, Any]:
-    """Return values of queues as {"broker": {"queue id": value}}; by topic first if `by_topic`.
+    """Return values of queues as the JSON object {"broker": {"queue id": value}}.
 
-    Without `by_topic`, all queues must have the same topic.
+    With `by_topic`, the object has one more level: {"topic": {"broker": …}}. Without it, all queues
+    must have the same topic.
     """
     topics: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, offset in sorted(offsets.items()):
@@ -71,7 +73,7 @@ def offsets_to_table(offsets: Mapping[MessageQueue, Any], *, by_topic: bool) -> 
 
 
 def iterate_table(table: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
-    """Yield (queue, value) for a table by topic, broker and queue id."""
+    """Yield (queue, value) for each queue in {"topic": {"broker": {"queue id": value}}}."""
     for topic, brokers in table.items():
         for broker, queues in brokers.items():
             for queue_id, queue_value in queues.items():
@@ -83,9 +85,9 @@ def parse_checkpoint(
 ) -> Offsets:
     """Return the offsets in one section of a checkpoint, "queues" or "from".
 
-    `topic` is the only topic of the stream. It is None for several topics; then the caller checks
-    the topics of the result. Raises ConfigurationError for a checkpoint of another topic, and for
-    JSON that is not a checkpoint of this source.
+    `topic` is the only topic of the stream. It is None for several topics, and then the caller
+    checks the topics of the result. Raises ConfigurationError for a checkpoint of another topic,
+    and for JSON that is not a checkpoint of this source.
     """
     version = checkpoint.get("version")
     is_known_version = version in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS)
@@ -101,7 +103,10 @@ def parse_checkpoint(
 
 
 def parse_anchors(checkpoint: Mapping[str, Any]) -> Anchors:
-    """Return the anchors of a valid checkpoint. A checkpoint of an older version has none."""
+    """Return the anchors in a checkpoint: the messages by which the queues are recognised.
+
+    A checkpoint of an older version has none.
+    """
     return {
         queue: Anchor(offset, time_ms)
         for queue, (offset, time_ms) in _iterate_section(checkpoint, "seen")

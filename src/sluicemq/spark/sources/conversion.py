@@ -52,10 +52,11 @@ class _MisfitError(Exception):
 
 
 def decode_bodies(bodies: Any, body_format: BodyFormat, errors: Any) -> DecodedBodies:
-    """Return a binary column of bodies as strings or JSON, with the reasons of failures.
+    """Convert a binary column of bodies to strings or to values of a JSON schema.
 
-    `errors` is a string column: the reason why a body is null already, or null. A body that cannot
-    be read becomes null, and the reason appears in its row of the result's `errors`.
+    `errors` is a string column with the reasons why bodies are null already; null for other rows. A
+    body that cannot be converted becomes null. The result has the column, and `errors` with these
+    further reasons.
     """
     convert: JsonConverter | None = None
     if body_format.kind == TEXT:
@@ -111,10 +112,11 @@ the sign (0 means no limit)."""
 def _make_json_converter(spark_type: DataType, path: str = "body") -> JsonConverter:
     """Return a function that converts a JSON value into a value for a Spark type.
 
-    null stays null. The function raises _MisfitError for a value of another type; `path` names the
+    null stays null. The function raises _MisfitError for a value of another type. `path` names the
     value in the text of the error, such as `body.legs[].to`.
     """
     # Arrow's own conversion would accept 1.5 as a whole number, and a string as a list of letters.
+    # `bits` is the size of an integer without its sign; 0 for other types.
     accepted_types, bits = _JSON_TYPES.get(type(spark_type), ((), 0))
     expected = spark_type.simpleString()
     convert_inner: JsonConverter | None = float if float in accepted_types else None
@@ -129,6 +131,7 @@ def _make_json_converter(spark_type: DataType, path: str = "body") -> JsonConver
     limit = 1 << bits
 
     def convert(value: Any) -> Any:
+        """Check that `value` has the expected type, and convert its items if it has any."""
         if value is None:
             return None
         if type(value) not in accepted_types or (bits and not -limit <= value < limit):
@@ -144,7 +147,10 @@ def _make_json_converter(spark_type: DataType, path: str = "body") -> JsonConver
 
 
 def _make_struct_converter(spark_type: StructType, path: str) -> JsonConverter:
-    """Return a function that converts a JSON object into a struct; see `_make_json_converter`."""
+    """Return a function that converts a JSON object into a value for a struct type.
+
+    `path` names the object in the texts of errors.
+    """
     field_converters = {
         field.name: _make_json_converter(field.dataType, f"{path}.{field.name}")
         for field in spark_type.fields
@@ -157,7 +163,10 @@ def _make_struct_converter(spark_type: StructType, path: str) -> JsonConverter:
 
 
 def _make_list_converter(spark_type: ArrayType, path: str) -> JsonConverter:
-    """Return a function that converts a JSON list into an array; see `_make_json_converter`."""
+    """Return a function that converts a JSON list into a value for an array type.
+
+    `path` names the list in the texts of errors.
+    """
     convert_element = _make_json_converter(spark_type.elementType, f"{path}[]")
 
     def convert_list(json_list: Any) -> Any:
@@ -206,8 +215,8 @@ _PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
 def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any, int, str]:
     """Convert a string column of the property `name` to the type `type_name`.
 
-    Return (column, count of bad values, one bad value or "" if there is none). A bad value is a
-    string that is not of the type; it is null in the column.
+    Return (column, number of bad values, one bad value). A bad value is a string that is not of the
+    type. It becomes null in the column. The third item is "" if there is no bad value.
     """
     if type_name == "string":
         return texts, 0, ""
@@ -224,11 +233,12 @@ def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any,
 
 
 def _convert_distinct_texts(texts: Any, type_name: str, name: str) -> Any:
-    """Return the strings as a column of the type, with null in place of bad values.
+    """Convert strings to the type `type_name`, with null in place of bad values.
 
-    Arrow converts simple values (`_SIMPLE_NUMBERS`); the others are converted one by one.
+    `name` is the property, for errors.
     """
     arrow_type = ARROW_TYPES[type_name]
+    # Arrow converts simple numbers quickly. All other values are converted one by one.
     is_simple = pa.array([False] * len(texts), pa.bool_())
     if type_name in _SIMPLE_NUMBERS:
         is_simple = pc.match_substring_regex(texts, _SIMPLE_NUMBERS[type_name])

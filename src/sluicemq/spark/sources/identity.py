@@ -56,9 +56,9 @@ _FIX: Final = (
 
 
 def fetch_store_time(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Pull the message at `offset` and return when it was stored (milliseconds since 1970).
+    """Pull the message at `offset`, and return the time when it was stored (ms since 1970).
 
-    Return None if there is no such message. Raises SluiceError.
+    Return None if there is no such message. Raises SluiceError if the broker fails.
     """
     probed = admin.run(probe_queue(admin.directory, group, queue, offset))
     if probed.reset_to is not None:  # a RocketMQ broker may answer the first pull like this
@@ -74,9 +74,9 @@ class TopicIdentity:
     """
 
     def __init__(self, group: str, *, fail_on_data_loss: bool) -> None:
-        """Create it for a query that reads as the consumer group `group`.
+        """Create the checks of a query that reads as the consumer group `group`.
 
-        If `fail_on_data_loss` is True, the methods raise an error for lost messages; otherwise they
+        If `fail_on_data_loss` is True, the methods raise an error for lost messages. Otherwise they
         log them.
         """
         self._group = group
@@ -93,12 +93,15 @@ class TopicIdentity:
     def is_same_queue(
         self, admin: Admin, queue: MessageQueue, anchor: Anchor | None, bounds: tuple[int, int]
     ) -> bool | None:
-        """Return whether the queue still contains the message of `anchor`.
+        """Return whether the queue still contains a known message, the anchor.
 
-        True and False are results of a check; the last positive one is remembered, so that the
-        broker is not asked again while the queue begins at a higher offset than 0. None means that
-        the check is not possible: `anchor` is None, its offset is not within `bounds`, or the queue
-        has a hole there.
+        If its topic was deleted and created again, it contains another message or none at this
+        offset. `bounds` are (first offset, end offset) of the queue. None means that the check is
+        not possible: `anchor` is None, its offset is not within `bounds`, or the queue has no
+        message there.
+
+        The last positive result is remembered. The broker is not asked again for the same anchor as
+        long as the queue does not begin at a lower offset.
         """
         lowest, highest = bounds
         if anchor is None or not lowest <= anchor.offset < highest:
@@ -129,11 +132,14 @@ class TopicIdentity:
     ) -> int:
         """Return the offset at which a stream that is at `offset` continues in a queue.
 
-        If the queue is the same, that is `offset`. If loss is allowed, it is the first offset of a
-        topic that was created again, or the end of a queue whose newest messages were lost; the
-        latter is logged here, the former by `log_recreated_topics`. At the end of the queue, the
-        broker is asked at most once in `CHECK_PERIOD_S`. Raises OffsetOutOfRangeError if the queue
-        is not the same and loss is an error.
+        Normally, this is `offset`. There are two exceptions, for which OffsetOutOfRangeError is
+        raised if loss is an error. If the topic was deleted and created again, the stream continues
+        at the first offset. This is logged later, by `log_recreated_topics`. If the queue has lost
+        its newest messages and ends before `offset`, the stream continues at its end, and this is
+        logged.
+
+        `anchor` is the known message that shows whether the topic is still the same. If `offset` is
+        the end of the queue, the broker is asked for it at most once in `CHECK_PERIOD_S` seconds.
         """
         lowest, highest = bounds
         if offset == highest:
@@ -160,7 +166,7 @@ class TopicIdentity:
         return lowest
 
     def log_recreated_topics(self) -> None:
-        """Log one warning for each topic that was created again, with the queues that are affected.
+        """Log one warning for each topic that was deleted and created again, with its queues.
 
         The queues are those that `find_resume_offset` has found since the last call of this method.
         """
@@ -174,10 +180,10 @@ class TopicIdentity:
         self._recreated.clear()
 
     def check_gone(self, gone: Offsets) -> None:
-        """Log that the queues in `gone` have disappeared; each queue is logged once.
+        """Log that the queues in `gone` have disappeared, each queue once.
 
-        `gone` has the offset up to which each queue was read. If loss is an error, raises
-        OffsetOutOfRangeError instead. Does nothing if every queue was logged before.
+        `gone` has the offset up to which each queue was read. If loss is an error, raise
+        OffsetOutOfRangeError instead. Do nothing if every queue was logged before.
         """
         unlogged = sorted(
             (queue, offset) for queue, offset in gone.items() if queue not in self._gone
@@ -210,10 +216,12 @@ class TopicIdentity:
     ) -> QueueRange:
         """Return the part of the range `planned` that can still be read.
 
-        `anchors` is empty, or contains two anchors: of the end of the micro-batch, then of its
-        start. If the end anchor has changed, nothing of the range is left; if only the start anchor
-        has, the range begins at the first offset of the new topic. What is lost is logged. Raises
-        OffsetOutOfRangeError instead if loss is an error.
+        `anchors` is empty, or contains a known message at the end of the micro-batch, and then one
+        at its start; None if there is none. If the message at the end has changed, nothing of the
+        range is left. If only the message at the start has changed, the range begins at the first
+        offset of the new topic.
+
+        Lost messages are logged. If loss is an error, OffsetOutOfRangeError is raised instead.
         """
         queue = planned.queue
         lowest, highest = bounds
@@ -238,12 +246,14 @@ class TopicIdentity:
         return remaining
 
     def renew_anchors(self, admin: Admin, known_anchors: Anchors, moved: Bounds) -> Anchors:
-        """Return the anchors `known_anchors`, renewed for the queues in `moved`.
+        """Return the anchors of a stream after a micro-batch.
 
-        For each of these queues, `moved` has its first stored offset and the offset after the last
-        message that was read. The new anchor is that last message. An old anchor stays if its
-        offset is in the newer half of the stored messages before the last one. A queue of `moved`
-        has no anchor in the result if it is empty, or if it has a hole at the last message.
+        An anchor is a message that shows later whether the queue is still the same. `moved` has,
+        for each queue that has advanced, its first stored offset and the offset after the last
+        message that was read. This last message becomes the new anchor. An old anchor stays if it
+        is recent: its offset is in the newer half of the stored messages before the last one. A
+        queue of `moved` has no anchor in the result if it is empty, or if it has a hole at the last
+        message. Other queues keep their `known_anchors`.
         """
         anchors = dict(known_anchors)
         for queue, (lowest, end) in moved.items():
@@ -268,8 +278,10 @@ def _find_remaining_range(
 ) -> QueueRange:
     """Return the part of a planned range that exists, within the bounds of the queue.
 
-    `is_same` is empty, or says for the anchors of the end and of the start of the micro-batch
-    whether the queue still contains them; None means that this is unknown.
+    The topic may have been deleted and created again since the range was planned. `is_same` is
+    empty, or has two items: whether the queue still contains the known message at the end of the
+    micro-batch, and the same for its start. None means that this is unknown. The result is empty if
+    the end is not of the present topic.
     """
     lowest, highest = bounds
     start = max(planned.start, lowest)
@@ -312,10 +324,11 @@ def _list_some(descriptions: Sequence[str]) -> str:
 def recreated_error(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
-    """Return the error for a queue that is not the one that was read up to `offset`.
+    """Return the error for a queue that is not the queue that was read before.
 
-    `anchor` is the message that the queue does not contain any more. None means that the queue ends
-    before `offset`.
+    `offset` is the position of the read, and `bounds` are (first offset, end offset) of the queue.
+    `anchor` is the known message that the queue does not contain any more. None means that the
+    queue ends before `offset`.
     """
     lowest, highest = bounds
     if anchor is None:
@@ -336,9 +349,9 @@ def recreated_error(
 
 
 def fetch_existing_bounds(admin: Admin, topics: Collection[str]) -> tuple[Bounds, list[str]]:
-    """Return the bounds of every readable queue of the topics, and the topics that do not exist.
+    """Return (bounds of every readable queue of the topics, topics that do not exist).
 
-    Raises SluiceError.
+    The bounds of a queue are its first offset and the end of its offsets. Raises SluiceError.
     """
     bounds: Bounds = {}
     missing = []
@@ -371,11 +384,11 @@ def find_existing_topics(
 
 
 def find_gone_queues(admin: Admin, known_offsets: Offsets, bounds: Bounds) -> Offsets:
-    """Return the queues of `known_offsets` that have disappeared, with their offsets.
+    """Return the queues of `known_offsets` that do not exist any more, with their offsets.
 
-    A queue has disappeared if it is not in `bounds`, although its broker is registered. A queue
-    that still responds and ends at its offset does not count: everything in it was read, and its
-    topic has fewer queues to read now. Raises SluiceError.
+    A queue is gone if it is not in `bounds`, although its broker is registered. It is not gone if
+    it still responds and ends at its known offset. Then everything in it was read, and only the
+    number of readable queues of its topic was reduced. Raises SluiceError if a server fails.
     """
     absent = {queue: offset for queue, offset in known_offsets.items() if queue not in bounds}
     if not absent:
@@ -391,18 +404,20 @@ def find_gone_queues(admin: Admin, known_offsets: Offsets, bounds: Bounds) -> Of
 def _is_completely_read(admin: Admin, queue: MessageQueue, offset: int) -> bool:
     """Return whether the queue still responds, is not empty, and ends at `offset`."""
     try:
-        return 0 < offset == admin.offsets(queue)[1]
+        _, end = admin.offsets(queue)
     except SluiceError:
         return False
+    return 0 < offset == end
 
 
 # ---- planned partitions
 
 
 def fetch_end_anchors(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> Anchors:
-    """Return an anchor for each queue of a batch: the last message before the end of its ranges.
+    """Return the last message before the end of each queue of a batch, as an anchor.
 
-    A queue has no anchor if there is no message at that offset. Raises SluiceError.
+    A task recognises the queue by this message. A queue has no anchor if there is no message at
+    that offset. Raises SluiceError if a broker fails.
     """
     ends: Offsets = {}
     for queue_range in ranges:
@@ -424,9 +439,9 @@ def set_anchors(
 ) -> Sequence[RangePartition]:
     """Set `anchor`, `is_batch` and `is_first_of_queue` of each partition, and return `partitions`.
 
-    The partitions are changed in place. A partition without a queue stays as it is. In a batch, the
-    first partition of each queue is marked: if loss is allowed, it reads a topic that was created
-    again from its beginning.
+    The partitions are changed in place. A partition without a queue is not changed. In a batch, the
+    first partition of each queue gets `is_first_of_queue`. If its topic is created again and loss
+    is allowed, it reads the new topic from its beginning.
     """
     marked: set[MessageQueue] = set()
     for partition in partitions:
@@ -440,12 +455,13 @@ def set_anchors(
 
 
 def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange | None:
-    """Return the range that a task reads for a partition; None means that it reads nothing.
+    """Return the range that a task reads for a partition, or None if it reads nothing.
 
-    If the queue is still that of the plan, this is the planned range. If it is not and loss is
-    allowed, that is logged: a task of a batch reads what the new topic has of the range, and a task
-    of a stream reads nothing, because the next micro-batch reads the new topic. Raises
-    OffsetOutOfRangeError if loss is an error, and SluiceError if the broker does not respond.
+    If the queue is still the same, this is the planned range. If it is not and loss is an error,
+    OffsetOutOfRangeError is raised. If loss is allowed, the change is logged. A task of a batch
+    then reads the part of the range that the new topic has. A task of a stream reads nothing,
+    because the next micro-batch reads the new topic. Raises SluiceError if the broker does not
+    respond.
     """
     assert partition.queue is not None
     planned = QueueRange(partition.queue, partition.start, partition.end)
@@ -477,11 +493,10 @@ def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange 
 
 
 def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
-    """Log a warning if the topic was created again while a task has read its partition.
+    """Check that a topic was not deleted and created again while a task has read its partition.
 
-    The rows may then be of both topics. Does nothing if the queue is the same. Raises
-    OffsetOutOfRangeError instead of the warning if loss is an error, and SluiceError if the broker
-    does not respond.
+    If it was, the rows may be of both topics. Then log a warning, or raise OffsetOutOfRangeError if
+    loss is an error. Raises SluiceError if the broker does not respond.
     """
     assert partition.queue is not None
     bounds = _find_changed_bounds(plan, partition)
@@ -497,10 +512,11 @@ def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
 
 
 def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int, int] | None:
-    """Return the bounds of the partition's queue if the queue is not that of the anchor any more.
+    """Return the bounds of a partition's queue if the queue is not the same as when it was planned.
 
-    Return None if the queue is the same, or if that cannot be checked: the partition has no anchor,
-    or the queue does not exist any more (the pulls that follow report that). Raises SluiceError.
+    Return None if the queue contains the partition's anchor, and so is the same. Return None too if
+    the partition has no anchor, or if the queue does not exist any more, which the following pulls
+    report. Raises SluiceError if the broker fails.
     """
     queue = partition.queue
     anchor = partition.anchor

@@ -118,7 +118,7 @@ class TopicSelection:
         *,
         allow_empty: bool = False,
     ) -> Sequence[str]:
-        """Return the names of `topics` that are selected, without system topics.
+        """Return the selected names among `topics`, without system topics.
 
         Retry and dead-letter topics are selected only if the pattern begins with `%`.
         `cluster_names` are the names of brokers and clusters, each of which has a system topic of
@@ -142,7 +142,8 @@ class TopicSelection:
 def parse_topics(options: Options) -> TopicSelection:
     """Return the topics that the options select.
 
-    Raises ConfigurationError unless exactly one of `topic`, `topics` and `topicsPattern` is given.
+    Exactly one of the options `topic`, `topics` and `topicsPattern` must be given. Otherwise
+    ConfigurationError is raised.
     """
     option_names = ("topic", "topics", "topicsPattern")
     given_names = [name for name in option_names if options[name] is not None]
@@ -182,10 +183,10 @@ def queue_label(queue: MessageQueue) -> str:
 def split_ranges(
     ranges: Sequence[QueueRange], records_max: int, partitions_min: int | None
 ) -> list[QueueRange]:
-    """Return ranges that cover the same offsets, none larger than `records_max`.
+    """Cut ranges of offsets into pieces of at most `records_max` offsets, and return the pieces.
 
-    Each range is cut into pieces of nearly equal size. If that gives fewer than `partitions_min`
-    pieces in all, ranges are cut further, in proportion to their size. Empty ranges are dropped.
+    The pieces of one range have nearly equal sizes. If there are fewer than `partitions_min`
+    pieces, more cuts are made, in proportion to the sizes of the ranges. Empty ranges are dropped.
     """
     filled = [queue_range for queue_range in ranges if queue_range.size]
     piece_counts = [-(-queue_range.size // records_max) for queue_range in filled]  # rounded up
@@ -203,7 +204,10 @@ def split_ranges(
 
 
 def _cut_range(queue_range: QueueRange, piece_count: int) -> list[QueueRange]:
-    """Return a range cut into pieces of nearly equal size."""
+    """Return a range cut into `piece_count` ranges of nearly equal size, in order.
+
+    A range with fewer messages than `piece_count` gives some empty ranges.
+    """
     cuts = [
         queue_range.start + queue_range.size * number // piece_count
         for number in range(piece_count + 1)
@@ -227,7 +231,7 @@ class TimestampIndex(Protocol):
 
 
 def open_admin(options: Options) -> Admin:
-    """Return an Admin for the planner. The caller closes it.
+    """Return an Admin client with the connection options. The caller closes it.
 
     Raises ConfigurationError if no name server is given.
     """
@@ -240,10 +244,10 @@ def open_admin(options: Options) -> Admin:
 
 
 def fetch_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
-    """Return the bounds of every readable queue of the topics.
+    """Return (first offset, end offset) of every readable queue of the topics.
 
-    Raises RouteNotFoundError for a topic that does not exist, ConfigurationError if none of the
-    topics has a readable queue, and the client's errors.
+    The end offset is exclusive. Raises RouteNotFoundError for a topic that does not exist,
+    ConfigurationError if none of the topics has a readable queue, and the client's errors.
     """
     bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
@@ -280,7 +284,10 @@ def read_newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
 def _read_properties(
     options: Options, address: str, queue: MessageQueue, offsets: range
 ) -> Iterator[Mapping[str, str]]:
-    """Yield the properties of the messages at `offsets` of a queue, read from its broker."""
+    """Yield the properties of the messages at `offsets` of a queue, read from its broker.
+
+    `address` is the address of the broker. Raises the client's errors.
+    """
     reader = BulkReader(
         address,
         queue.topic,
@@ -314,8 +321,9 @@ def resolve_starting_offsets(
 def resolve_ending_offsets(index: TimestampIndex, options: Options, bounds: Bounds) -> Offsets:
     """Return the offset at which to stop reading each queue, exclusive.
 
-    It is given by `endingTimestamp`, else by `endingOffsets`. Raises ConfigurationError for
-    `earliest`, and the errors of `resolve_offset_table`.
+    The option `endingTimestamp` decides if it is given, else `endingOffsets`. Raises
+    ConfigurationError for the word `earliest` and for a wrong table of offsets, and
+    OffsetOutOfRangeError for an offset whose message was deleted.
     """
     chosen = options["endingOffsets"]
     if options["endingTimestamp"] is None and chosen == "earliest":
@@ -329,10 +337,10 @@ def resolve_ending_offsets(index: TimestampIndex, options: Options, bounds: Boun
 def _resolve_offsets(
     index: TimestampIndex, options: Options, bounds: Bounds, side: str, chosen: Any
 ) -> Offsets:
-    """Return the offset of each queue for one `side`, "starting" or "ending".
+    """Return the offset of each queue at one end of the read: `side` is "starting" or "ending".
 
     The option `startingTimestamp` or `endingTimestamp` decides if it is given. Otherwise `chosen`
-    does, the value of the option for offsets: a word or a table.
+    decides, the value of the option for offsets: "earliest", "latest" or a table.
     """
     time_ms = options[f"{side}Timestamp"]
     if time_ms is not None:
@@ -359,9 +367,10 @@ def _resolve_time(
     time_ms: int,
     bounds: tuple[int, int],
 ) -> int:
-    """Return the offset of a queue for a time, within the bounds of the queue.
+    """Return the offset of the first message of a queue that was stored at a time or later.
 
-    An empty queue has only one offset, so its broker is not asked.
+    It is limited to the `bounds` of the queue. `offset_by_time(queue, time_ms)` asks for it. An
+    empty queue has only one possible offset, so its broker is not asked.
     """
     lowest, highest = bounds
     if lowest == highest:
@@ -377,14 +386,15 @@ def resolve_offset_table(
     *,
     fail_on_data_loss: bool = True,
 ) -> Offsets:
-    """Return the offset of each queue in a table that a user gave, with words and times resolved.
+    """Return the offset of each queue in a table that a user gave.
 
-    `table` is a parsed value of the option named `option`: {broker: {queue id: choice}}, or {topic:
-    {broker: …}}. `offset_by_time(queue, time_ms)` returns the offset of the first message stored at
-    that time or later; None means that a time selects the first stored offset.
+    `table` is the value of the option named `option`: {broker: {queue id: choice}}, or {topic:
+    {broker: …}}. A choice is an offset, "earliest", "latest" or a time. `offset_by_time(queue,
+    time_ms)` returns the offset of the first message stored at that time or later. If it is None, a
+    time selects the first stored offset.
 
     Raises ConfigurationError if a queue is missing or unknown, or if its offset is greater than its
-    end. Raises OffsetOutOfRangeError for an offset whose message was deleted by retention; if
+    end. Raises OffsetOutOfRangeError for an offset whose message was deleted by retention. If
     `fail_on_data_loss` is False, that is logged instead, and the first stored offset is returned.
     """
     choices = _flatten_offset_table(table, bounds, option)
@@ -413,7 +423,12 @@ def _check_offset(
     *,
     fail_on_data_loss: bool,
 ) -> None:
-    """Raise or log that a queue does not have an offset; see `resolve_offset_table`."""
+    """Raise an error if a queue does not have the message at an offset.
+
+    It is ConfigurationError if the offset is greater than the end of `bounds`. It is
+    OffsetOutOfRangeError if the message was deleted, and `fail_on_data_loss` is True. If that is
+    False, the loss is only logged.
+    """
     lowest, highest = bounds
     problem = (
         f"the option {option!r} asks for offset {offset} of {queue_label(queue)}, which holds"
@@ -441,10 +456,11 @@ def _check_offset(
 def _flatten_offset_table(
     table: Mapping[str, Any], bounds: Bounds, option: str
 ) -> dict[MessageQueue, OffsetChoice]:
-    """Return the choice for each queue of `bounds` in a table of `resolve_offset_table`.
+    """Return the choice for each queue in a table of offsets that a user gave.
 
-    Raises ConfigurationError if the table contains other queues, lacks a queue, or is not by topic
-    although several topics are read.
+    `table` is the value of the option named `option`: {broker: {queue id: choice}}, or {topic:
+    {broker: …}}. Raises ConfigurationError if the table contains other queues than `bounds`, lacks
+    a queue, or is not by topic although several topics are read.
     """
     topics = sorted({queue.topic for queue in bounds})
     if _is_by_topic(table):
@@ -495,11 +511,11 @@ def _list_queues(queues: Iterable[MessageQueue], all_queues: Iterable[MessageQue
 def narrow_ranges(
     index: TimestampIndex, start: Offsets, end: Offsets, pushed: PushedFilters
 ) -> list[QueueRange]:
-    """Return the ranges from `start` to `end`, without what the pushed predicates exclude.
+    """Return the ranges from `start` to `end`, without offsets that pushed predicates exclude.
 
-    Ranges that become empty are left out. Bounds of the store time have a margin; Spark compares
-    the time of each row again. The margin is needed because a RocketMQ 4.x broker may return any of
-    several messages with the same time, and returns the last message for a time after it.
+    Ranges that become empty are left out. Limits of the store time are only approximate, and Spark
+    compares the time of each row again. A RocketMQ 4.x broker may return any of several messages
+    with the same time, so each limit has a margin.
     """
     ranges = []
     for queue in sorted(start):
@@ -537,9 +553,9 @@ def find_broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]
 
 
 def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: str) -> None:
-    """Ask every broker of the topics whether it compiles and evaluates a SQL92 expression.
+    """Ask every broker of the topics whether it can evaluate a SQL92 expression.
 
-    Raises RequestError with the broker's remark if one does not. Its code is
+    Raises RequestError with the broker's remark if one cannot. The code is
     SUBSCRIPTION_PARSE_FAILED (23) if the expression does not compile, and SYSTEM_ERROR (1) if SQL92
     is switched off.
     """
@@ -564,7 +580,10 @@ def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: 
 
 
 def can_evaluate_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
-    """Return whether all brokers evaluate SQL92. Return False if a server does not respond."""
+    """Return whether all brokers of the topics evaluate SQL92.
+
+    Return False if a server does not respond.
+    """
     try:
         check_selector(admin, topics, group, PROBE_SELECTOR)
     except SluiceError:
@@ -580,10 +599,11 @@ def narrow_ranges_by_keys(
 ) -> list[QueueRange]:
     """Return the parts of the ranges that may contain messages with one of the keys.
 
-    `keys` are whole values of the column `keys`; the first word of each value is looked up in the
-    key index of each broker. `addresses` has each broker's address by name. A range is returned
-    unchanged if the key index of its broker cannot be used; all are if there are more than
-    `INDEX_KEYS_MAX` words or a value has no word.
+    `keys` are whole values of the column `keys`. The first word of each value is looked up in the
+    key index of each broker. `addresses` has each broker's address by name.
+
+    A range is returned unchanged if the key index of its broker cannot be used. All ranges are
+    returned unchanged if there are more than `INDEX_KEYS_MAX` words, or if a value has no word.
     """
     lookup_keys = {column_value.split(" ")[0] for column_value in keys}
     if len(lookup_keys) > INDEX_KEYS_MAX or "" in lookup_keys:
@@ -607,9 +627,10 @@ def narrow_ranges_by_keys(
 
 
 def _split_at_gaps(queue_range: QueueRange, candidates: set[int]) -> list[QueueRange]:
-    """Return ranges with all candidates in `queue_range`, and few other offsets.
+    """Return ranges that contain all candidates in `queue_range`, and few other offsets.
 
-    Candidates that are at most `CANDIDATE_GAP_MAX` offsets apart are in one range.
+    `candidates` are offsets. Candidates that are at most `CANDIDATE_GAP_MAX` offsets apart are in
+    one range.
     """
     pieces: list[QueueRange] = []
     for offset in sorted(candidates):
@@ -627,10 +648,10 @@ def _split_at_gaps(queue_range: QueueRange, candidates: set[int]) -> list[QueueR
 def _find_key_offsets(
     admin: Admin, topic: str, address: str, keys: set[str]
 ) -> set[tuple[int, int]] | None:
-    """Return (queue id, offset) of every message that has one of `keys`.
+    """Return (queue id, offset) of every message of a topic that has one of `keys`.
 
-    Return None if the broker at `address` cannot answer that with certainty: it is not a SluiceMQ
-    broker, does not respond, or a key has too many messages for one response.
+    Return None if the broker at `address` cannot say that with certainty, because it is not a
+    SluiceMQ broker, does not respond, or a key has too many messages for one response.
     """
     key_offsets: set[tuple[int, int]] = set()
     try:
@@ -656,7 +677,7 @@ def _find_key_offsets(
 
 
 def _fetch_response_limit(admin: Admin, address: str) -> int:
-    """Return how many messages of a key a broker returns at most; 0 if that is unknown."""
+    """Return a broker's limit for messages of a key: 0 if unknown, else at most COUNT_MAX."""
     config = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {})).body
     limit = re.search(rb"^maxMsgsNumBatch=(\d+)", config, re.MULTILINE)
     return min(COUNT_MAX, int(limit[1])) if limit else 0
@@ -700,6 +721,11 @@ class RangePartition(InputPartition):  # type: ignore[misc]
     """
 
     def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
+        """Create a partition of the offsets [start, end) of a queue.
+
+        `address` is where its messages are read: the address of the broker, or the directory of the
+        store. `queue` is None for a partition without messages.
+        """
         super().__init__(queue)
         self.queue = queue
         self.start = start
@@ -711,9 +737,10 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 
 
 def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
-    """Return the part of a plan that does not depend on where records come from.
+    """Return the part of a read plan that does not depend on the place of the messages.
 
-    It has no subscription yet. Raises ConfigurationError, and FilterSyntaxError for wrong tags.
+    It has no subscription yet. Raises ConfigurationError for wrong options or a schema that does
+    not fit, and FilterSyntaxError for wrong tags.
     """
     if options["filter.tags"] is not None:
         # Only a validation: the caller builds the subscription later, with pushed predicates.
@@ -732,9 +759,10 @@ def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
 
 
 def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
-    """Return the plan for reading from brokers: `make_decoding_plan` with connection and group.
+    """Return the plan for reading from brokers, with the connection and the group.
 
-    It has no subscription yet. Raises the same errors.
+    It has no subscription yet. Raises ConfigurationError for wrong options or a schema that does
+    not fit, and FilterSyntaxError for wrong tags.
     """
     return replace(
         make_decoding_plan(options, schema),
@@ -749,7 +777,7 @@ def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
 def make_partitions(
     options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
 ) -> list[InputPartition]:
-    """Return the Spark partitions for queue ranges; large ranges are split.
+    """Return the Spark partitions for ranges of queues. Large ranges are split.
 
     `addresses` has each broker's address by name. If all ranges are empty, return one partition
     without messages.

@@ -102,10 +102,7 @@ class ReadStatistics:
     damaged_messages: int = 0
 
     def log_problems(self, queue: MessageQueue) -> None:
-        """Log one warning for each kind of problem in the read of `queue`.
-
-        Logs nothing if there was none.
-        """
+        """Log one warning for each kind of problem in the read of `queue`."""
         label = f"{queue_label(queue)} of {queue.topic!r}"
         if self.lost_offsets:
             logger.warning("%d offsets of %s are gone and were not read", self.lost_offsets, label)
@@ -133,12 +130,15 @@ class ReadStatistics:
 
 
 def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
-    """Yield the Arrow batches of a partition, with columns in the order of the plan.
+    """Yield the messages of a partition as Arrow batches, with columns in the order of the plan.
 
-    Yields nothing for a partition without a queue, or if the queue is not that of the plan any more
-    (see `find_range_to_read`). Problems are logged at the end. Raises OffsetOutOfRangeError if
-    messages of the range are gone (with failOnDataLoss), ConfigurationError for a bad property or
-    body if the options ask for that, and the client's errors.
+    Nothing is yielded for a partition without a queue. Before the read, the function checks by a
+    known message that the topic was not deleted and created again. If it was, nothing or another
+    range is read. Problems are logged at the end.
+
+    Raises OffsetOutOfRangeError if messages of the range are gone (with failOnDataLoss),
+    ConfigurationError for a bad property or body if the options ask for that, and the client's
+    errors.
     """
     if partition.queue is None:
         return
@@ -160,11 +160,11 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
 
 
 def make_decoder(plan: ReadPlan, broker: str) -> RecordDecoder:
-    """Return a decoder of records whose batches `finish_batch` accepts.
+    """Return a decoder that turns records into Arrow batches, which `finish_batch` completes.
 
-    `broker` is the value of the column `broker`. The batches contain the plan's columns; promoted
-    properties are string columns. If bodies are read, the batches also contain what is needed to
-    find bad bodies and to report their offsets.
+    The batches contain the plan's columns. A column that contains a property is still a string
+    column. `broker` is the value of the column `broker`. If bodies are read, the batches also
+    contain what is needed to find bad bodies and to report their offsets.
     """
     freeze_imports()
     decoded_names = []
@@ -192,9 +192,10 @@ def make_decoder(plan: ReadPlan, broker: str) -> RecordDecoder:
 
 
 def join_chunks(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """Yield the bytes of `chunks` in blocks of at least `BLOCK_BYTES_MIN`, except for the last.
+    """Yield the bytes of `chunks` in blocks of at least `BLOCK_BYTES_MIN`.
 
-    A large chunk is yielded as it is. Small ones are copied together.
+    Only the last block may be smaller. A large chunk is yielded as it is, and small ones are
+    joined.
     """
     block = bytearray()
     for chunk in chunks:
@@ -212,11 +213,11 @@ def join_chunks(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytear
 def _pull_chunks(
     plan: ReadPlan, partition: RangePartition, statistics: ReadStatistics
 ) -> Iterator[bytes | memoryview]:
-    """Yield the raw records of a range, and add bytes and lost offsets to `statistics`.
+    """Yield the records of a range as raw bytes, and count bytes and lost offsets in `statistics`.
 
-    During an outage, pulls are retried from the offset that was reached, for up to the plan's
-    timeout. If messages or the queue are gone, raises OffsetOutOfRangeError under failOnDataLoss;
-    otherwise what is left is read. Raises the client's errors.
+    During an outage, pulls are repeated from the offset that was reached, for up to the plan's
+    timeout. If messages or the queue are gone, OffsetOutOfRangeError is raised under
+    failOnDataLoss. Otherwise the remaining messages are read. Raises the client's errors.
     """
     assert partition.queue is not None
     start = partition.start
@@ -254,7 +255,7 @@ def _pull_chunks(
 
 
 def _make_bulk_reader(plan: ReadPlan, partition: RangePartition, start: int) -> BulkReader:
-    """Return a reader of the partition's range from the offset `start` on."""
+    """Return a client that reads the partition's range from the offset `start` on."""
     assert partition.queue is not None
     topic, broker, queue_id = partition.queue
     subscription = None
@@ -279,8 +280,8 @@ def _make_bulk_reader(plan: ReadPlan, partition: RangePartition, start: int) -> 
 def _skip_lost_offsets(plan: ReadPlan, partition: RangePartition, position: int) -> int:
     """Return the offset at which to read on, because the queue does not have `position`.
 
-    If the queue begins behind the position, that is its first offset. Otherwise the queue ends
-    before the position, and nothing of the range is left: the result is the end of the range.
+    It is the first offset of the queue if the queue begins behind `position`. Otherwise the queue
+    ends before it, and the result is the end of the range, because there is nothing left to read.
     """
     first_offset = _fetch_first_offset(plan, partition)
     if first_offset > position:
@@ -310,10 +311,11 @@ def _fetch_first_offset(plan: ReadPlan, partition: RangePartition) -> int:
 def finish_batch(
     batch: Any, plan: ReadPlan, queue: MessageQueue, statistics: ReadStatistics
 ) -> Any:
-    """Return a decoded batch as Spark gets it: bodies read, properties typed, columns in order.
+    """Return a decoded batch in the form that Spark gets.
 
-    The rows and the problems are counted in `statistics`. Raises ConfigurationError for a bad
-    property or body if the plan asks for that.
+    Bodies are converted to their format, properties to their types, and the columns are put in the
+    order of the plan. The rows and the problems are counted in `statistics`. Raises
+    ConfigurationError for a bad property or body if the plan asks for that.
     """
     statistics.rows += batch.num_rows
     columns = {name: batch.column(name) for name in batch.schema.names}
@@ -355,7 +357,7 @@ def _read_bodies(
     bad_count = len(errors) - errors.null_count
     if not bad_count:
         return
-    row = errors.is_valid().index(True).as_py()
+    row = errors.is_valid().index(True).as_py()  # the first row with an error
     offset = columns["queue_offset"][row].as_py()
     reason = errors[row].as_py()
     if plan.bad_body == BAD_BODY_FAIL:
@@ -414,13 +416,15 @@ class StoreLocation:
     def open_reader(
         self, topics: frozenset[str] | None, queue_id: int | None = None
     ) -> "StoreReader":
-        """Open a reader over the queues of `topics`, or over queue `queue_id` of each.
+        """Return a reader of the store's queues. The caller closes it.
 
-        None means all topics, or all queues. The caller closes the reader. Raises StoreError.
+        `topics` are the topics to read, and `queue_id` the queue of each topic. None means all
+        topics, or all queues. Raises StoreError if the directory is not a store.
         """
         from sluicemq.store.readonly import StoreReader  # noqa: PLC0415 - not for brokers
 
         def is_wanted(stored_topic: str, stored_queue_id: int) -> bool:
+            """Return whether the topic, and the queue if one is given, is to be read."""
             if topics is not None and stored_topic not in topics:
                 return False
             return queue_id is None or queue_id == stored_queue_id
@@ -458,11 +462,11 @@ class StoreLocation:
         return list(selection.names)
 
     def _list_topics(self, selection: TopicSelection) -> set[str]:
-        """Return the topics of the store.
+        """Return the topics of the store, at least all those in `selection` that exist.
 
-        Topics that are only in the log are found by reading it. That is not done if the directories
-        of the consume queues contain all listed topics. Raises StoreError if the log has to be read
-        and the directory is not a store.
+        The names of the directories of consume queues are looked at first. If they do not contain
+        all listed topics, the log is read too, which is slow. Raises StoreError if this is
+        necessary and the directory is not a store.
         """
         from sluicemq.store.readonly import topics_of_store  # noqa: PLC0415 - not for brokers
 
@@ -493,6 +497,7 @@ class StorePartition(RangePartition):
     """
 
     def __init__(self, partition: RangePartition, tail_start: int = 0, tail: bytes = b"") -> None:
+        """Copy `partition`, and add the units `tail`, which begin at the offset `tail_start`."""
         super().__init__(partition.queue, partition.start, partition.end, partition.address)
         self.tail_start = tail_start
         self.tail = tail
@@ -508,7 +513,10 @@ class StoreSnapshot:
     def __init__(
         self, location: StoreLocation, reader: "StoreReader", topics: frozenset[str]
     ) -> None:
-        """Take the bounds of all queues of `topics` that `reader` has found."""
+        """Take a snapshot: store the first and the end offset of each queue of `topics`.
+
+        `reader` reads the store at `location`.
+        """
         self._location = location
         self._reader = reader
         self._topics = topics
@@ -522,10 +530,10 @@ class StoreSnapshot:
         }
 
     def check_damage(self, *, is_fatal: bool) -> None:
-        """Compare the files with what a broker would recover from them.
+        """Check that a broker would recover all messages from the files of the store.
 
-        Does nothing while a broker has the files open. If messages are missing, raises
-        StoreDamagedError if `is_fatal`; otherwise logs that.
+        Do nothing while a broker has the files open. If messages would be missing, raise
+        StoreDamagedError if `is_fatal` is True, else log a warning.
         """
         from sluicemq.store.readonly import check_recovery  # noqa: PLC0415 - not for brokers
 
@@ -555,10 +563,10 @@ class StoreSnapshot:
         return self._reader.offset_by_time(queue.topic, queue.queue_id, time_ms)
 
     def add_unfiled_units(self, partition: RangePartition) -> RangePartition:
-        """Return the partition with the units that an executor would not find in the queue's files.
+        """Return a partition with the entries of its queue that are not in the queue's files yet.
 
-        They are of messages that are in the log, but not in these files yet. A partition without a
-        queue is returned unchanged.
+        Their messages are in the log, and an executor could not find them otherwise. Only entries
+        that the partition needs are added. A partition without a queue is returned unchanged.
         """
         if partition.queue is None:
             return partition
@@ -569,7 +577,7 @@ class StoreSnapshot:
         return StorePartition(partition, tail_start, tail)
 
     def read_newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
-        """Yield the properties of the newest messages of every queue: about `count` in all."""
+        """Yield the properties of the newest messages of all queues, about `count` messages."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
             scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
             for log_part in scan.iter_places(offsets.start, offsets.stop):
@@ -610,11 +618,12 @@ def read_store_partition(
     *,
     check_bodies: bool = False,
 ) -> Iterator[Any]:
-    """Yield the Arrow batches of a partition of a store, with columns in the order of the plan.
+    """Yield the messages of a store's partition as Arrow batches, with columns in the plan's order.
 
     With `check_bodies`, each body is compared with its checksum. Problems are logged at the end.
-    Raises OffsetOutOfRangeError for messages that are gone and StoreDamagedError for damaged ones
-    (both with failOnDataLoss), and ConfigurationError as `read_range`.
+    With failOnDataLoss, OffsetOutOfRangeError is raised for messages that are gone, and
+    StoreDamagedError for damaged ones. ConfigurationError is raised for a bad property or body if
+    the options ask for that.
     """
     queue = partition.queue
     assert queue is not None
@@ -642,9 +651,10 @@ def read_store_partition(
 
 @contextmanager
 def _store_errors_with_fix(location: StoreLocation, queue: MessageQueue) -> Iterator[None]:
-    """Return a context manager that adds to errors of a store how to read what is left.
+    """Return a context manager that adds advice to the errors of a store.
 
-    A ProtocolError, of a record that cannot be decoded, becomes a StoreDamagedError.
+    The advice says how to read the undamaged messages. A ProtocolError, raised for a record that
+    cannot be decoded, becomes a StoreDamagedError.
     """
     try:
         yield
@@ -661,11 +671,11 @@ def _store_errors_with_fix(location: StoreLocation, queue: MessageQueue) -> Iter
 
 
 def _make_store_filter(plan: ReadPlan, topic: str) -> MessageFilter | None:
-    """Return the filter with which a store's queue of `topic` is scanned; None reads all messages.
+    """Return the filter with which a queue of a store is scanned; None means all messages.
 
-    Units of delayed messages, the 20-byte entries of a consume queue, contain times where other
-    units contain the hash of the tag (spec/store.md §3). For these messages, only the decoder
-    compares tags.
+    In the consume queue, entries of delayed messages contain times where other entries contain the
+    hash of the tag (spec/store.md §3). So a filter by tags is left to the decoder for these
+    messages.
     """
     subscription = plan.subscription
     if subscription is None:

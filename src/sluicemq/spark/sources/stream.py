@@ -107,12 +107,12 @@ SAMPLE_ROUNDS_MAX: Final = 4
 def admit_offsets(
     start: Mapping[MessageQueue, int], latest: Offsets, count_max: int | None
 ) -> Offsets:
-    """Return the end of the next micro-batch: `latest`, or what `count_max` offsets allow of it.
+    """Return the end offset of each queue for the next micro-batch.
 
-    `start` has the offset of each queue; a queue that is not in it begins at 0. The limit is shared
-    in proportion to the lag of each queue (largest remainders). So every queue with a lag advances
-    over time, and the sum of the shares never exceeds the limit. A queue never goes back: if
-    `latest` is lower than its start, it stays at its start.
+    `start` has the offset of each queue; a queue that is not in it begins at 0. `latest` has the
+    largest possible ends. If the queues have more than `count_max` offsets in total, each gets a
+    part of the limit in proportion to its lag, so that every queue advances over time. None means
+    no limit. A queue never goes back: if `latest` is lower than its start, it ends at its start.
     """
     lags = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
     shares = lags
@@ -122,9 +122,9 @@ def admit_offsets(
 
 
 def _share_limit(lags: Mapping[MessageQueue, int], count_max: int) -> Offsets:
-    """Return a share of `count_max` for each queue, in proportion to its lag.
+    """Divide `count_max` among the queues, in proportion to their lags.
 
-    The sum of the lags must be greater than `count_max`.
+    The shares add up to `count_max`. The sum of the lags must be greater than `count_max`.
     """
     lag_sum = sum(lags.values())
     shares = {}
@@ -142,15 +142,15 @@ def _share_limit(lags: Mapping[MessageQueue, int], count_max: int) -> Offsets:
 def admit_bytes(
     admin: Admin, group: str, start: Mapping[MessageQueue, int], latest: Offsets, bytes_max: int
 ) -> Offsets:
-    """Return the end of the next micro-batch with about `bytes_max` stored bytes.
+    """Return the end offset of each queue for a micro-batch with about `bytes_max` stored bytes.
 
-    The queues with a lag share the limit equally, and each advances by at least one message.
+    `start` has the start of each queue, and `latest` the largest possible ends. The queues with a
+    lag share the limit equally, and each advances by at least one message.
 
-    No request of RocketMQ returns the bytes of a range, so the mean stored size of a message is
-    estimated from samples: at the start of the micro-batch, then in the middle and at the end of
-    what the estimate allows, and again while that shrinks the micro-batch by more than a fifth. If
-    sizes change slowly, the result is accurate to some per cent. It is not if a queue alternates
-    between thousands of small and thousands of large messages. Raises SluiceError.
+    RocketMQ has no request for the bytes of a range. So the mean size of a message is estimated
+    from samples at the start, in the middle and at the end of the range. If sizes change slowly,
+    the result is accurate to some per cent. It is not if a queue alternates between thousands of
+    small and thousands of large messages. Raises SluiceError if a broker fails.
     """
     ends = dict(latest)
     lagging = [queue for queue, end in latest.items() if end > start.get(queue, 0)]
@@ -165,7 +165,9 @@ def admit_bytes(
 def _admit_count(admin: Admin, group: str, lagging: QueueRange, bytes_max: int) -> int:
     """Return how many messages from the start of a range have about `bytes_max` stored bytes.
 
-    The result is from 1 to the size of the range; `admit_bytes` describes how it is estimated.
+    The result is from 1 to the size of the range. It is first estimated from a sample at the start.
+    Then samples in the middle and at the end of that part are added, and again as long as this
+    reduces the result by more than a fifth.
     """
     first_mean = sample_mean_bytes(admin, group, lagging.queue, lagging.start)
     count = min(lagging.size, _messages_in(bytes_max, first_mean))
@@ -224,12 +226,12 @@ def _pull(
 
 
 def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
-    """Make a consumer group visible to mqadmin, if it never had a consumer.
+    """Make a consumer group visible to mqadmin, if it has never had a consumer.
 
-    mqadmin finds the brokers of a group by its retry topic, which a broker creates at the first
-    heartbeat. So each broker of `topics` is sent one heartbeat, and then a request that the client
-    leaves the group: if it stayed, the group's consumers would assign queues to it. Does nothing if
-    the retry topic exists. Raises SluiceError.
+    mqadmin finds the brokers of a group by its retry topic. Do nothing if this topic exists.
+    Otherwise send a heartbeat to each broker of `topics`, which creates the topic. Then the client
+    leaves the group, because the group's consumers would otherwise leave queues to it. Raises
+    SluiceError if a broker fails.
     """
     if admin.find_route(RETRY_PREFIX + group) is not None:
         return
@@ -244,10 +246,10 @@ def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
 
 
 def create_stream_reader(user_options: Mapping[str, str], schema: StructType) -> Any:
-    """Return the stream reader for the Spark version that runs.
+    """Return the stream reader for the Spark version that is running.
 
-    `user_options` are the options as Spark passes them. This function never raises a SluiceError:
-    for wrong options it returns a `FailedStreamReader`, which raises the error when Spark uses it.
+    `user_options` are the options as Spark passes them. If they are wrong, no error is raised here.
+    The result is then a `FailedStreamReader`, which raises the error when Spark uses it.
     """
     try:
         options = parse_options(user_options, STREAM)
@@ -306,7 +308,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """Parse the options and build the plan for reading, without asking the brokers.
+        """Parse the options, and build the plan for reading. No broker is asked.
 
         Raises ConfigurationError for wrong options or a schema that does not fit, and
         FilterSyntaxError for a wrong filter.
@@ -330,7 +332,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         self.identity = TopicIdentity(self.plan.group, fail_on_data_loss=options["failOnDataLoss"])
 
     def _set_plan(self, schema: StructType) -> None:
-        """Set `plan`, how executors read, and the filter: `expression` and `matches_nothing`."""
+        """Set `plan`, which says how executors read, and the attributes of the filter.
+
+        These are `expression`, the filter as checkpoints contain it, and `matches_nothing`.
+        """
         label = self.topics.label
         subscription_and_tags = build_subscription(
             label, self.options["filter.tags"], self.options["filter.sql"], PushedFilters()
@@ -349,8 +354,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the checkpoint at which a new stream starts.
 
-        Its offsets come from the options, by default `latest`. An outage is an error at once.
-        Raises SluiceError.
+        Its offsets come from the options, by default `latest`. If a broker is not reachable, the
+        error is raised at once, without a retry.
         """
 
         def find_start(admin: Admin) -> tuple[Bounds, Offsets]:
@@ -366,8 +371,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the partitions of the micro-batch between the checkpoints `start` and `end`.
 
-        The list is empty if no queue has advanced. Spark calls this method again after a restart,
-        with checkpoints that were written before; their queues are then checked by their anchors.
+        The list is empty if no queue has advanced. After a restart, Spark passes checkpoints that
+        were written before. Then each queue is checked by its anchor, a message that shows whether
+        the queue is still the same.
+
         Raises OffsetOutOfRangeError if messages are gone and loss is an error, RouteNotFoundError
         if a broker with a queue to read is not registered, and the client's errors.
         """
@@ -400,8 +407,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     ) -> tuple[list[QueueRange], dict[str, str]]:
         """Return the ranges to read of the queues in `ends`, and the addresses of their brokers.
 
-        Queues that disappeared are left out; the others are checked by `anchors`. A queue that is
-        not in `starts` is read from its first offset. Raises the errors of `partitions`.
+        A queue that does not exist any more is left out. A queue that is not in `starts` is read
+        from its first offset. `anchors` are messages by which the queues are recognised. Raises
+        OffsetOutOfRangeError if messages are gone and loss is an error, RouteNotFoundError if the
+        broker of a queue is not registered, and the client's errors.
         """
         bounds, _ = fetch_existing_bounds(admin, sorted({queue.topic for queue in ends}))
         gone = find_gone_queues(admin, ends, bounds)
@@ -422,18 +431,17 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return ranges, addresses
 
     def read(self, partition: RangePartition) -> Any:
-        """Yield the Arrow batches of one partition. Spark calls this in an executor."""
+        """Yield the messages of one partition as Arrow batches. Spark calls this in an executor."""
         from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
         with errors_without_traceback():
             yield from read_range(self.plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the offsets of a checkpoint to the consumer group.
+        """Commit the offsets of a checkpoint to the consumer group, for monitoring.
 
-        Does nothing without the option `group`. The first call also makes the group visible to
-        mqadmin (`register_group`). An error is only logged: the checkpoint is what counts for the
-        stream.
+        Do nothing without the option `group`. The first call also makes the group visible to
+        mqadmin. An error is only logged, because the stream itself continues from its checkpoint.
         """
         group = self.options["group"]
         if group is None:
@@ -457,12 +465,14 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _call_admin(self, work: Callable[..., T], *arguments: Any, is_first: bool = False) -> T:
         """Return `work(admin, *arguments)`, and repeat the call during an outage.
 
-        After each failure the connections are closed, and the next attempt opens new ones. Attempts
-        end after timeoutMs. `is_first` is True before the stream has reached a broker: then a
-        failure is raised at once, because it means a wrong address. Raises the error of `work`.
+        After a failure, the connections are closed, and the next attempt opens new ones. The
+        attempts end after the option timeoutMs. With `is_first`, there is only one attempt, because
+        the stream has not reached a broker yet, and the address may be wrong. Raises the error of
+        `work`.
         """
 
         def attempt() -> T:
+            """Call `work` once, with an admin that is opened if there is none."""
             if self._admin is None:
                 self._admin = open_admin(self.options)
             try:
@@ -474,11 +484,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return attempt() if is_first else retry_during_outage(attempt, self.plan.timeout_s)
 
     def _parse_offsets(self, checkpoint: Mapping[str, Any], section: str = "queues") -> Offsets:
-        """Return the offsets in one section of a checkpoint, "queues" or "from", and check it.
+        """Return the offsets in one section of a checkpoint, "queues" or "from", and check them.
 
-        Raises ConfigurationError for a checkpoint of another topic, and (see `_check_filter`) for a
-        checkpoint of another filter under `onFilterChange=fail`. Once a changed filter has been
-        accepted and logged, the filters of later checkpoints are not compared any more.
+        Raises ConfigurationError for a checkpoint of another topic. Under `onFilterChange=fail`,
+        also raises it for a checkpoint with another filter. Otherwise the first change of the
+        filter is logged, and the filters of later checkpoints are not compared.
         """
         label = self.topics.label
         only_topic = None if self.has_several_topics else label
@@ -494,9 +504,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         """Compare the filter in a checkpoint with the filter of the stream.
 
         `written` is the field `filter` of the checkpoint, such as `TAG UA||AA`. If the filters
-        differ, raises ConfigurationError under `onFilterChange=fail`. Under
-        `onFilterChange=continue`, the change is logged instead, and `_is_filter_change_logged`
-        becomes True.
+        differ, ConfigurationError is raised under `onFilterChange=fail`. Under
+        `onFilterChange=continue`, the change is logged, and `_is_filter_change_logged` becomes
+        True.
         """
         if written == self.expression or _have_equal_trees(str(written), self.expression):
             return
@@ -518,11 +528,12 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     ) -> _MicroBatch:
         """Plan the next micro-batch, which begins at the offsets `start`.
 
-        A queue that is not in `start` is new and begins at its first offset. `anchors` are those of
-        the checkpoint. The micro-batch has at most `count_max` offsets and about `bytes_max` bytes;
-        None means no limit. It ends at `available_now_end` at the latest. Queues that were
-        restarted are logged. Raises the errors of `_fetch_bounds_and_gone` and
-        OffsetOutOfRangeError.
+        A queue that is not in `start` is new and begins at its first offset. `anchors` are the
+        messages in the checkpoint by which the queues are recognised. The micro-batch has at most
+        `count_max` offsets and about `bytes_max` bytes; None means no limit. It ends at
+        `available_now_end` at the latest. Queues that begin again at another offset than `start`
+        are logged. Raises OffsetOutOfRangeError if messages are gone and loss is an error,
+        RouteNotFoundError if a topic cannot be read, and the client's errors.
         """
         bounds, gone = self._call_admin(self._fetch_bounds_and_gone, start)
         start = {queue: offset for queue, offset in start.items() if queue not in gone}
@@ -552,9 +563,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _find_starts(self, start: Offsets, bounds: Bounds, anchors: Anchors) -> Offsets:
         """Return the offset at which the next micro-batch begins, for each queue in `bounds`.
 
-        `start` has the offsets of the checkpoint. A queue that is not in it begins at its first
-        offset. Topics that were created again are logged. Raises OffsetOutOfRangeError for them if
-        loss is an error.
+        `start` and `anchors` come from the checkpoint. A queue that is not in `start` begins at its
+        first offset. Topics that were deleted and created again are logged. For these,
+        OffsetOutOfRangeError is raised if loss is an error.
         """
         starts = {queue: lowest for queue, (lowest, _) in bounds.items()}
         for queue, offset in start.items():  # in the order of the checkpoint
@@ -570,9 +581,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return starts
 
     def _find_latest_ends(self, bounds: Bounds) -> Offsets:
-        """Return the offset at which the next micro-batch ends at the latest, by queue.
+        """Return the largest offset, by queue, at which the next micro-batch may end.
 
-        With Trigger.AvailableNow, these are only the queues of `available_now_end`.
+        With Trigger.AvailableNow, the result contains only the queues of `available_now_end`.
         """
         if self.available_now_end is None:
             return {queue: highest for queue, (_, highest) in bounds.items()}
@@ -586,11 +597,12 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _fetch_bounds_and_gone(
         self, admin: Admin, known_offsets: Offsets
     ) -> tuple[Bounds, Offsets]:
-        """Return the bounds of every existing queue, and the queues that disappeared.
+        """Return the bounds of every existing queue, and the queues that do not exist any more.
 
-        `known_offsets` are those of the checkpoint. Queues that disappeared are logged. Raises
-        OffsetOutOfRangeError for them if loss is an error, and RouteNotFoundError for a listed
-        topic that was never read or whose broker is not registered.
+        `known_offsets` are the offsets of the checkpoint. Queues that do not exist any more are
+        logged. For these, OffsetOutOfRangeError is raised if loss is an error. Raises
+        RouteNotFoundError for a listed topic that was never read, or whose broker is not
+        registered.
         """
         bounds, missing_topics = self._fetch_bounds(admin)
         gone = find_gone_queues(admin, known_offsets, bounds)
@@ -606,9 +618,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _fetch_bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
         """Return the bounds of every existing queue, and the listed topics that do not exist.
 
-        The first call that finds an existing topic also checks the filter at the brokers, and logs
-        the findings about `filter.sql`. Raises RequestError if a broker does not accept the filter,
-        and the client's errors.
+        At the first existing topic, the brokers also check the filter, and surprising properties of
+        the option `filter.sql` are logged. Raises RequestError if a broker does not accept the
+        filter, and the client's errors.
         """
         topics = self.topics.resolve(admin, allow_empty=True)
         bounds, missing_topics = fetch_existing_bounds(admin, topics)
@@ -618,7 +630,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return bounds, missing_topics
 
     def _check_filter_at_brokers(self, admin: Admin, topics: Sequence[str]) -> None:
-        """Check that each broker of the topics accepts the filter, and log its findings."""
+        """Ask each broker of the topics whether it accepts the filter, and log findings about it.
+
+        Raises RequestError if a broker does not accept it.
+        """
         subscription = self.plan.subscription
         if subscription is None:
             return
@@ -643,9 +658,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _make_end_checkpoint(self, stored: Offsets, micro_batch: _MicroBatch) -> dict[str, Any]:
         """Return the checkpoint at the end of a micro-batch.
 
-        `stored` are the offsets of the checkpoint before. The section `from` of the new checkpoint
-        has the start of each queue that is not in `stored`, or that was restarted; it is left out
-        if there is none.
+        `stored` are the offsets of the previous checkpoint. The section `from` of the new
+        checkpoint has the start of each queue whose start is not in `stored`: a new queue, or a
+        queue that begins again at another offset. It is left out if there are none.
         """
         unstored_starts = {}
         for queue, offset in micro_batch.starts.items():
@@ -692,7 +707,7 @@ class PlainStreamReader(StreamReader):
     """
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the checkpoint at the end of the next micro-batch."""
+        """Return the checkpoint at the end of the next micro-batch, and remember its offsets."""
         with errors_without_traceback():
             micro_batch = self._plan_micro_batch(self._known_offsets, self._known_anchors)
             self._known_offsets = micro_batch.ends
@@ -701,10 +716,10 @@ class PlainStreamReader(StreamReader):
             return self._make_end_checkpoint(micro_batch.ends, micro_batch)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the partitions as `StreamReader.partitions` does.
+        """Return the partitions of the micro-batch between the checkpoints `start` and `end`.
 
-        Before that, the offsets and anchors of `start` are kept for queues of which this process
-        knows none yet, as after a restart.
+        The offsets and anchors of `start` are stored first, for queues that this process does not
+        know yet, as after a restart. Raises the errors of `StreamReader.partitions`.
         """
         with errors_without_traceback():
             self._known_offsets = self._parse_offsets(start) | self._known_offsets
@@ -758,7 +773,11 @@ if SupportsTriggerAvailableNow is not None:
                 return self._make_checkpoint(ends)
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            """Let the query end at the messages that exist now."""
+            """Let the query end at the messages that exist now.
+
+            Store the present end offset of every queue in `available_now_end`. Micro-batches do not
+            read past these offsets.
+            """
             with errors_without_traceback():
                 bounds, _ = self._call_admin(self._fetch_bounds)
                 self.available_now_end = {queue: highest for queue, (_, highest) in bounds.items()}
