@@ -54,7 +54,9 @@ COMMANDS: Final = {
     "group": CommandEntry("group", "group", "Manage consumer groups, their lag and their offsets."),
     "consumer": CommandEntry("group", "consumer", "Show what running consumers do now."),
     "delay": CommandEntry("message", "delay", "List and cancel delayed messages."),
-    "cluster": CommandEntry("cluster", "cluster", "Show brokers, or switch the master."),
+    "cluster": CommandEntry(
+        "cluster", "cluster", "Show brokers, wait for them, or switch the master."
+    ),
     "mqadmin": CommandEntry("mqadmin", "mqadmin", "Run RocketMQ's mqadmin, without Java."),
     "sql": CommandEntry("spark", "sql", "Query topics, archives and dead letters with SQL."),
     "doctor": CommandEntry("explain", "doctor", "Diagnose a cluster, and say how to fix it."),

@@ -19,19 +19,30 @@ from sluicemq.cli.output import (
 from sluicemq.client.admin.replicas import MASTER
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import (
+    ClientError,
+    ConfigurationError,
+    ConnectionLostError,
+    NameServerUnreachableError,
+    RequestError,
+    RequestTimeoutError,
+    SluiceError,
+)
 from sluicemq.files.machine import process_space
 from sluicemq.model.topic import MASTER_ID
 
 MASTER_TIMEOUT_S: Final = 30.0
 """The longest time to wait for a new master."""
 MASTER_POLL_S: Final = 0.1
+START_TIMEOUT_S: Final = 30.0
+"""The default of `cluster wait --timeout`."""
+START_POLL_S: Final = 0.1
 _NO_BROKERS: Final = "No broker is registered. Start one: sluice broker."
 
 
 @click.group()
 def cluster() -> None:
-    """Show the brokers of a cluster, or make another replica master."""
+    """Show the brokers of a cluster, wait for them, or make another replica master."""
 
 
 @cluster.command("list")
@@ -106,6 +117,66 @@ def _find_master(admin: Admin, broker: str) -> str:
             fix=f"Choose one of the registered brokers: {', '.join(masters) or 'none'}.",
         )
     return masters[broker]
+
+
+@cluster.command("wait")
+@click.option(
+    "--brokers",
+    type=click.IntRange(1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Number of brokers to wait for.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    default=START_TIMEOUT_S,
+    show_default=True,
+    help="Longest time to wait, in seconds.",
+)
+@admin_options
+def wait(admin: Admin, brokers: int, timeout_s: float, as_json: bool) -> None:
+    """Wait until the name server responds and brokers are registered that respond, too.
+
+    Print the brokers. Use it after a command that starts servers in the background. Exit code 1 if
+    they are not ready in time.
+    """
+    deadline_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
+    pause = threading.Event()
+    masters: dict[str, str] = {}
+    while True:
+        try:
+            masters = _find_responding_masters(admin)
+            if len(masters) >= brokers:
+                break
+            missing = f"{len(masters)} of {brokers} brokers are registered"
+        except (NameServerUnreachableError, ConnectionLostError, RequestTimeoutError) as error:
+            missing = error.fact
+        if SYSTEM_CLOCK.monotonic_s() >= deadline_s:
+            raise ClientError(
+                f"the cluster is not ready after {timeout_s:g} s: {missing}.",
+                fix="Read the log of its servers, or wait longer with --timeout.",
+            )
+        pause.wait(START_POLL_S)
+    for name, address in masters.items():
+        record = {"broker": name, "address": address}
+        print_result(record, f"Broker {name} at {address} is ready.", as_json=as_json)
+
+
+def _find_responding_masters(admin: Admin) -> dict[str, str]:
+    """Return the addresses of all registered masters, by the name of the broker.
+
+    Raises NameServerUnreachableError if no name server responds, and ConnectionLostError or
+    RequestTimeoutError if a master does not respond.
+    """
+    masters = admin.masters()
+    for address in masters.values():
+        with contextlib.suppress(RequestError):  # a refusal is a response, too
+            admin.runtime(address)
+    return masters
 
 
 # -------------------------------------------------------------------------------- replicas

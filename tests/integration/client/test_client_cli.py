@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
@@ -338,3 +339,26 @@ def test_an_update_without_order_keeps_the_order(sluice, cluster):
     assert key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
     sluice("topic", "create", "t", "-q", "2", "--no-order")
     assert key_values.get("ORDER_TOPIC_CONFIG", "t") is None
+
+
+def test_cluster_wait_returns_when_a_broker_that_starts_later_responds(sluice, cluster):
+    port = cluster.stop_broker()
+    results = []
+    waiting = threading.Thread(target=lambda: results.append(sluice("cluster", "wait", "--json")))
+    waiting.start()
+    cluster.start_broker(port=port)
+    waiting.join(limit(20))
+    assert records(results[0]) == [{"broker": "broker-a", "address": f"127.0.0.1:{port}"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--brokers", "2"], "1 of 2 brokers are registered"),
+        (["-n", "127.0.0.1:1"], "no name server responded (127.0.0.1:1: connection refused)"),
+    ],
+)
+def test_cluster_wait_fails_with_the_reason_at_its_timeout(sluice, cluster, options, reason):
+    result = sluice("cluster", "wait", "--timeout", "0.2", *options)
+    assert result.exit_code == 1
+    assert f"the cluster is not ready after 0.2 s: {reason}" in result.stderr
