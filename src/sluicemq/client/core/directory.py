@@ -568,7 +568,8 @@ def route_not_found_error(
         return RouteNotFoundError(
             f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
             "them.",
-            fix="Start a broker (sluice broker), or use the name servers that it registers with.",
+            fix="Start a broker (sluice broker), wait for one that is starting (sluice cluster wait), "
+            "or use the name servers that it registers with.",
         )
     registered = ", but none of their brokers serves this topic"
     if broker_names:
