@@ -142,7 +142,7 @@ class InFlight:
     def spread(self) -> int:
         """The difference between the highest and the lowest offset in flight; 0 without messages.
 
-        After a crash, at most that many acknowledged messages are delivered again.
+        Acknowledged messages after the highest one are not counted, as in RocketMQ.
         """
         sizes = self._sizes
         return next(reversed(sizes)) - next(iter(sizes)) if sizes else 0
