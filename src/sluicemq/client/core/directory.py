@@ -568,7 +568,7 @@ def route_not_found_error(
         return RouteNotFoundError(
             f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
             "them.",
-            fix="Start a broker (sluice broker), wait for one that is starting (sluice cluster wait), "
+            fix="Start a broker (sluice broker), wait for one that starts (sluice cluster wait), "
             "or use the name servers that it registers with.",
         )
     registered = ", but none of their brokers serves this topic"
