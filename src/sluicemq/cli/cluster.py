@@ -116,9 +116,9 @@ def _find_master(admin: Admin, broker: str) -> str:
 def status(admin: Admin, as_json: bool) -> None:
     """Show the replicas of each broker: role, term, whether they are in sync, and their lag.
 
-    With --json, print one object: `brokers` is a list with broker, id, role, address, epoch (the
-    term), inSync, lagBytes, pid (of processes on this machine) and more. Exit code 1 if a broker
-    has no master.
+    The state of a replica is `up`, or why it waits or does not respond. With --json, print one
+    object: `brokers` is a list with broker, id, role, address, epoch (the term), inSync, lagBytes,
+    pid (of processes on this machine), state and more. Exit code 1 if a broker has no master.
     """
     replicas = admin.replicas()
     for replica in replicas:
@@ -127,8 +127,8 @@ def status(admin: Admin, as_json: bool) -> None:
         print_json({"brokers": replicas})
     else:
         columns = (
-            "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid:id "
-            "state"
+            "broker id role address term=epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span "
+            "pid:id state"
         )
         print_records(replicas, columns=columns, empty=_NO_BROKERS)
 
@@ -216,7 +216,7 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
             new_master.pop("said")
             print_result(
                 new_master,
-                f"Replica {new_master['id']} of {broker} is master, epoch {new_master['epoch']}, "
+                f"Replica {new_master['id']} of {broker} is master, term {new_master['epoch']}, "
                 f"at {new_master['address']}.",
                 as_json=as_json,
             )
