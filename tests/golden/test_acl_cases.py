@@ -96,7 +96,7 @@ def test_what_is_listed_as_different_is_different() -> None:
 ABOUT_REQUESTS = (
     "Every request code has a rule: requests about topics and groups need their permission, other "
     "administration needs an admin",
-    "Bodies are read only if their topics and groups decide, and by one rule",
+    "Bodies are read only if permissions depend on the topics and groups in them",
     "An invalid address of a client matches no pattern except *, and fails no request",
     "IPv6 white lists work",
 )

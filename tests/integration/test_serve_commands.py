@@ -114,6 +114,7 @@ def test_a_broker_in_protected_mode_logs_how_to_leave_it(
     assert "protected mode: only clients on this machine are served" in errors
     assert "Set bindAddress (or --host), 0.0.0.0 for all addresses" in errors
     assert "http://127.0.0.1:" in errors
+    assert "No name server is configured" in errors
     process, line = processes.ready(
         "broker", "--port", "0", "--host", "0.0.0.0", "--store", str(tmp_path / "store")
     )

@@ -187,9 +187,9 @@ def _find_responding_masters(admin: Admin) -> dict[str, str]:
 def status(admin: Admin, as_json: bool) -> None:
     """Show the replicas of each broker: role, term, whether they are in sync, and their lag.
 
-    With --json, print one object: `brokers` is a list with broker, id, role, address, epoch (the
-    term), inSync, lagBytes, pid (of processes on this machine) and more. Exit code 1 if a broker
-    has no master.
+    The state of a replica is `up`, or why it waits or does not respond. With --json, print one
+    object: `brokers` is a list with broker, id, role, address, epoch (the term), inSync, lagBytes,
+    pid (of processes on this machine), state and more. Exit code 1 if a broker has no master.
     """
     replicas = admin.replicas()
     for replica in replicas:
@@ -198,8 +198,8 @@ def status(admin: Admin, as_json: bool) -> None:
         print_json({"brokers": replicas})
     else:
         columns = (
-            "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid:id "
-            "state"
+            "broker id role address term=epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span "
+            "pid:id state"
         )
         print_records(replicas, columns=columns, empty=_NO_BROKERS)
 
@@ -287,7 +287,7 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
             new_master.pop("said")
             print_result(
                 new_master,
-                f"Replica {new_master['id']} of {broker} is master, epoch {new_master['epoch']}, "
+                f"Replica {new_master['id']} of {broker} is master, term {new_master['epoch']}, "
                 f"at {new_master['address']}.",
                 as_json=as_json,
             )

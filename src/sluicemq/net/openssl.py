@@ -239,7 +239,7 @@ def _load_chain(
     except FileNotFoundError:
         missing = certificate if _read_state(certificate) is None else key
         raise ConfigurationError(
-            f"{name}: the file {missing} does not exist.", fix="Correct the path."
+            f"{name}: the file {_absolute(missing)} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
         files = f"{certificate} and {key}" if key else certificate
@@ -274,13 +274,18 @@ def _load_ca(context: ssl.SSLContext, path: str, name: str) -> None:
         context.load_verify_locations(path)
     except FileNotFoundError:
         raise ConfigurationError(
-            f"{name}: the file {path} does not exist.", fix="Correct the path."
+            f"{name}: the file {_absolute(path)} does not exist.", fix="Correct the path."
         ) from None
     except OSError as error:
         raise ConfigurationError(
             f"{name}: {path} cannot be used: {_find_reason(error)}.",
             fix="Use a PEM file with the certificates of authorities.",
         ) from None
+
+
+def _absolute(path: str | None) -> Path:
+    """Return a path as it is looked up: a relative one from the working directory."""
+    return Path(path or "").absolute()
 
 
 def _find_reason(error: OSError) -> str:
@@ -295,13 +300,14 @@ def _find_reason(error: OSError) -> str:
 _VERIFICATION_FIXES: Final = {
     9: "The certificate is not valid yet: compare the clocks of client and server.",
     10: "The certificate has expired: the server needs a new one.",
-    18: "The certificate is self-signed (is the server in test mode?): name it as ca, or turn "
-    "verification off with verify=False.",
+    18: "The certificate is self-signed (is the server in test mode?): name it as ca (--tls-ca), "
+    "or turn verification off (verify=False, --tls-verify none).",
     62: "Connect to a name that is in the certificate, or give one as server_name, or set "
-    'verify="ca".',
-    64: 'The certificate does not contain that address: give server_name, or set verify="ca".',
+    'verify="ca" (--tls-verify ca).',
+    64: "The certificate does not contain that address: give server_name, or set "
+    'verify="ca" (--tls-verify ca).',
 }
-_WRONG_CA: Final = "Set ca to the certificate of the authority that signed it."
+_WRONG_CA: Final = "Set ca (--tls-ca) to the certificate of the authority that signed it."
 
 
 def tls_connection_error(address: str, error: BaseException) -> ConnectionLostError:

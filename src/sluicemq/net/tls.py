@@ -17,7 +17,10 @@ from sluicemq.config.settings import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.hints import with_hints
 
-TLS_HINT: Final = "If the server requires TLS (tls.server.mode = enforcing), set tls=True."
+TLS_HINT: Final = (
+    "If the server requires TLS (tls.server.mode = enforcing), set tls=True (on the command line: "
+    "--tls, or --tls-ca FILE)."
+)
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"", "0", "false", "no", "off"})
 VERIFY_MODES: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none": False}

@@ -245,7 +245,7 @@ def test_files_of_the_directory_come_first(tmp_path: Path) -> None:
 
 def test_the_documentation_has_what_each_request_needs() -> None:
     """Every code of the dispatch tables, each with its need and a reason."""
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "permissions.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
     codes = {int(code) for code in (*SteppedBroker().dispatcher.handlers, *NAME_SERVER_TABLE)}
     assert {int(code) for code, *_ in rows} == codes

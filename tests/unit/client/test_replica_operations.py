@@ -91,6 +91,29 @@ def test_a_broker_of_rocketmq_and_one_that_is_not_there_are_shown_with_what_the_
     assert found[0]["state"] == "unreachable: gone"
 
 
+def test_a_replica_that_waits_says_why_in_its_state() -> None:
+    answers = {
+        A: said(1, "none", reason="There is no record.", address=A),
+        B: said(2, "slave", reason="", address=B),
+    }
+    found = run(replicas(directory()), {"b": {1: A, 2: B}}, answers)
+    assert [row["state"] for row in found] == ["There is no record.", "up"]
+
+
+def test_a_second_process_with_the_id_of_the_master_is_not_in_sync_and_cannot_be_elected() -> None:
+    answers = {
+        A: said(1, "master", inSync=[1], address=A, lagBytes=0),
+        B: said(1, "none", reason="Replica 1 is also running.", address=B),
+    }
+    brokers = {"b": {0: A, 1: B}}
+    found = run(replicas(directory()), brokers, answers)
+    assert [(row["address"], row["inSync"], row["state"]) for row in found] == [
+        (A, True, "up"), (B, False, "Replica 1 is also running."),
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match=f"is running at {A} and {B}"):
+        run(elect_master(directory(), 1), brokers, answers)
+
+
 def test_a_switch_is_asked_of_the_master_and_an_election_of_the_replica() -> None:
     answers = {
         A: said(1, "master", inSync=[1], address=A), B: said(2, "none", address=B),

@@ -176,7 +176,7 @@ def test_an_enforcing_port_closes_plain_connections_and_says_so(
     async def check() -> None:
         async with serving(replace(settings, tls_mode="enforcing")) as server:
             await echoed(server, Tls(ca=authority.path))
-            with pytest.raises(ConnectionLostError, match="tls=True"):
+            with pytest.raises(ConnectionLostError, match=r"tls=True \(.*--tls-ca FILE\)"):
                 await echoed(server, None)
             await asyncio.to_thread(blocking_plain_is_refused, address(server))
 
@@ -366,6 +366,7 @@ def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
     ("change", "says"),
     [
         ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem does not exist"),
+        ({"tls_certificate": "nowhere.pem"}, f"{Path.cwd()}/nowhere.pem does not exist"),
         ({"tls_key": "/nowhere.key"}, "/nowhere.key does not exist"),
         ({"tls_client_auth": "require"}, "trustCertPath"),
         ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca does not exist"),

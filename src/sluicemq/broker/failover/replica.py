@@ -133,7 +133,7 @@ class Replica:
         self.view = View(None, {})
         """The records as they were last read; the state never goes back to an older version."""
         self.reason = ""
-        """Why the replica is waiting or blocked; "" if it is not."""
+        """Why the replica waits, is blocked or has failed in its last step; else ""."""
         self._role_executor = role_executor
         self._consensus = consensus
         self._prefix = election.key_prefix(cluster, broker)
@@ -191,17 +191,17 @@ class Replica:
         """Publish this replica's record if that is due, and execute one step.
 
         Return the longest pause until the next step, in seconds. An error is logged, unless the
-        last step ended with the same text. Only BrokerClosedError is raised.
+        last step ended with the same text, and becomes `reason`. Only BrokerClosedError is raised.
         """
         try:
             await self._publish()
             if self._is_rolled_back:
-                raise ReplicaBlockedError(self.reason)
+                raise ReplicaBlockedError(election.ROLLED_BACK)
             pause_s = await self._execute_step()
         except BrokerClosedError:
             raise
         except (SluiceError, OSError) as error:
-            error_text = str(error)
+            self.reason = error_text = str(error)
             if error_text != self._logged_error:
                 self._logged_error = error_text
                 log.error("%s", error)
@@ -289,7 +289,7 @@ class Replica:
             self._situation_since_s = _now_s()
 
     def _check_for_rollback(self, known_state: State | None, entries: Entries) -> None:
-        """Set `_is_rolled_back` and `reason` by whether the service has lost changes of the state.
+        """Set `_is_rolled_back` by whether the service has lost changes of the state.
 
         `known_state` is the state in the view before `entries` were read. The service has lost
         changes, because it was restored from an old copy, if the read state is older or missing.
@@ -308,9 +308,7 @@ class Replica:
             # A replica was elected since the rollback: accept its record.
             self.view = self.view._replace(state=None)
             is_rolled_back = False
-        if is_rolled_back != self._is_rolled_back:
-            self._is_rolled_back = is_rolled_back
-            self.reason = election.ROLLED_BACK if is_rolled_back else ""
+        self._is_rolled_back = is_rolled_back
 
     @property
     def member(self) -> Member:
@@ -693,7 +691,7 @@ class Replica:
         They are "role" (master, slave or none), "epoch" (the number of the term, or None), "inSync"
         (the sorted ids of the in-sync set, or None without a state record), "members" (the sorted
         ids of running replicas), "incarnation" (the id of this disk content) and "reason" (why the
-        replica waits, or "").
+        replica waits, is blocked or has failed in its last step, or "").
         """
         state = self.view.state
         if self.is_master:

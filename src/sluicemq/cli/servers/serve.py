@@ -212,6 +212,11 @@ def broker(
 
     async def start(servers: RunningServers) -> str:
         """Start the broker, and return what follows `ready`."""
+        if not config.name_server_addresses and not read_only:
+            log.warning(
+                "No name server is configured, so clients will not find this broker. Set "
+                "namesrvAddr, or start it with -n HOST:PORT."
+            )
         return await start_broker(
             config,
             store,

@@ -33,8 +33,8 @@ def replicas(directory: Directory) -> Conversation[list[Status]]:
 
     The fields are broker, cluster, id, role ("master", "slave", "none" while the broker has no
     master, or "gone" if the replica does not respond), address, epoch, inSync, lagBytes, lagMs,
-    logEnd and state. `said` is the whole answer of a SluiceMQ replica. A field is None if its value
-    is unknown.
+    logEnd and state. `state` is "up", or why the replica waits or does not respond. `said` is the
+    whole answer of a SluiceMQ replica. A field is None if its value is unknown.
     """
     cluster_state = yield from cluster_info(directory)
     records = []
@@ -65,6 +65,7 @@ def _ask_replica(record: Status, address: str) -> Conversation[None]:
         status = fastjson.loads(answer.body)
         record["said"] = status
         record |= {name: status.get(name) for name in REPORTED_FIELDS}
+        record["state"] = status.get("reason") or "up"
 
 
 def _make_record(broker: str, cluster: str, broker_id: int, address: str | None) -> Status:
@@ -101,7 +102,12 @@ def _add_report_of_master(records: list[Status]) -> list[Status]:
     slaves_by_id = {
         slave["id"]: slave for slave in master["said"].get("slaves", ()) if slave.get("id")
     }
+    ids_with_role = {record["id"] for record in answered if record["role"] in (MASTER, SLAVE)}
     for record in records:
+        if record["role"] not in (MASTER, SLAVE) and record["id"] in ids_with_role:
+            # Another process with the same brokerId: the report of the master is not about it.
+            record["inSync"] = False
+            continue
         if in_sync is not None:
             record["inSync"] = record["id"] in in_sync
         slave = slaves_by_id.get(record["id"])
@@ -169,18 +175,26 @@ def elect_master(
     """Force a replica to become master, even if acknowledged messages are missing in its log.
 
     Returns the record of the replica from before the change. `broker` may be None if there is only
-    one. Raises ConfigurationError if the replica does not respond, RequestError if it refuses.
+    one. Raises ConfigurationError if the replica does not respond, or if two processes have its id;
+    RequestError if it refuses.
     """
     all_records = yield from replicas(directory)
     name, records = _select_broker(all_records, broker)
-    responding = {record["id"]: record for record in records if record["said"]}
-    chosen = responding.get(broker_id)
-    if chosen is None:
-        responding_ids = ", ".join(map(str, responding)) or "none"
+    responding = [record for record in records if record["said"]]
+    with_id = [record for record in responding if record["id"] == broker_id]
+    if not with_id:
+        responding_ids = ", ".join(str(record["id"]) for record in responding) or "none"
         raise ConfigurationError(
             f"broker {name} has no replica {broker_id} that responds.",
             fix=f"Use one of: {responding_ids}.",
         )
+    if len(with_id) > 1:
+        addresses = " and ".join(record["address"] for record in with_id)
+        raise ConfigurationError(
+            f"replica {broker_id} of broker {name} is running at {addresses}.",
+            fix="Give each replica its own brokerId, and try again.",
+        )
+    (chosen,) = with_id
     answer = yield Call(chosen["address"], requests.elect_master())
     expect_success(answer, chosen["address"])
     return chosen

@@ -399,9 +399,11 @@ async def test_two_with_one_id_do_not_live_together(
     twin = Node(service, 2)
     await asyncio.sleep(30)
     assert not twin.broker.terms
+    assert "Replica 2 is also running at" in twin.replica.status()["reason"]
     await nodes[1].kill()
     await asyncio.sleep(10)
     assert twin.broker.term.master_id == 1
+    assert not twin.replica.status()["reason"]
     await twin.kill()
 
 
@@ -412,9 +414,11 @@ async def test_a_service_that_is_down_changes_nothing(
     service.is_down = True
     await asyncio.sleep(300)
     assert masters(nodes) == [1]
+    assert all(node.replica.status()["reason"] for node in nodes)
     service.is_down = False
     await asyncio.sleep(10)
     assert masters(nodes) == [1]
+    assert not any(node.replica.status()["reason"] for node in nodes)
     assert state_of(service).term == 1
 
 
