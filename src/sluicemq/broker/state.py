@@ -243,6 +243,7 @@ class BrokerState:
             intake=intake,
             checker=TransactionChecker(self.producers, settings.broker.broker_name),
         )
+        self.producers.on_join = self.transactions.note_join
         self.epochs = Epochs(
             self.context, intake=intake, run_sync=environment.run_sync, access=self.access
         )

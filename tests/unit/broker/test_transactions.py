@@ -503,8 +503,40 @@ def test_checks_without_anybody_to_ask_do_not_count(
     assert sum("no client of the group" in r.getMessage() for r in caplog.records) == 1
     assert broker.store.queue_offsets(HALF_TOPIC, 0)[1] == 1
     client = producer(broker)
-    run(broker, 31)
+    run(broker, 1)
     assert decode_record(questions(client)[0].body).properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+
+def test_a_client_that_connects_is_asked_at_once_about_what_was_due(broker: SteppedBroker) -> None:
+    """The log says that the transactions are checked when a client connects."""
+    sender = broker.connect()
+    begin(sender, 1)
+    begin(sender, 2, more="CHECK_IMMUNITY_TIME_IN_SECONDS\x01600\x02")  # not due
+    ended = begin(sender, 3)
+    run(broker, 12)
+    assert sender.call(37, ended.end(ROLLBACK)).code == 0
+    stranger = producer(broker, "stranger", "Q")
+    run(broker, 1)
+    assert questions(stranger) == []
+    client, second = producer(broker, "c1"), producer(broker, "c2")
+    run(broker, 1)
+    (asked,) = [*questions(client), *questions(second)]
+    assert (asked.fields or {})["msgId"] == "ID1"
+    run(broker, 25)  # the next check is an interval later
+    assert len([*questions(client), *questions(second)]) == 1
+
+
+def test_a_client_that_leaves_before_it_is_asked_changes_nothing(broker: SteppedBroker) -> None:
+    begin(broker.connect())
+    run(broker, 12)
+    producer(broker).disconnect()
+    run(broker, 12)
+    assert broker.store.queue_offsets(HALF_TOPIC, 0)[1] == 1
+    client = producer(broker)
+    run(broker, 1)
+    answer_check(client, COMMIT)
+    run(broker, 1)
+    assert bodies_of(broker) == [b"body-1"]
 
 
 # --- giving up

@@ -5,6 +5,7 @@ connection closes, or when its heartbeats stop. A broker looks for a member when
 producer how a transaction ended, or relays a reply to a client (`relays.py`).
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from sluicemq.broker.consume.client_memory import (
@@ -38,6 +39,8 @@ class Producers:
         """By group and connection: the members."""
         self._by_client: dict[str, Peer] = {}
         """By client id: the connection of the client's last heartbeat."""
+        self.on_join: Callable[[str], None] = lambda group: None
+        """Called with the name of a group when it has a new member."""
 
     def find_connection(self, client_id: str) -> Peer | None:
         """Return the open connection of a client that is a producer of any group, or None."""
@@ -47,8 +50,9 @@ class Producers:
     def record_heartbeat(self, group: str, member: Member) -> None:
         """Add or update a member of a producer group by its heartbeat, and count its memory.
 
-        From now on, `find_connection` returns this connection for the client. A new member is
-        ignored if there are PRODUCER_GROUPS_MAX groups, or if the name of the group is too long.
+        For a new member, `on_join` is called. From now on, `find_connection` returns this
+        connection for the client. A new member is ignored if there are PRODUCER_GROUPS_MAX groups,
+        or if the name of the group is too long.
         Raises RequestError if the connection, or all together, would use too much memory.
         """
         members = self.groups.get(group, {})
@@ -63,6 +67,7 @@ class Producers:
         if stored_member is None:
             self.groups[group] = members
             members[member.peer] = member
+            self.on_join(group)
             return
 
         # A client that has changed its id is not found by the old one any more.

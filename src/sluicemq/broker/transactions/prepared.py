@@ -201,6 +201,7 @@ class OpenTransaction:
     """An open transaction, represented by its newest visible prepared message."""
 
     __slots__ = (
+        "absent_group",
         "asked_peer",
         "check_count",
         "copy_offset",
@@ -234,6 +235,8 @@ class OpenTransaction:
         """The queue offset of a copy that was appended and is not visible yet."""
         self.asked_peer: Peer | None = None
         """The connection to which the last check was sent, until the client answers."""
+        self.absent_group: str | None = None
+        """The producer group, while a check waits for its first client. `WaitingChecks` sets it."""
         self.is_ending = False
         """Whether an op was appended that is not visible yet."""
         self.is_check_pending = False

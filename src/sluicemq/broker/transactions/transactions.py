@@ -22,7 +22,8 @@ calls. A transaction that has been open for long enough is *due*. It is checked:
 message with one more check is appended, and when the copy is visible, a client of the producer
 group is asked (CHECK_TRANSACTION_STATE, 39). A check counts only if a client was there to be asked;
 RocketMQ counts in any case, and after some minutes drops messages for which no producer could
-answer. A transaction that was checked transactionCheckMax times, or that is older than the log is
+answer. If no client is connected, the check waits (`WaitingChecks`) until one connects. A
+transaction that was checked transactionCheckMax times, or that is older than the log is
 kept, is *abandoned*: its message goes to TRANS_CHECK_MAX_TIME_TOPIC, and the broker logs it, counts
 it and calls the hooks.
 
@@ -232,6 +233,51 @@ class TransactionChecker:
             transaction.asked_peer = None
 
 
+class WaitingChecks:
+    """Open transactions whose check was due while no client of their producer group was connected.
+
+    When a client of the group connects, they are checked at once.
+    """
+
+    def __init__(self) -> None:
+        """Create a table without any transaction."""
+        self._transactions: dict[str, set[OpenTransaction]] = {}
+        """By producer group: its transactions. No set is empty."""
+        self._joined_groups: dict[str, None] = {}
+        """Groups of `_transactions` that a client has joined, the first one first."""
+
+    def add(self, group: str, transaction: OpenTransaction) -> None:
+        """Add a transaction of a producer group, to be returned after a client has joined it."""
+        transaction.absent_group = group
+        self._transactions.setdefault(group, set()).add(transaction)
+        self._joined_groups.pop(group, None)
+
+    def discard(self, transaction: OpenTransaction) -> None:
+        """Remove a transaction, because it is checked or has ended."""
+        group = transaction.absent_group
+        if group is None:
+            return
+        transaction.absent_group = None
+        transactions = self._transactions[group]
+        transactions.discard(transaction)
+        if not transactions:
+            del self._transactions[group]
+            self._joined_groups.pop(group, None)
+
+    def note_join(self, group: str) -> None:
+        """Let `pop` return the transactions of a producer group: a client has joined it."""
+        if group in self._transactions:
+            self._joined_groups[group] = None
+
+    def pop(self) -> OpenTransaction | None:
+        """Remove and return a transaction of a group that a client has joined, or return None."""
+        for group in self._joined_groups:
+            transaction = next(iter(self._transactions[group]))
+            self.discard(transaction)
+            return transaction
+        return None
+
+
 def _unanswered_count(peer: Peer) -> int:
     """Return how many checks in a row a connection has not answered."""
     return int(peer.attributes.get(_UNANSWERED, 0))
@@ -298,6 +344,7 @@ class Transactions:
         self._clock = context.clock
         self._steady = context.steady_clock
         self.checker = checker
+        self._waiting_checks = WaitingChecks()
         self.reader = PreparedReader(context.store)
         self.table = OpenTransactions(0, 0)
         self._progress = {HALF_TOPIC: Progress(0), OP_TOPIC: Progress(0)}
@@ -348,6 +395,7 @@ class Transactions:
         half_start = self._start_offset(HALF_TOPIC)
         op_start = self._start_offset(OP_TOPIC)
         table = self.table = OpenTransactions(half_start, op_start)
+        self._waiting_checks = WaitingChecks()
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
         self._fill_table(half_start, op_start)
         if self._settings.is_read_only:
@@ -501,6 +549,7 @@ class Transactions:
         if transaction.copy_offset is not None:
             offset = transaction.copy_offset
         self._append_op(offset)
+        self._waiting_checks.discard(transaction)
         transaction.is_ending = True
         key = (transaction.unique_id, transaction.digest)
         self._outcomes[key] = outcome
@@ -672,7 +721,8 @@ class Transactions:
     def run_slice(self) -> None:
         """Check the transactions that are due, and copy old messages, for one slice.
 
-        Ops that an earlier call could not append are appended first. At the end, the offsets of the
+        First come checks that have waited for a client of their group, if one has connected. Ops
+        that an earlier call could not append are appended before. At the end, the offsets of the
         two queues are committed. If the store accepts no messages, that is logged once, and a later
         call tries again. Do nothing before `load`, after `stop`, and on a read-only broker.
         """
@@ -682,7 +732,7 @@ class Transactions:
             self.append_ops_of_superseded()
             work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
             while not work.is_over:
-                due = self.table.pop_due(work.now_ms)
+                due = self._waiting_checks.pop() or self.table.pop_due(work.now_ms)
                 if due is None:
                     break
                 # Scheduled first, so that the next attempt is an interval away in any case.
@@ -706,17 +756,23 @@ class Transactions:
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._group_commit.topic_listeners.pop(topic, None)
 
+    def note_join(self, group: str) -> None:
+        """Let `run_slice` check the transactions that have waited for a client of this group."""
+        self._waiting_checks.note_join(group)
+
     def _check_or_abandon(self, transaction: OpenTransaction) -> None:
         """Check a transaction that is due, or abandon it.
 
         - If its message is deleted, it is logged and counted as lost, and ended.
         - If it was checked often enough, or is older than the log is kept, it is abandoned: its
           message is copied to TRANS_CHECK_MAX_TIME_TOPIC, and it is ended.
-        - Otherwise a copy of its message that counts one more check is appended, unless no member
-          of the producer group is connected. The check is sent when the copy is visible.
+        - If no member of the producer group is connected, the check waits until one connects.
+        - Otherwise a copy of its message that counts one more check is appended. The check is sent
+          when the copy is visible.
 
         If the last check was not answered, that is counted first. Raises StoreError.
         """
+        self._waiting_checks.discard(transaction)
         record = self.reader.read_record(transaction.physical_offset)
         if record is None:
             self.lost_count += 1
@@ -745,7 +801,11 @@ class Transactions:
                 age_ms=age_ms,
             )
             self.append_end(transaction, ABANDONED)
-        elif self.checker.choose_member(record.get_text(PRODUCER_GROUP)) is not None:
+            return
+        group = record.get_text(PRODUCER_GROUP)
+        if self.checker.choose_member(group) is None:
+            self._waiting_checks.add(group, transaction)
+        else:
             self.append_copy(transaction, record, transaction.check_count + 1)
 
     def _report_abandoned(self, transaction: AbandonedTransaction) -> None:
