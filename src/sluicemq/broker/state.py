@@ -47,7 +47,8 @@ from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.transactions.transactions import TransactionChecker, Transactions
+from sluicemq.broker.transactions.checks import TransactionChecker
+from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.waiting.delivery import DelayedDelivery
 from sluicemq.clock import SteadyClock
 from sluicemq.model.ids import Host

@@ -544,7 +544,7 @@ TRANSACTIONS: Final = (
     _transactions(
         "a check goes to a closed connection",
         "the question is lost, and the transaction stays undecided until the next check",
-        "sluicemq.broker.transactions.transactions",
+        "sluicemq.broker.transactions.checks",
         "TransactionChecker.choose_member",
         "if not member.peer.closed",
         "if True",
@@ -553,7 +553,7 @@ TRANSACTIONS: Final = (
     _transactions(
         "checks still go to producers that left earlier ones unanswered",
         "a producer without a listener blocks the others",
-        "sluicemq.broker.transactions.transactions",
+        "sluicemq.broker.transactions.checks",
         "TransactionChecker.choose_member",
         "if unanswered_count == lowest_count",
         "if True",
