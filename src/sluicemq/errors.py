@@ -423,13 +423,14 @@ class RequestTimeoutError(ClientError):
 class SendError(ClientError):
     """The message was not stored.
 
-    When: every attempt to send it was refused or could not be transmitted. The text lists the
-    attempts with their reasons. If there was one attempt and a broker refused it, its
-    `RequestError` is raised instead.
-    Then: no broker has stored the message.
+    When: no attempt to send it reached a broker that accepted it. The text lists the attempts with
+    their reasons. If a broker refused the last attempt, its `RequestError` is raised instead.
+    Then: no broker has stored the message. The client has already tried again.
     Fix: remove the cause and send the message again.
 
-        the batch is empty. Pass at least one message.
+        message 7F00 to 'orders' was not stored [broker-a: Cannot connect to 127.0.0.1:10911:
+        Connection refused]. Check sluice cluster list, and that the brokers' addresses are
+        reachable.
     """
 
 

@@ -6,10 +6,18 @@ and clients use them (spec/remoting.md §11). `model.properties` has the rules f
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
-from sluicemq.errors import UndecodableBodyError
+from sluicemq.errors import ConfigurationError, UndecodableBodyError
 from sluicemq.hints import with_hints
+from sluicemq.model.arguments import (
+    Body,
+    encode_body,
+    parse_delay_ms,
+    parse_deliver_at_ms,
+    to_key_tuple,
+)
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSED, Undecodable, decode_body
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 
@@ -53,6 +61,7 @@ STORE_HOST_IPV6 = 0x20
 
 
 _BODY_SHOWN: Final = 24
+_set: Final = object.__setattr__
 
 
 def summarize(tag: str | None, keys: Sequence[str], body: bytes) -> str:
@@ -68,28 +77,91 @@ def summarize(tag: str | None, keys: Sequence[str], body: bytes) -> str:
     return f"{summary} {body_start!r}{ellipsis} {len(body):,} B"
 
 
-@with_hints
-@dataclass(frozen=True, slots=True, repr=False)
-class Message:
-    """A message as a producer sends it. `properties` must not contain reserved names.
+def _choose_time(name: str, given_ms: int, other_ms: int | None) -> int:
+    """Return a time that is given as the argument `name`, in milliseconds.
 
-    At most one of the last three fields says when the message is delivered: `delay_level` by a
-    level of the broker, `delay_ms` after some milliseconds, `deliver_at_ms` at a time in
-    milliseconds since 1970. The values are checked when the message is sent, which raises
-    ConfigurationError.
+    Raises ConfigurationError if the same argument with `_ms` is given too.
+    """
+    if other_ms is not None:
+        raise ConfigurationError(
+            f"{name} and {name}_ms cannot be combined.", fix=f"Use only {name}."
+        )
+    return given_ms
+
+
+@with_hints
+@dataclass(frozen=True, slots=True, repr=False, init=False)
+class Message:
+    """A message as a producer sends it: the arguments of `send` in one object.
+
+    `delay_ms` and `deliver_at_ms` are what `delay` and `deliver_at` of the constructor became.
     """
 
     topic: str
     body: bytes
-    tag: str | None = None
-    keys: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-    flag: int = 0
-    wait_store_ok: bool = True
-    sharding_key: str | None = None
-    delay_level: int = 0
-    delay_ms: int | None = None
-    deliver_at_ms: int | None = None
+    tag: str | None
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    flag: int
+    wait_store_ok: bool
+    sharding_key: str | None
+    delay_level: int
+    delay_ms: int | None
+    deliver_at_ms: int | None
+
+    def __init__(
+        self,
+        topic: str,
+        body: Body,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        wait_store_ok: bool = True,
+        sharding_key: str | None = None,
+        delay_level: int = 0,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+        *,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | int | None = None,
+    ) -> None:
+        """Create a message from the arguments that `send` takes.
+
+        - `body`: a string is sent as UTF-8.
+        - `tag`: what consumers filter by.
+        - `keys`: a string, or several, by which the message can be found.
+        - `properties`: strings by name, without names that RocketMQ reserves.
+        - `flag`: a 32-bit number for the application's own use.
+        - `wait_store_ok`: if False, the broker responds before the message is as safe as it is
+          configured to keep messages.
+        - `sharding_key`: messages with the same key go to the same queue.
+        - At most one of the others says when the message is delivered: `delay_level` by a level of
+          the broker, `delay` after some seconds or a timedelta, `deliver_at` at a datetime with a
+          time zone, or in milliseconds since 1970. `delay_ms` and `deliver_at_ms` are the same in
+          milliseconds.
+
+        Raises ConfigurationError for a body, keys or times of a wrong type. All other rules are
+        checked when the message is sent.
+        """
+        if delay is not None:
+            delay_ms = _choose_time("delay", parse_delay_ms(delay), delay_ms)
+        if deliver_at is not None:
+            deliver_at_ms = _choose_time(
+                "deliver_at", parse_deliver_at_ms(deliver_at), deliver_at_ms
+            )
+        # The class is frozen.
+        _set(self, "topic", topic)
+        _set(self, "body", body if isinstance(body, bytes) else encode_body(body))
+        _set(self, "tag", tag)
+        _set(self, "keys", keys if isinstance(keys, tuple) else to_key_tuple(keys))
+        _set(self, "properties", {} if properties is None else properties)
+        _set(self, "flag", flag)
+        _set(self, "wait_store_ok", wait_store_ok)
+        _set(self, "sharding_key", sharding_key)
+        _set(self, "delay_level", delay_level)
+        _set(self, "delay_ms", delay_ms)
+        _set(self, "deliver_at_ms", deliver_at_ms)
 
     def __repr__(self) -> str:
         return f"<Message to {self.topic}{summarize(self.tag, self.keys, self.body)}>"

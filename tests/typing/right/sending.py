@@ -47,6 +47,8 @@ async def main() -> None:
         await mq.send("orders", bytearray(b"bytes that change"), keys="7")
         await mq.send("orders", memoryview(b"a view"))
         await mq.send(Message("orders", b"whole", tag="paid", keys=("7",)))
+        late = Message("orders", "text", keys=["7"], delay=timedelta(minutes=2))
+        await mq.send(Message("orders", late.body + b"!", keys="7", deliver_at=1_900_000_000_000))
         await mq.send("orders", b"one second", delay_level=1)
         await mq.send("orders", b"ninety seconds", delay=90)
         await mq.send("orders", b"five hours", delay=timedelta(hours=5))

@@ -20,8 +20,8 @@ from sluicemq.testing.embedded import embedded
 Sluice(9876)  # wrong: name_servers
 Sluice(credentials="key:secret")  # wrong: credentials
 Sluice(on_moved=lambda: None)  # wrong: on_moved
-Message("orders", "text")  # wrong: bytes
-Message("orders", b"7", keys="7")  # wrong: keys
+Message("orders", 7)  # wrong: bytes
+Message("orders", b"7", keys=7)  # wrong: keys
 Tls(verify="no")  # wrong: verify
 GroupConfig("g", retry_times_max="3")  # wrong: retry_times_max
 RetryLaterError(delay_level=timedelta(seconds=3))  # wrong: delay_level

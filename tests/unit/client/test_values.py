@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from sluicemq import ConfigurationError, Message, MessageQueue, Sluice, idempotent
+from sluicemq import (
+    Admin,
+    ConfigurationError,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    Sluice,
+    idempotent,
+)
 from sluicemq.testing.embedded import embedded
 
 Q = MessageQueue("t", "broker-a", 0)
@@ -48,7 +57,12 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.send(Message("t", 5)), "be bytes or a string, got 5"),
     (lambda mq: mq.send(Message("t", b"x", tag=["A"])), "the tag must be a string, got ['A']"),
     (lambda mq: mq.send(Message("t", b"x", keys=5)), "or a list of strings, got 5"),
-    (lambda mq: mq.send(Message("t", b"x", properties=None)), "be a dict of strings, got None"),
+    (lambda mq: mq.send(Message("t", b"x", delay="5s")), "delay must be a number of seconds"),
+    (
+        lambda mq: mq.send(Message("t", b"x", delay=1, delay_ms=1)),
+        "delay and delay_ms cannot be combined",
+    ),
+    (lambda mq: mq.send(Message("t", b"x", properties=5)), "be a dict of strings, got 5"),
     (lambda mq: mq.send_oneway("t", b"x", queue=3), "be a MessageQueue, got 3"),
     (lambda mq: mq.send_batch(Message("t", b"x")), "Write send_batch([Message("),
     (lambda mq: mq.send_batch([b"x"]), "be a list of messages, got b'x'"),
@@ -86,6 +100,10 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.pull_consumer().pull("t", 0), "be a MessageQueue, got 't'"),
     (lambda mq: mq.producer("p", retries=-1), "retries cannot be -1"),
     (lambda mq: mq.producer("p", listener=5), "be a TransactionListener, got 5"),
+    (lambda mq: Producer("127.0.0.1:9876"), "Use Sluice(…).producer(…). Without asyncio, use"),
+    (Producer, "a Sluice creates it"),
+    (lambda mq: PullConsumer("127.0.0.1:9876"), "Use Sluice(…).pull_consumer(…)"),
+    (lambda mq: Admin("127.0.0.1:9876"), "Use Sluice(…).admin."),
     (lambda mq: Sluice(5), "or a list of strings, got 5"),
     (lambda mq: Sluice("a", credentials="ab"), "credentials must be a pair"),
     (lambda mq: Sluice("a", trace=5), "trace must be a bool or a string, got 5"),
@@ -115,7 +133,7 @@ async def test_what_can_be_meant_is_sent() -> None:
     async with embedded() as mq:
         await mq.send("t", bytearray(b"a"), keys={"k1"}, properties={})
         await mq.send("t", memoryview(b"b"), keys="k1")
-        await mq.send(Message("t", b"c", keys="k1"))  # type: ignore[arg-type]
+        await mq.send(Message("t", b"c", keys="k1"))
         await mq.send("t", "d", keys=["k1", "k2"])
         found = await mq.admin.messages_by_key("t", "k1")
         assert sorted(message.body for message in found) == [b"a", b"b", b"c", b"d"]

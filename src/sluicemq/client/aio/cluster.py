@@ -24,6 +24,7 @@ from sluicemq.client.core.sending import FIRST_QUEUE_BITS
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.client.tasks import run_application_code
 from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ConfigurationError
 from sluicemq.net.channel import ChannelPool, Dialer
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -184,6 +185,20 @@ class Cluster(AsyncioShell):
         return f"<{type(self).__name__} {';'.join(self.name_servers)}>"
 
 
+def expect_cluster(cluster: object, name: str, method: str, blocking_class: str) -> Cluster:
+    """Return `cluster`, the first argument of the class `name`, if it is a Cluster.
+
+    Otherwise raise ConfigurationError: the application has probably passed an address, as to the
+    blocking class. The text names that class, and the method of `Sluice` to call instead.
+    """
+    if isinstance(cluster, Cluster):
+        return cluster
+    raise ConfigurationError(
+        f"{name} cannot be created from {cluster!r:.60}: a Sluice creates it.",
+        fix=f"Use Sluice(…).{method}. Without asyncio, use {blocking_class}.",
+    )
+
+
 class Admin(AdminOperations, AsyncioShell):
     """Administration of a cluster over the connections of a `Sluice`, as `Sluice.admin`.
 
@@ -201,8 +216,10 @@ class Admin(AdminOperations, AsyncioShell):
     route: Final = operation(Directory.get_route)
 
     def __init__(self, cluster: Cluster) -> None:
+        self._cluster = expect_cluster(
+            cluster, "Admin", "admin", "sluicemq.client.sync.admin.Admin"
+        )
         self.directory: Directory = cluster.directory
-        self._cluster = cluster
 
     async def send_request(self, call: Call) -> Command:
         """Send one request over the connections of the `Sluice`, and return its response."""

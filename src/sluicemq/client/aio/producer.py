@@ -18,12 +18,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
 
-from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.cluster import Cluster, expect_cluster
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
-    Body,
     MessageOptions,
     OutgoingMessage,
     expect_one_message,
@@ -55,6 +54,7 @@ from sluicemq.client.heartbeat_thread import HeartbeatThread, make_unique_ids
 from sluicemq.client.tasks import CloseOnce, Tasks, call_listener
 from sluicemq.errors import ConfigurationError, SendUnknownError, SluiceError
 from sluicemq.hints import improve_type_error, with_hints
+from sluicemq.model.arguments import Body
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
@@ -167,7 +167,9 @@ class Producer:
 
         Raises ConfigurationError if an option is invalid.
         """
-        self.cluster = cluster
+        self.cluster: Cluster = expect_cluster(
+            cluster, "Producer", "producer(…)", "sluicemq.client.sync.producer.Producer"
+        )
         self.sender: Sender = Sender(
             cluster.directory,
             group,

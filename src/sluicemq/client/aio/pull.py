@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.cluster import Cluster, expect_cluster
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
@@ -131,6 +131,9 @@ class PullConsumer:
         Raises ConfigurationError if an argument is invalid, or if `on_undecodable` is "dead_letter"
         for the default group, which has no dead letters.
         """
+        self._cluster = expect_cluster(
+            cluster, "PullConsumer", "pull_consumer(…)", "sluicemq.rocketmq.DefaultMQPullConsumer"
+        )
         self.group: str = check_group(group)
         """The group under whose name it pulls and commits."""
         check_undecodable(on_undecodable, body_bytes_max)
@@ -142,7 +145,6 @@ class PullConsumer:
         self.on_undecodable: OnUndecodable = on_undecodable
         """What becomes of a message whose body cannot be decoded; see `OnUndecodable`."""
         self._body_bytes_max = body_bytes_max
-        self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
         self._identities: dict[MessageQueue, QueueIdentity] = {}
 

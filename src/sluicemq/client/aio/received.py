@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 
 from sluicemq import engine
 from sluicemq.client.core.consuming import InFlight, original_topic
-from sluicemq.client.core.messages import Body, encode_body
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import TracedDelivery
 from sluicemq.errors import UndecodableBodyError
 from sluicemq.hints import with_hints
+from sluicemq.model.arguments import Body, encode_body
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue

@@ -20,7 +20,7 @@ RocketMQ recommends; a single larger message is sent alone.
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -38,7 +38,14 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
-from sluicemq.errors import ConfigurationError, SendError
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.arguments import (
+    Body,
+    encode_body,
+    parse_delay_ms,
+    parse_deliver_at_ms,
+    to_key_tuple,
+)
 from sluicemq.model.bodies import COMPRESSED, COMPRESSION_ZLIB
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import (
@@ -60,56 +67,7 @@ DELAY_LEVEL_MAX: Final = 18
 """The number of delay levels in messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h.
 """
 M = TypeVar("M")
-_MS_MIN: Final = 100_000_000_000
-"""A smaller number of milliseconds is a time before 1973, so it is probably meant as seconds."""
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
-
-
-def parse_delay_ms(delay: timedelta | float) -> int:
-    """Return a delay in milliseconds; `delay` is a number of seconds or a timedelta.
-
-    Raises ConfigurationError for another type, for a negative delay, and for 1e10 seconds or more.
-    """
-    if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
-        raise ConfigurationError(
-            f"delay must be a number of seconds or a timedelta, got {delay!r:.60}.",
-            fix="Write, for example, delay=90.",
-        )
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if not 0 <= seconds < 1e10:
-        raise ConfigurationError(
-            f"delay must be 0 or more seconds, got {seconds:,} s.",
-            fix="Use a delay that the brokers accept: up to 3 days, or their timerMaxDelaySec.",
-        )
-    return round(seconds * 1000)
-
-
-def parse_deliver_at_ms(moment: datetime | int) -> int:
-    """Return a delivery time in milliseconds since 1970.
-
-    `moment` is a datetime with a time zone, or such a number of milliseconds. Raises
-    ConfigurationError for a datetime without a time zone and for another type. A number that means
-    a time before 1973 is refused too, because it is probably in seconds; a datetime before 1973 is
-    accepted.
-    """
-    if isinstance(moment, datetime):
-        if moment.tzinfo is None:
-            raise ConfigurationError(
-                f"deliver_at must have a time zone, got {moment}.",
-                fix="Add tzinfo=UTC, or call .astimezone() if it is local time.",
-            )
-        return round(moment.timestamp() * 1000)
-    if isinstance(moment, bool) or not isinstance(moment, int):
-        raise ConfigurationError(
-            f"deliver_at must be a datetime or milliseconds, got {moment!r:.60}.",
-            fix="Use a datetime with a time zone, or whole milliseconds since 1970.",
-        )
-    if moment < _MS_MIN:
-        raise ConfigurationError(
-            f"deliver_at={moment} is before 1973.",
-            fix="Use milliseconds since 1970: multiply seconds by 1,000.",
-        )
-    return moment
 
 
 def expect_recall_handle(handle: str) -> RecallHandle:
@@ -233,9 +191,6 @@ _draft_values: Final[Callable[[MessageDraft], tuple[Any, ...]]] = attrgetter(
     *MessageDraft.__slots__
 )
 
-Body = bytes | bytearray | memoryview | str
-"""A str is sent as UTF-8."""
-
 
 class MessageOptions(TypedDict, total=False):
     """The options of a message besides its topic and body.
@@ -352,36 +307,6 @@ def _combined_message_error() -> ConfigurationError:
     return ConfigurationError(
         "a Message cannot be combined with a body or options of a message.",
         fix="Put all of them into the Message: Message(topic, body, tag=…).",
-    )
-
-
-def encode_body(body: Body | None) -> bytes:
-    """Return a body as bytes; a string is encoded as UTF-8.
-
-    Raises ConfigurationError for any type other than a string and bytes-like objects.
-    """
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    raise ConfigurationError(
-        f"the body must be bytes or a string, got {body!r:.60} ({type(body).__name__}).",
-        fix="Pass bytes or a string (sent as UTF-8), for example json.dumps(…).",
-    )
-
-
-def to_key_tuple(keys: object) -> tuple[str, ...]:
-    """Return keys as a tuple: None becomes (), "a" becomes ("a",), and ["a", "b"] ("a", "b").
-
-    Raises ConfigurationError if `keys` is neither a string nor a sequence or set.
-    """
-    if keys is None or isinstance(keys, str):
-        return () if keys is None else (keys,)
-    if isinstance(keys, Sequence | Set) and not isinstance(keys, bytes):
-        return tuple(keys)
-    raise ConfigurationError(
-        f"keys must be a string or a list of strings, got {keys!r:.60}.",
-        fix="Pass a string or a list of strings.",
     )
 
 
@@ -530,12 +455,12 @@ _BATCH_ENTRY_OVERHEAD_BYTES: Final = 22
 def check_batch(messages: Sequence[Message]) -> None:
     """Raise an error unless the messages can be sent as one batch.
 
-    Raises ConfigurationError if `messages` is not a sequence of messages. Raises SendError for an
-    empty batch, and for a message that must not be in a batch with the first one, for example
-    because its topic differs; the error names its index.
+    Raises ConfigurationError if `messages` is not a sequence of messages or is empty, and for a
+    message that must not be in a batch with the first one, for example because its topic differs;
+    the error names its index.
     """
     if not messages:
-        raise SendError("the batch is empty.", fix="Pass at least one message.")
+        raise ConfigurationError("the batch is empty.", fix="Pass at least one message.")
     if not isinstance(messages, Sequence):
         raise _not_a_batch_error(messages)
     for index, message in enumerate(messages):
@@ -544,7 +469,7 @@ def check_batch(messages: Sequence[Message]) -> None:
         fault_and_fix = _find_batch_fault(index, message, messages[0])
         if fault_and_fix is not None:
             fault, fix = fault_and_fix
-            raise SendError(f"{fault}. Nothing was sent.", fix=fix)
+            raise ConfigurationError(f"{fault}. Nothing was sent.", fix=fix)
 
 
 def _not_a_batch_error(wrong_value: object) -> ConfigurationError:

@@ -27,7 +27,6 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
-    Body,
     MessageOptions,
     OutgoingMessage,
     check_topic_cached,
@@ -64,6 +63,7 @@ from sluicemq.client.sync.cluster import Cluster
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ProtocolError
 from sluicemq.hints import improve_type_error, with_hints
+from sluicemq.model.arguments import Body
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.network import SocketNetwork

@@ -17,10 +17,10 @@ from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import ConsumeRules, LitePullLimits, Start
-from sluicemq.client.core.messages import Body
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.threaded.portal import Portal, ThreadedClient, blocking
 from sluicemq.hints import with_hints
+from sluicemq.model.arguments import Body
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
