@@ -44,6 +44,39 @@ def test_the_tests_of_the_program_pass(tmp_path: Path) -> None:
     assert re.search(r"\b9 passed", done.stdout), done.stdout[-300:]
 
 
+@pytest.mark.parametrize("command", ["", "--help", "place 17", "open now", "carrier gone"])
+def test_a_command_that_does_not_exist_is_answered_with_the_commands(
+    command: str, tmp_path: Path
+) -> None:
+    done = _run_shop(tmp_path, command)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Run the shop from a shell.\n\n    python -m shop open  ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_price_that_is_not_a_number_of_cents_is_refused(tmp_path: Path) -> None:
+    done = _run_shop(tmp_path, "pay 17 north 25.00")
+    assert done.stderr == "The price must be a whole number of cents, got '25.00'.\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["shop-store/lock", "examples/orders/shop.db", "examples/orders/carrier-is-away"]
+)
+def test_git_ignores_the_files_that_the_tutorial_leaves_in_the_checkout(name: str) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    check = subprocess.run(["git", "check-ignore", "-q", name], cwd=ROOT, check=False)
+    assert check.returncode == 0
+
+
+def _run_shop(directory: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shop", *command.split()],
+        cwd=directory, env=_environment(), capture_output=True, text=True, check=False,
+        timeout=limit(30),
+    )  # fmt: skip
+
+
 def _has_entry_point() -> bool:
     from importlib.metadata import entry_points
 
