@@ -158,15 +158,15 @@ class WaitingChecks:
 
     def __init__(self) -> None:
         """Create a table without any transaction."""
-        self._transactions: dict[str, set[OpenTransaction]] = {}
-        """By producer group: its transactions. No set is empty."""
+        self._transactions: dict[str, dict[OpenTransaction, None]] = {}
+        """By producer group: its transactions, in the order in which they were added."""
         self._joined_groups: dict[str, None] = {}
         """Groups of `_transactions` that a client has joined, the first one first."""
 
     def add(self, group: str, transaction: OpenTransaction) -> None:
         """Add a transaction of a producer group, to be returned after a client has joined it."""
         transaction.absent_group = group
-        self._transactions.setdefault(group, set()).add(transaction)
+        self._transactions.setdefault(group, {})[transaction] = None
         self._joined_groups.pop(group, None)
 
     def discard(self, transaction: OpenTransaction) -> None:
@@ -176,7 +176,7 @@ class WaitingChecks:
             return
         transaction.absent_group = None
         transactions = self._transactions[group]
-        transactions.discard(transaction)
+        transactions.pop(transaction, None)
         if not transactions:
             del self._transactions[group]
             self._joined_groups.pop(group, None)
