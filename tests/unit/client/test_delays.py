@@ -11,7 +11,7 @@ from sluicemq.client.core.messages import (
     make_message,
     make_outgoing,
 )
-from sluicemq.client.core.requests import parse_send_response
+from sluicemq.client.core.requests import parse_send_response, request_error
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
@@ -114,6 +114,13 @@ def test_too_long_a_delay_is_an_error_with_the_right_cure(remark: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_send_response(Command(13, {}, b"", 0, 1, remark), queue, ("ID",), "a:1")
     assert "timerMaxDelaySec" in str(caught.value.fix)
+
+
+def test_a_recall_that_is_disabled_is_not_a_question_of_permissions() -> None:
+    remark = "Recalling messages is disabled on this broker. Set recallMessageEnable = true."
+    assert str(request_error(Command(16, {}, b"", 0, 1, remark))) == (
+        f"answered with code 16: {remark}"
+    )
 
 
 def test_a_handle_is_read_as_it_was_written() -> None:

@@ -615,7 +615,7 @@ def request_error(response: Command, address: str = "") -> RequestError:
     if is_access_denied(response):
         error_class = PermissionDeniedError
         fix = _ACCESS_FIX
-    if "sluiceProtectedMode" in remark:
+    if "sluiceProtectedMode" in remark or "recallMessageEnable" in remark:
         fix = ""  # the remark contains the fix
     if response.code == MESSAGE_ILLEGAL and "delay" in remark:
         fix = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
