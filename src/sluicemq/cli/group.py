@@ -20,7 +20,7 @@ from sluicemq.cli.output import (
     admin_options,
     confirm,
     format_time,
-    parse_time_ms,
+    parse_position_or_time,
     print_json,
     print_records,
     print_result,
@@ -30,12 +30,12 @@ from sluicemq.cli.output import (
 from sluicemq.cli.servers.proxy_status import fetch_clients_of_group, print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
-from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.admin.group_offsets import OffsetChange
 from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import ConsumerClient, GroupContract, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.positions import parse_position
+from sluicemq.model.positions import Position
 from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -570,7 +570,8 @@ _topic_option = click.option(
     "--to",
     required=True,
     help="Where the group continues: first, last, or at the first message stored at or after "
-    "a time, in milliseconds since 1970 or as 2013-01-01T00:00.",
+    "a time: 1h for an hour ago, 2013-01-01T00:00 (local time; a zone such as Z may follow), or "
+    "milliseconds since 1970.",
 )
 @_dry_run_option
 @admin_options
@@ -581,14 +582,8 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     nor commit the messages that they have fetched before. A handler that is running finishes, but
     its message is not committed.
     """
-    position = parse_position(to)
-    if position == "first":
-        time_ms = EARLIEST_MS
-    elif position == "last":
-        time_ms = LATEST_MS
-    else:
-        time_ms = parse_time_ms(to, "--to", other_values="first, last")
-    _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
+    position = parse_position_or_time(to, "--to")
+    _reset(admin, name, topic, position, dry_run=dry_run, as_json=as_json)
 
 
 @group.command("skip")
@@ -598,22 +593,21 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
     """Skip all messages of a topic that GROUP has not consumed, as `reset --to last` does."""
-    _reset(admin, name, topic, LATEST_MS, dry_run=dry_run, as_json=as_json)
+    _reset(admin, name, topic, "last", dry_run=dry_run, as_json=as_json)
 
 
 def _reset(
-    admin: Admin, name: str, topic: str, time_ms: int, *, dry_run: bool, as_json: bool
+    admin: Admin, name: str, topic: str, position: Position | int, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Reset the group's offsets to the messages stored from `time_ms` on; print the changes.
+    """Reset the group's offsets to an end of the topic or to a time; print the changes.
 
-    `time_ms` is in milliseconds since 1970, or EARLIEST_MS or LATEST_MS. With `dry_run`, nothing is
-    changed.
+    A time is in milliseconds since 1970. With `dry_run`, nothing is changed.
     """
     if dry_run:
-        changes = admin.plan_reset(name, topic, time_ms)
+        changes = admin.plan_reset(name, topic, position)
     else:
         note_pending_change(f"sluice group show {name}")
-        changes = admin.reset_offsets(name, topic, time_ms)
+        changes = admin.reset_offsets(name, topic, position)
     _print_changes(name, changes, dry_run=dry_run, as_json=as_json)
 
 

@@ -28,6 +28,7 @@ from sluicemq.errors import (
 from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
 from sluicemq.hints import did_you_mean
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
+from sluicemq.model.positions import Position, parse_position
 from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
 from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
@@ -286,8 +287,9 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
     """Return a time in milliseconds since 1970.
 
     `time` is such a number, or a date in ISO 8601, local unless it has a time zone. A number above
-    `TIME_MAX_MS` counts as that. `option` and `other_values` are only for the text of the error:
-    the name of the option, and what it accepts besides a time, such as "first, last".
+    `TIME_MAX_MS` counts as that, and a date before 1970 as 0. `option` and `other_values` are only for
+    the text of the error: the name of the option, and what it accepts besides a time, such as
+    "first, last".
 
     Raises OptionError for other texts, and for a number that looks like another unit, such as
     seconds.
@@ -295,7 +297,7 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
     if time.isascii() and time.isdigit():
         return _check_milliseconds(int(time), f"{option} {time}".lstrip())
     try:
-        return round(datetime.fromisoformat(time).timestamp() * 1000)
+        return max(0, round(datetime.fromisoformat(time).timestamp() * 1000))
     except ValueError:
         other_values += ", " if other_values else ""
         raise OptionError(
@@ -318,6 +320,21 @@ def _check_milliseconds(time_ms: int, quoted: str) -> int:
             f"{quoted} looks like {unit}, but must be in milliseconds.", fix=f"Write {time_in_ms}."
         )
     return time_ms
+
+
+def parse_position_or_time(position: str, option: str) -> Position | int:
+    """Return the position in a queue that an option names: "first", "last", or a time.
+
+    The time is in milliseconds since 1970. `position` is a name of an end, a duration before now
+    such as "1h", or what `parse_time_ms` accepts. Raises OptionError for other texts.
+    """
+    end = parse_position(position)
+    if end is not None:
+        return end
+    ago_ms = parse_ago(position)
+    if ago_ms is not None:
+        return max(0, ago_ms)
+    return parse_time_ms(position, option, other_values="first, last, a time before now such as 1h")
 
 
 def parse_ago(duration: str) -> int | None:
