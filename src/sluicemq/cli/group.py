@@ -456,20 +456,22 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     lags = admin.lag(name)
     if not name and not show_all:
         lags = [queue_lag for queue_lag in lags if not is_system_group(queue_lag.group)]
+    shown_lags = lags
     if only_risks:
-        lags = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
+        shown_lags = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
 
     if as_json:
-        for queue_lag in lags:
+        for queue_lag in shown_lags:
             print_json(_lag_record(queue_lag) | {"lanes": queue_lag.lanes})
     else:
-        _print_lag(lags)
-    if only_risks and lags:
+        _print_lag(shown_lags)
+        _print_lag_totals(lags)
+    if only_risks and shown_lags:
         raise SystemExit(EXIT_FINDINGS)
 
 
 def _print_lag(lags: list[QueueLag]) -> None:
-    """Print a table of queues and one of lanes, then lines about committed offsets, then the sums.
+    """Print a table of queues and one of lanes, then lines about committed offsets and filters.
 
     Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
     end of its queue gets a line that says why that can happen.
@@ -485,7 +487,7 @@ def _print_lag(lags: list[QueueLag]) -> None:
                 f"{queue.broker}: the topic was deleted and created again, or the broker "
                 f"lost messages. See sluice explain group {queue_lag.group}."
             )
-    _print_lag_totals(lags)
+    _print_matching_total(lags)
 
 
 def _print_queue_lags(lags: list[QueueLag]) -> None:
@@ -518,8 +520,7 @@ def _print_lane_lags(lags: list[QueueLag]) -> None:
 
 
 def _print_lag_totals(lags: list[QueueLag]) -> None:
-    """Print how many messages match, the sums of the lag, and what will be deleted next."""
-    _print_matching_total(lags)
+    """Print the sums of the lag, and what will be deleted next."""
     lag_text = f"The lag is {sum(queue_lag.lag for queue_lag in lags):,} messages"
     in_flight_count = sum(queue_lag.in_flight for queue_lag in lags)
     if in_flight_count:

@@ -64,6 +64,9 @@ async def test_a_consumer_is_told_what_it_lost_and_the_lag_said_so_before(
 
         records = [json.loads(line) for line in lag(empty_cluster).stdout.splitlines()]
         assert [(one["topic"], one["lag"], one["at_risk"]) for one in records] == [("t", 9, 0)]
+        safe = command(empty_cluster, "group", "lag", "late", "--at-risk")
+        assert safe.exit_code == 0
+        assert safe.output == "The lag is 9 messages. None of them is about to be deleted.\n"
         age(broker, 60)
         clean(empty_cluster, broker)
         (record,) = [json.loads(line) for line in lag(empty_cluster).stdout.splitlines()]
