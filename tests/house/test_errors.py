@@ -56,6 +56,14 @@ def test_the_list_of_published_pages_is_complete() -> None:
     assert sorted(kind.page() for kind in KINDS) == sorted(PUBLISHED)
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_is_found_by_its_class_name_and_is_in_the_tree(kind: type[SluiceError]) -> None:
+    shown = CliRunner().invoke(main, ["explain", "error", kind.__name__])
+    assert (shown.exit_code, shown.output.partition("\n")[0]) == (0, kind.__name__)
+    tree = CliRunner().invoke(main, ["explain", "error"]).output
+    assert re.search(rf"^ +[│├└─ ]*{kind.__name__}\b", tree, re.MULTILINE)
+
+
 def test_a_command_shows_the_way_below_the_text() -> None:
     told = CliRunner().invoke(main, ["topic", "create", "my orders"])
     assert told.exit_code == 1

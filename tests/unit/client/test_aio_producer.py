@@ -13,7 +13,6 @@ from sluicemq.errors import (
     NameServerUnreachableError,
     RequestError,
     RouteNotFoundError,
-    SendError,
     SendUnknownError,
 )
 from sluicemq.model.message import Message
@@ -190,7 +189,7 @@ async def test_a_selector_chooses_the_queue_and_an_invalid_choice_is_refused(fak
                 selector=lambda queues, message: queues[int(message.sharding_key) % len(queues)],
             )
             assert result.queue.queue_id == number % 4
-        with pytest.raises(SendError, match="not one of the 4 queues"):
+        with pytest.raises(ConfigurationError, match="not one of the 4 queues"):
             await mq.send("t", b"x", selector=lambda queues, message: MessageQueue("t", "z", 0))
     assert stored(fake, "t")[0].properties["__SHARDINGKEY"] == "0"
 
@@ -236,7 +235,7 @@ async def test_a_batch_that_fails_half_way_says_how_much_is_stored(fake):
 async def test_a_bad_batch_is_refused_before_anything_is_sent(fake):
     fake.topics["t"] = 1
     async with Sluice(fake.name_server) as mq:
-        with pytest.raises(SendError, match="must have the same topic, got"):
+        with pytest.raises(ConfigurationError, match="must have the same topic, got"):
             await mq.send_batch([Message("t", b"x"), Message("other", b"y")])
     assert not fake.broker.seen[320]
 

@@ -22,7 +22,7 @@ from sluicemq.client.core.names import (
     check_topic_to_send,
     parse_name_servers,
 )
-from sluicemq.errors import ConfigurationError, SendError
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.model.properties import REFUSED_PROPERTIES
 from sluicemq.model.subscription import Subscription
@@ -163,14 +163,14 @@ def test_name_server_addresses_come_in_every_usual_spelling():
     ],
 )
 def test_a_batch_is_refused_by_the_index_of_the_message_at_fault(second, text):
-    with pytest.raises(SendError, match=re.escape(text)):
+    with pytest.raises(ConfigurationError, match=re.escape(text)):
         check_batch([Message("t", b""), second])
 
 
 def test_an_empty_batch_and_a_retry_topic_are_refused():
-    with pytest.raises(SendError, match="empty"):
+    with pytest.raises(ConfigurationError, match="empty"):
         check_batch([])
-    with pytest.raises(SendError, match="message 0 of the batch goes to the retry topic"):
+    with pytest.raises(ConfigurationError, match="message 0 of the batch goes to the retry topic"):
         check_batch([Message("%RETRY%g", b"")])
 
 

@@ -10,6 +10,7 @@ from sluicemq.client.core.sending import (
     choose_with_selector,
 )
 from sluicemq.errors import (
+    ConfigurationError,
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
@@ -120,7 +121,7 @@ def test_a_connection_that_broke_after_the_write_leaves_the_outcome_open_for_goo
 def test_a_selector_has_to_choose_one_of_the_queues():
     message = Message("t", b"")
     assert choose_with_selector(lambda queues, _: queues[2], QUEUES, message) == QUEUES[2]
-    with pytest.raises(SendError, match="not one of the 4 queues"):
+    with pytest.raises(ConfigurationError, match="not one of the 4 queues"):
         choose_with_selector(lambda queues, _: queues[2]._replace(queue_id=9), QUEUES, message)
 
 

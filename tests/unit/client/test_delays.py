@@ -12,7 +12,7 @@ from sluicemq.client.core.messages import (
     make_outgoing,
 )
 from sluicemq.client.core.requests import parse_send_response
-from sluicemq.errors import ConfigurationError, RequestError, SendError
+from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
@@ -88,7 +88,7 @@ def test_brokers_with_more_levels_can_be_used() -> None:
 
 @pytest.mark.parametrize("words", [{"delay_level": 1}, {"delay": 0}, {"deliver_at": NOON}])
 def test_a_batch_is_not_delayed(words: dict[str, Any]) -> None:
-    with pytest.raises(SendError, match="message 1 of the batch is delayed"):
+    with pytest.raises(ConfigurationError, match="message 1 of the batch is delayed"):
         check_batch([make_message("t", b"x"), make_message("t", b"x", **words)])
 
 

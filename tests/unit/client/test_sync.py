@@ -19,7 +19,6 @@ from sluicemq.errors import (
     OffsetOutOfRangeError,
     RequestError,
     RouteNotFoundError,
-    SendError,
     SendUnknownError,
 )
 from sluicemq.filter.subscriptions import parse_subscription
@@ -88,7 +87,7 @@ def test_blocking_sends_fail_with_the_same_errors(fake_thread):
         fake_thread.broker.script[310] = lambda command, peer: None
         with pytest.raises(SendUnknownError):
             producer.send("t", b"x")
-        with pytest.raises(SendError, match="message 1"):
+        with pytest.raises(ConfigurationError, match="message 1"):
             producer.send_batch([Message("t", b"x"), Message("u", b"y")])
     with pytest.raises(ClosedError):
         producer.send("t", b"x")

@@ -38,7 +38,7 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
-from sluicemq.errors import ConfigurationError, SendError
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.bodies import COMPRESSED, COMPRESSION_ZLIB
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import (
@@ -530,12 +530,12 @@ _BATCH_ENTRY_OVERHEAD_BYTES: Final = 22
 def check_batch(messages: Sequence[Message]) -> None:
     """Raise an error unless the messages can be sent as one batch.
 
-    Raises ConfigurationError if `messages` is not a sequence of messages. Raises SendError for an
-    empty batch, and for a message that must not be in a batch with the first one, for example
-    because its topic differs; the error names its index.
+    Raises ConfigurationError if `messages` is not a sequence of messages or is empty, and for a
+    message that must not be in a batch with the first one, for example because its topic differs;
+    the error names its index.
     """
     if not messages:
-        raise SendError("the batch is empty.", fix="Pass at least one message.")
+        raise ConfigurationError("the batch is empty.", fix="Pass at least one message.")
     if not isinstance(messages, Sequence):
         raise _not_a_batch_error(messages)
     for index, message in enumerate(messages):
@@ -544,7 +544,7 @@ def check_batch(messages: Sequence[Message]) -> None:
         fault_and_fix = _find_batch_fault(index, message, messages[0])
         if fault_and_fix is not None:
             fault, fix = fault_and_fix
-            raise SendError(f"{fault}. Nothing was sent.", fix=fix)
+            raise ConfigurationError(f"{fault}. Nothing was sent.", fix=fix)
 
 
 def _not_a_batch_error(wrong_value: object) -> ConfigurationError:

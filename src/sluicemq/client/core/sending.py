@@ -54,7 +54,6 @@ from sluicemq.errors import (
     RequestError,
     RequestTimeoutError,
     RouteNotFoundError,
-    SendError,
     SendUnknownError,
     SluiceError,
 )
@@ -154,8 +153,7 @@ def choose_with_selector(
 ) -> MessageQueue:
     """Call the application's `selector(queues, message)`, and return the queue that it chooses.
 
-    Raises ConfigurationError if `selector` is not callable, SendError if it does not return one of
-    `queues`.
+    Raises ConfigurationError if `selector` is not callable, or does not return one of `queues`.
     """
     if not callable(selector):
         raise ConfigurationError(
@@ -164,7 +162,7 @@ def choose_with_selector(
         )
     queue = selector(queues, message)
     if queue not in queues:
-        raise SendError(
+        raise ConfigurationError(
             f"the selector chose {queue}, which is not one of the {len(queues)} queues of "
             f"{message.topic!r}. Nothing was sent.",
             fix="Return an element of the sequence that the selector receives.",
@@ -457,8 +455,8 @@ class Sender:
         many messages are stored. All messages go to `queue`; None means one of the topic's queues
         for each request. `timeout_ms` is the time for each request.
 
-        Raises SendError if the messages cannot be in one batch; it names the index, and nothing was
-        sent. Also raises what `send` raises.
+        Raises ConfigurationError if the messages cannot be in one batch; it names the index, and
+        nothing was sent. Also raises what `send` raises.
         """
         check_batch(messages)
         check_destination(messages[0].topic, queue, timeout_ms)
