@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from sluicemq.cli import main
 from sluicemq.errors import RequestError, SendError, SluiceError
+from sluicemq.wire.codes import ResponseCode
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
@@ -42,7 +43,7 @@ def test_the_link_in_the_text_of_an_error_reaches_its_page(kind: type[SluiceErro
     assert text
     assert (told.exit_code, told.output) == (0, f"{kind.__name__}\n\n{text}\n")
     assert re.findall(r"^(When|Then|Fix): ", text, re.MULTILINE) == ["When", "Then", "Fix"]
-    assert PAGE.count(f"\n## {kind.__name__}\n") == 1, "the heading is the anchor on the site"
+    assert PAGE.count(f"\n### {kind.__name__}\n") == 1, "the heading is the anchor on the site"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -81,6 +82,13 @@ def test_what_compares_texts_sees_the_text_alone() -> None:
     assert error.__notes__ == ["More: sluice explain error SendError", "message 7 of 9"]
     assert RequestError(17, "no such topic").__notes__ == [
         "More: sluice explain error RequestError"
+    ]
+
+
+def test_the_page_explains_every_response_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert [(int(number), name) for number, name in rows] == [
+        (int(code), code.name) for code in sorted(ResponseCode)
     ]
 
 

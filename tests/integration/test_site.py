@@ -101,7 +101,7 @@ def test_every_exported_name_is_on_a_reference_page(site: Path) -> None:
 
 
 def test_every_error_has_the_anchor_that_its_name_says(site: Path) -> None:
-    kinds = re.findall(r"^## (\w+)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    kinds = re.findall(r"^### (\w+)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
     assert kinds
     assert {kind.lower() for kind in kinds} <= Page(site / "errors.html").ids
 
