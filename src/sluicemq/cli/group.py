@@ -646,7 +646,7 @@ def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_
     repeated_count = sum(change.again for change in changes)
     skipped_count = sum(change.skipped for change in changes)
     summary = (
-        f"{name} {verb} there. {repeated_count:,} messages are delivered again, "
+        f"{name} {verb} there. {repeated_count:,} stored messages are read again, "
         f"{skipped_count:,} are skipped."
     )
     if dry_run:
