@@ -70,7 +70,7 @@ setup: $(STAMP) ## the virtual environment with everything in it (the other targ
 
 .PHONY: docs
 docs: $(STAMP) ## the site made of docs/, into build/site: open build/site/index.html, no server or network needed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 .PHONY: demo
 demo: $(NATIVE) ## 336,776 flights through broker, filters and Spark, checked against the CSV (SHORT=1: a part)

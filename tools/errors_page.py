@@ -9,23 +9,35 @@ import importlib
 import inspect
 import pkgutil
 import re
+import textwrap
 from collections.abc import Iterator
 
-from written_tables import rewrite_page
+from written_tables import replace_tables, rewrite_page
 
 import sluicemq
 from sluicemq.errors import SluiceError
 
 
 def written(text: str) -> str:
-    """The page with its sections as the classes are now: those of `errors.py` in their order, then
-    those that belong to one package."""
-    parts = [text.partition("\n## ")[0].rstrip() + "\n"]
-    for kind in kinds():
+    """The page with its two lists of sections as the classes are now."""
+    return replace_tables(text, _sections)
+
+
+def _sections(name: str) -> str:
+    """An index and the sections of one list, by the alphabet: `applications` has the classes that
+    `sluicemq` exports, `components` all others."""
+    is_exported = name == "applications"
+    listed = sorted(
+        (kind for kind in kinds() if (kind.__name__ in sluicemq.__all__) is is_exported),
+        key=lambda kind: kind.__name__,
+    )
+    links = " · ".join(f"[{kind.__name__}](#{kind.__name__.lower()})" for kind in listed)
+    parts = [textwrap.fill(links, 100, break_on_hyphens=False) + "\n"]
+    for kind in listed:
         above = ", a ".join(f"[{one.__name__}](#{one.__name__.lower()})" for one in _above(kind))
-        name = f"\n`sluice explain error {kind.page()}`" + (f" · a {above}" if above else "")
-        parts.append(f"\n## {kind.__name__}\n{name}\n\n{_body(kind)}\n")
-    return "".join(parts)
+        subtitle = f"`sluice explain error {kind.__name__}`" + (f" · a {above}" if above else "")
+        parts.append(f"### {kind.__name__}\n\n{subtitle}\n\n{_body(kind)}\n")
+    return "\n".join(parts)
 
 
 def kinds() -> list[type[SluiceError]]:

@@ -1,4 +1,4 @@
-"""Every exception that SluiceMQ raises, in one tree.
+"""Every exception that SluiceMQ raises, as a tree of subclasses.
 
     SluiceError
     ├── ConfigurationError        a key, value or option of the user is wrong
@@ -33,14 +33,30 @@
         ├── ClosedError
         └── RetryLaterError           raised by a handler to have the message redelivered
 
-The text of every error names the value, the limit and the fix. `error.fix` is the fix alone. Errors
-never contain secrets.
+Errors of single components, which applications do not catch by name:
 
-The docstring of a class is its page of the documentation: a summary, then the sections When, Then
-and Fix, then an example. `sluice explain error NAME` prints it, and the error page of the
-documentation is made of all of them. Below its text an error shows the command that prints its page
-(design/0028).
+    SluiceError
+    ├── BrokerClosedError         a broker could not change its role and is closed
+    ├── ReplicaBlockedError       a replica needs a decision of an operator
+    ├── CallError                 a proxy refused a gRPC call of a command
+    ├── StatusError               the status with which a proxy refuses a call
+    ├── ConfigurationError
+    │   ├── OptionError               the value of an option of a command is invalid
+    │   └── RowError                  Spark cannot send a row
+    ├── ProtocolError
+    │   ├── HeaderError               the header of a request is invalid
+    │   └── Http2Error                the bytes at a proxy's port are not HTTP/2
+    └── RequestError
+        ├── NotMasterError            the replica is not the master
+        └── PullRefusedError          a broker refuses a pull
+
+The text of every error names the value, the limit and the fix. `error.fix` is the fix alone. Errors
+never contain secrets. `sluice explain error NAME` explains one of them.
 """
+
+# The docstring of a class is its page of the documentation: a summary, then the sections When, Then
+# and Fix, then an example. `sluice explain error NAME` prints it, and docs/errors.md is made of all
+# of them. Below its text, an error shows the command that prints its page (design/0028).
 
 import functools
 from typing import Final
@@ -69,11 +85,26 @@ Page names are published in logs, tracebacks and the documentation, so they neve
 """
 
 
+COMPONENT_ERRORS: Final = (
+    "broker.consume.pull_checks.PullRefusedError",
+    "broker.failover.forward.NotMasterError",
+    "broker.failover.replica.BrokerClosedError",
+    "broker.failover.replica.ReplicaBlockedError",
+    "cli.ending.OptionError",
+    "net.grpc.CallError",
+    "proxy.limits.StatusError",
+    "spark.rows.RowError",
+    "wire.declare.HeaderError",
+    "wire.http2.Http2Error",
+)
+"""The public error classes of other modules, by the class's module and name today."""
+
+
 class SluiceError(Exception):
     """The base class of all errors of SluiceMQ. `fix` says what the user can do about the error.
 
     When: it is never raised itself. Catch it to catch every error of SluiceMQ.
-    Then: the section of each class below says what was done and what was not.
+    Then: what was done depends on the subclass.
     Fix: follow the last sentence of the text, which is also the attribute `fix`.
     """
 
@@ -247,12 +278,13 @@ class StoreTransientError(StoreError):
 
 
 class StoreUncertainError(StoreError):
-    """A write failed half-way, so a message may exist or not when the store is opened again.
+    """A write failed half-way, so it is unknown whether a message is stored.
 
     When: a write was interrupted, or a master lost its role before its slaves acknowledged a
     message.
     Then: the message may reappear after a restart, or be stored at the new master. Until then it
-    is not visible to consumers. Producers get `SendUnknownError`, or a response that says so.
+    is not visible to consumers. Producers get `SendUnknownError`, or a `RequestError` whose text
+    says so.
     Fix: look up the message by its key before you send it again.
 
         Writing the commit log in /data/commitlog failed, and the partial write cannot be undone:
@@ -356,9 +388,9 @@ class PermissionDeniedError(RequestError):
 class ClientError(SluiceError):
     """The client could not do what was asked.
 
-    When: it is the base class of the errors that a client detects. It is raised itself only if no
-    subclass fits.
-    Then: the section of each subclass below says what was done and what was not.
+    When: a client detects an error itself, without the refusal of a server. Nearly always, a
+    subclass is raised.
+    Then: what was done depends on the subclass. For `ClientError` itself, nothing was done.
     Fix: follow the text.
 
         There is no broker to check the access key. Start one.
@@ -552,13 +584,13 @@ class RetryLaterError(ClientError):
 
     `delay_level` selects when the message is delivered again: 0 after the delay that the group has
     for this retry (10 s, 30 s … 2 h), n after delay level n of the broker, -1 never, so that it
-    becomes a dead letter, and None as the consumer is configured. `suspend_s` is how many seconds
-    an ordered consumer waits before it continues with the queue. `done` is for a handler that
-    receives a list: the number of messages at the start of the list that it has processed, so that
-    only the others are delivered again.
+    becomes a dead letter, and None as the consumer is configured. An ordered consumer ignores a
+    level of 0 or more: it waits `suspend_s` seconds and tries the message again. `done` is for a
+    handler that receives a list: the number of messages at the start of the list that it has
+    processed, so that only the others are delivered again.
 
     When: a handler raises it. SluiceMQ itself never does.
-    Then: the message is not acknowledged, and is delivered again after the delay.
+    Then: the message is delivered again after the delay, or becomes a dead letter at once.
     Fix: nothing needs to be fixed.
     """
 

@@ -212,7 +212,7 @@ async def push(options: Options) -> None:
             seen.add(message.body)
             if left <= 0:
                 complete.set()
-            if message.reconsume_times + message.attempt - 1 < int(options.get("fail", 0)):
+            if message.reconsume_times < int(options.get("fail", 0)):
                 raise RetryLaterError(delay_level=int(options.get("level", 0)), suspend_s=0.05)
 
         return handle

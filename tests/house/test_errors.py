@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from sluicemq.cli import main
 from sluicemq.errors import RequestError, SendError, SluiceError
+from sluicemq.wire.codes import ResponseCode
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "errors.md").read_text()
@@ -42,7 +43,7 @@ def test_the_link_in_the_text_of_an_error_reaches_its_page(kind: type[SluiceErro
     assert text
     assert (told.exit_code, told.output) == (0, f"{kind.__name__}\n\n{text}\n")
     assert re.findall(r"^(When|Then|Fix): ", text, re.MULTILINE) == ["When", "Then", "Fix"]
-    assert PAGE.count(f"\n## {kind.__name__}\n") == 1, "the heading is the anchor on the site"
+    assert PAGE.count(f"\n### {kind.__name__}\n") == 1, "the heading is the anchor on the site"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -54,6 +55,14 @@ def test_a_published_page_keeps_its_name(name: str) -> None:
 
 def test_the_list_of_published_pages_is_complete() -> None:
     assert sorted(kind.page() for kind in KINDS) == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_error_is_found_by_its_class_name_and_is_in_the_tree(kind: type[SluiceError]) -> None:
+    shown = CliRunner().invoke(main, ["explain", "error", kind.__name__])
+    assert (shown.exit_code, shown.output.partition("\n")[0]) == (0, kind.__name__)
+    tree = CliRunner().invoke(main, ["explain", "error"]).output
+    assert re.search(rf"^ +[│├└─ ]*{kind.__name__}\b", tree, re.MULTILINE)
 
 
 def test_a_command_shows_the_way_below_the_text() -> None:
@@ -73,6 +82,13 @@ def test_what_compares_texts_sees_the_text_alone() -> None:
     assert error.__notes__ == ["More: sluice explain error SendError", "message 7 of 9"]
     assert RequestError(17, "no such topic").__notes__ == [
         "More: sluice explain error RequestError"
+    ]
+
+
+def test_the_page_explains_every_response_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert [(int(number), name) for number, name in rows] == [
+        (int(code), code.name) for code in sorted(ResponseCode)
     ]
 
 

@@ -202,7 +202,7 @@ async def batch_handler(scene: Scene, **more: Any) -> None:
                 continue
             with contextlib.suppress(UndecodableBodyError):
                 scene.seen.read(message)
-            if message.reconsume_times + message.attempt - 1 < RETRIES:
+            if message.reconsume_times < RETRIES:
                 await message.reject(1, suspend_s=0.1)
             else:
                 await message.reject(-1)

@@ -181,6 +181,8 @@ def group(admin: Admin, name: str, as_json: bool) -> None:
         raise SystemExit(EXIT_FINDINGS)
 
 
+_COMPONENT_PATHS: Final = {path.rpartition(".")[2]: path for path in errors.COMPONENT_ERRORS}
+"""The errors of single components: class name -> path below the package."""
 _FIX_UNKNOWN_ERROR: Final = "To list all errors, run `sluice explain error`."
 
 
@@ -196,7 +198,7 @@ def error(name: str) -> None:
         return
     error_class = pydoc.locate(f"sluicemq.{_find_class_path(name)}")
     if not isinstance(error_class, type) or not issubclass(error_class, errors.SluiceError):
-        hint = did_you_mean(name, vars(errors))
+        hint = did_you_mean(name, [*vars(errors), *_COMPONENT_PATHS])
         # Not a SluiceError: the page of its own class, to which its text leads, would not help.
         sentences = (f"there is no error named {name!r}.", hint, _FIX_UNKNOWN_ERROR)
         raise click.ClickException(" ".join(filter(None, sentences)))
@@ -206,9 +208,11 @@ def error(name: str) -> None:
 def _find_class_path(page: str) -> str:
     """Return the path of an error class below the package, such as "errors.SendError".
 
-    `page` is the published name of the error. That is the class name, or for some errors the path
-    where the class was first; it stays the same when the class moves.
+    `page` is the class name, or the published name of the error. For the errors of single
+    components, that is the path where the class was first; it stays when the class moves.
     """
+    if page in _COMPONENT_PATHS:
+        return _COMPONENT_PATHS[page]
     path_by_published_name = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
     if page in path_by_published_name:
         return path_by_published_name[page]

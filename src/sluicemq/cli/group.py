@@ -11,7 +11,7 @@ work while a handler blocks the event loop, which is when the stack is of most i
 
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -20,7 +20,7 @@ from sluicemq.cli.output import (
     admin_options,
     confirm,
     format_time,
-    parse_time_ms,
+    parse_position_or_time,
     print_json,
     print_records,
     print_result,
@@ -30,12 +30,12 @@ from sluicemq.cli.output import (
 from sluicemq.cli.servers.proxy_status import fetch_clients_of_group, print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
-from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.admin.group_offsets import OffsetChange
 from sluicemq.client.admin.group_report import GroupReport
 from sluicemq.client.admin.groups import ConsumerClient, GroupContract, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.positions import parse_position
+from sluicemq.model.positions import Position
 from sluicemq.model.system_names import is_retry_topic, is_system_group
 from sluicemq.model.topic import CONTRACTS, DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
@@ -456,20 +456,22 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     lags = admin.lag(name)
     if not name and not show_all:
         lags = [queue_lag for queue_lag in lags if not is_system_group(queue_lag.group)]
+    shown_lags = lags
     if only_risks:
-        lags = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
+        shown_lags = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
 
     if as_json:
-        for queue_lag in lags:
+        for queue_lag in shown_lags:
             print_json(_lag_record(queue_lag) | {"lanes": queue_lag.lanes})
     else:
-        _print_lag(lags)
-    if only_risks and lags:
+        _print_lag(shown_lags)
+        _print_lag_totals(lags)
+    if only_risks and shown_lags:
         raise SystemExit(EXIT_FINDINGS)
 
 
 def _print_lag(lags: list[QueueLag]) -> None:
-    """Print a table of queues and one of lanes, then lines about committed offsets, then the sums.
+    """Print a table of queues and one of lanes, then lines about committed offsets and filters.
 
     Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
     end of its queue gets a line that says why that can happen.
@@ -485,11 +487,25 @@ def _print_lag(lags: list[QueueLag]) -> None:
                 f"{queue.broker}: the topic was deleted and created again, or the broker "
                 f"lost messages. See sluice explain group {queue_lag.group}."
             )
-    _print_lag_totals(lags)
+    _print_matching_total(lags)
+
+
+_OCCASIONAL_LAG_COLUMNS: Final = {
+    "in_flight=in_flight": "in_flight",
+    "done_in=eta_ms:span": "eta_ms",
+    "lost": "lost",
+    "at_risk=at_risk": "at_risk",
+    "deleted_from=loss_time_ms:time": "loss_time_ms",
+}
+"""Columns of `group lag` that are shown only if a queue has a value: column -> field."""
 
 
 def _print_queue_lags(lags: list[QueueLag]) -> None:
-    """Print a table of the queues, without queues of retry topics in which nothing matters."""
+    """Print a table of the queues, without queues of retry topics in which nothing matters.
+
+    Columns that are 0 or empty in all rows, and are not needed to understand the others, are left
+    out. So the table of a usual group fits into 100 columns.
+    """
     records = []
     for queue_lag in lags:
         needs_attention = queue_lag.lag or queue_lag.lost or queue_lag.beyond_end
@@ -500,7 +516,13 @@ def _print_queue_lags(lags: list[QueueLag]) -> None:
         "in_flight=in_flight matching "
         "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
     )
-    print_records(records, columns=columns)
+    shown_columns = [
+        column
+        for column in columns.split()
+        if column not in _OCCASIONAL_LAG_COLUMNS
+        or any(record[_OCCASIONAL_LAG_COLUMNS[column]] for record in records)
+    ]
+    print_records(records, columns=" ".join(shown_columns))
 
 
 def _print_lane_lags(lags: list[QueueLag]) -> None:
@@ -518,8 +540,7 @@ def _print_lane_lags(lags: list[QueueLag]) -> None:
 
 
 def _print_lag_totals(lags: list[QueueLag]) -> None:
-    """Print how many messages match, the sums of the lag, and what will be deleted next."""
-    _print_matching_total(lags)
+    """Print the sums of the lag, and what will be deleted next."""
     lag_text = f"The lag is {sum(queue_lag.lag for queue_lag in lags):,} messages"
     in_flight_count = sum(queue_lag.in_flight for queue_lag in lags)
     if in_flight_count:
@@ -570,7 +591,8 @@ _topic_option = click.option(
     "--to",
     required=True,
     help="Where the group continues: first, last, or at the first message stored at or after "
-    "a time, in milliseconds since 1970 or as 2013-01-01T00:00.",
+    "a time: 1h for an hour ago, 2013-01-01T00:00 (local time; a zone such as Z may follow), or "
+    "milliseconds since 1970.",
 )
 @_dry_run_option
 @admin_options
@@ -581,14 +603,8 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     nor commit the messages that they have fetched before. A handler that is running finishes, but
     its message is not committed.
     """
-    position = parse_position(to)
-    if position == "first":
-        time_ms = EARLIEST_MS
-    elif position == "last":
-        time_ms = LATEST_MS
-    else:
-        time_ms = parse_time_ms(to, "--to", other_values="first, last")
-    _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
+    position = parse_position_or_time(to, "--to")
+    _reset(admin, name, topic, position, dry_run=dry_run, as_json=as_json)
 
 
 @group.command("skip")
@@ -598,22 +614,21 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
     """Skip all messages of a topic that GROUP has not consumed, as `reset --to last` does."""
-    _reset(admin, name, topic, LATEST_MS, dry_run=dry_run, as_json=as_json)
+    _reset(admin, name, topic, "last", dry_run=dry_run, as_json=as_json)
 
 
 def _reset(
-    admin: Admin, name: str, topic: str, time_ms: int, *, dry_run: bool, as_json: bool
+    admin: Admin, name: str, topic: str, position: Position | int, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Reset the group's offsets to the messages stored from `time_ms` on; print the changes.
+    """Reset the group's offsets to an end of the topic or to a time; print the changes.
 
-    `time_ms` is in milliseconds since 1970, or EARLIEST_MS or LATEST_MS. With `dry_run`, nothing is
-    changed.
+    A time is in milliseconds since 1970. With `dry_run`, nothing is changed.
     """
     if dry_run:
-        changes = admin.plan_reset(name, topic, time_ms)
+        changes = admin.plan_reset(name, topic, position)
     else:
         note_pending_change(f"sluice group show {name}")
-        changes = admin.reset_offsets(name, topic, time_ms)
+        changes = admin.reset_offsets(name, topic, position)
     _print_changes(name, changes, dry_run=dry_run, as_json=as_json)
 
 
@@ -651,7 +666,7 @@ def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_
     repeated_count = sum(change.again for change in changes)
     skipped_count = sum(change.skipped for change in changes)
     summary = (
-        f"{name} {verb} there. {repeated_count:,} messages are delivered again, "
+        f"{name} {verb} there. {repeated_count:,} stored messages are read again, "
         f"{skipped_count:,} are skipped."
     )
     if dry_run:

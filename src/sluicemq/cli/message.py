@@ -22,6 +22,7 @@ from sluicemq.cli.output import (
     format_body,
     format_time,
     json_option,
+    parse_position_or_time,
     parse_time_option,
     print_json,
     print_records,
@@ -29,7 +30,7 @@ from sluicemq.cli.output import (
     print_table,
     record_builder,
 )
-from sluicemq.cli.traffic import parse_start, run_until_interrupted, start_option
+from sluicemq.cli.traffic import run_until_interrupted, start_option
 from sluicemq.client.admin.messages import COUNT_MAX
 from sluicemq.client.admin.traces import GroupTrace, Step, Timeline
 from sluicemq.client.aio.received import ReceivedMessage
@@ -332,7 +333,7 @@ def export_traces(
 
     exporter = open_exporter("traces", endpoint)
     span_builder = SpanBuilder()  # it joins the records of one delivery to a span
-    start_at = parse_start(start)
+    start_at = parse_position_or_time(start, "--from")
     totals = {"messages": 0, "spans": 0, "unread": 0}
 
     async def export_all() -> None:

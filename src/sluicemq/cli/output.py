@@ -28,6 +28,7 @@ from sluicemq.errors import (
 from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
 from sluicemq.hints import did_you_mean
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
+from sluicemq.model.positions import Position, parse_position
 from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
 from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
@@ -286,8 +287,9 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
     """Return a time in milliseconds since 1970.
 
     `time` is such a number, or a date in ISO 8601, local unless it has a time zone. A number above
-    `TIME_MAX_MS` counts as that. `option` and `other_values` are only for the text of the error:
-    the name of the option, and what it accepts besides a time, such as "first, last".
+    `TIME_MAX_MS` counts as that, and a date before 1970 as 0. `option` and `other_values` are only
+    for the text of the error: the name of the option, and what it accepts besides a time, such as
+    "first, last".
 
     Raises OptionError for other texts, and for a number that looks like another unit, such as
     seconds.
@@ -295,7 +297,7 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
     if time.isascii() and time.isdigit():
         return _check_milliseconds(int(time), f"{option} {time}".lstrip())
     try:
-        return round(datetime.fromisoformat(time).timestamp() * 1000)
+        return max(0, round(datetime.fromisoformat(time).timestamp() * 1000))
     except ValueError:
         other_values += ", " if other_values else ""
         raise OptionError(
@@ -318,6 +320,21 @@ def _check_milliseconds(time_ms: int, quoted: str) -> int:
             f"{quoted} looks like {unit}, but must be in milliseconds.", fix=f"Write {time_in_ms}."
         )
     return time_ms
+
+
+def parse_position_or_time(position: str, option: str) -> Position | int:
+    """Return the position in a queue that an option names: "first", "last", or a time.
+
+    The time is in milliseconds since 1970. `position` is a name of an end, a duration before now
+    such as "1h", or what `parse_time_ms` accepts. Raises OptionError for other texts.
+    """
+    end = parse_position(position)
+    if end is not None:
+        return end
+    ago_ms = parse_ago(position)
+    if ago_ms is not None:
+        return max(0, ago_ms)
+    return parse_time_ms(position, option, other_values="first, last, a time before now such as 1h")
 
 
 def parse_ago(duration: str) -> int | None:
@@ -459,7 +476,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     """Print a table. If stdout is not a terminal, it has no colour and is 160 characters wide.
 
     The environment variable COLUMNS sets another width. A column is aligned to the right if all its
-    cells are numbers or empty. Rich formats the table.
+    cells are numbers or empty. Rich formats the table. Where it would divide a word of a heading,
+    because the table is too wide, each row is printed as lines of a heading and a value instead.
     """
     from rich.console import Console  # noqa: PLC0415 - 40 ms, for commands with tables only
     from rich.markup import escape  # noqa: PLC0415 - as above
@@ -479,7 +497,26 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     # Rich handles a closed pipe in its own way, so click prints the table.
     with console.capture() as rendered:
         console.print(table)
-    click.echo(rendered.get(), nl=False)
+    rendered_table = rendered.get()
+    if all(word in rendered_table for column in columns for word in column.split()):
+        click.echo(rendered_table, nl=False)
+    else:
+        _print_rows_as_lines(title, columns, text_rows)
+
+
+def _print_rows_as_lines(
+    title: str, columns: Sequence[str], text_rows: Sequence[Sequence[str]]
+) -> None:
+    """Print the title and, for each row, a line for each heading with its value.
+
+    Headings of empty cells are left out. A blank line separates two rows.
+    """
+    blocks = []
+    width = max(map(len, columns), default=0)
+    for row in text_rows:
+        cells = [cell for cell in zip(columns, row, strict=True) if cell[1]]
+        blocks.append("".join(f"{heading:<{width}}  {text}\n" for heading, text in cells))
+    click.echo("\n".join(([f"{title}\n"] if title else []) + blocks))
 
 
 def _choose_alignment(cells: Sequence[str]) -> Literal["left", "right"]:

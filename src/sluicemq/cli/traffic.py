@@ -27,7 +27,7 @@ from sluicemq.cli.output import (
     format_body,
     format_time,
     json_option,
-    parse_time_ms,
+    parse_position_or_time,
     print_json,
     record_builder,
 )
@@ -37,7 +37,6 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start, make_subscription
 from sluicemq.client.core.requests import SendResult
 from sluicemq.errors import SluiceError
-from sluicemq.model.positions import parse_position
 from sluicemq.model.system_names import TOOLS_GROUP
 
 T = TypeVar("T")
@@ -280,9 +279,10 @@ start_option = click.option(
     "start",
     default="first",
     show_default=True,
-    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
+    help="Where a new group begins: first, last, 1h for an hour ago, milliseconds since 1970, or "
+    "2013-01-01T00:00.",
 )
-"""The option whose value `parse_start` parses."""
+"""The option whose value `parse_position_or_time` parses."""
 
 
 @click.command()
@@ -327,7 +327,7 @@ def consume(
     as_json: bool,
 ) -> None:
     """Print the messages of TOPIC until --max, --timeout or Ctrl-C. The exit code is 0 for each."""
-    start_at = parse_start(start)
+    start_at = parse_position_or_time(start, "--from")
     printed_count = 0
 
     async def print_messages() -> None:
@@ -388,23 +388,6 @@ async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
             loop.add_signal_handler(signal_number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await work
-
-
-def parse_start(start: str) -> Start:
-    """Return the start that the option `--from` names: "first", "last", or ms since 1970.
-
-    A time is given in milliseconds since 1970 or as a date. Raises OptionError for other texts.
-    """
-    position = parse_position(start)
-    if position is not None:
-        return position
-    try:
-        return parse_time_ms(start)
-    except OptionError:
-        raise OptionError(
-            f"--from {start!r} is neither first, last, nor a time.",
-            fix="Write first, last, milliseconds since 1970, or a date such as 2013-01-01T00:00.",
-        ) from None
 
 
 def _print_message(message: ReceivedMessage, as_json: bool) -> None:

@@ -72,7 +72,7 @@ class SendTrace:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTrace:
-    """A consumer received a message. `retry_times` is how often it had been delivered before."""
+    """A consumer received a message. `retry_times` is how often the group had failed on it."""
 
     time_ms: int
     region: str | None

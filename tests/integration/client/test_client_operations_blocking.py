@@ -138,7 +138,7 @@ async def test_group_reset_skip_and_clone_show_what_changes(address: str) -> Non
             admin.commit_offset("G", QUEUE, 6)
             plan = call(address, "group", "reset", "G", "-t", "T", "--to", "earliest", "--dry-run")
             assert (
-                "G would continue there. 6 messages are delivered again, 0 are skipped."
+                "G would continue there. 6 stored messages are read again, 0 are skipped."
                 in plan.output
             )
             assert admin.committed_offset("G", QUEUE) == 6

@@ -103,7 +103,7 @@ async def test_a_stream_hands_out_the_next_message_of_a_queue_after_an_acknowled
             second = await stream.receive()
             await second.reject()
             again = await stream.receive()
-            assert (again.body, again.attempt) == (b"1", 2)
+            assert (again.body, again.attempt, again.reconsume_times) == (b"1", 2, 1)
             await again.ack()
             assert (await stream.receive()).body == b"2"
 

@@ -64,6 +64,12 @@ async def test_a_consumer_is_told_what_it_lost_and_the_lag_said_so_before(
 
         records = [json.loads(line) for line in lag(empty_cluster).stdout.splitlines()]
         assert [(one["topic"], one["lag"], one["at_risk"]) for one in records] == [("t", 9, 0)]
+        table = command(empty_cluster, "group", "lag", "late").output
+        assert "┃ lag ┃" in table
+        assert "at risk" not in table
+        safe = command(empty_cluster, "group", "lag", "late", "--at-risk")
+        assert safe.exit_code == 0
+        assert safe.output == "The lag is 9 messages. None of them is about to be deleted.\n"
         age(broker, 60)
         clean(empty_cluster, broker)
         (record,) = [json.loads(line) for line in lag(empty_cluster).stdout.splitlines()]
@@ -74,6 +80,7 @@ async def test_a_consumer_is_told_what_it_lost_and_the_lag_said_so_before(
         risky = command(empty_cluster, "group", "lag", "--at-risk")
         assert risky.exit_code == 1
         assert "8 of them will be deleted from" in risky.output
+        assert "┃ at risk ┃ deleted from" in risky.output
 
         age(broker, 20)
         clean(empty_cluster, broker)

@@ -88,6 +88,24 @@ async def test_a_message_is_followed_from_its_send_to_the_last_retry():
         assert found.groups[0] == GroupTrace("billing", 3, True, ["exception", "failed", "success"])
 
 
+async def test_the_failures_of_an_ordered_group_are_counted():
+    rounds = []
+
+    async def handle(message):
+        rounds.append(message.reconsume_times)
+        if message.reconsume_times < 2:
+            raise ValueError("it fails twice")
+
+    async with embedded(settings=TRACED, trace=True) as mq:
+        sent = await mq.send("orders", b"12345")
+        consumer = mq.consumer("billing", handle, ordered=True, suspend_s=0.01).subscribe("orders")
+        async with consumer:
+            await until(lambda: len(rounds) == 3)
+            found = await traced(mq, sent.message_id, 5)
+        assert rounds == [0, 1, 2]
+        assert [step.round for step in found.steps if step.kind == "deliver"] == [0, 1, 2]
+
+
 async def test_batches_streams_lite_pull_and_groups_that_tell_nothing():
     async with embedded(settings=TRACED, trace=True) as mq:
         results = await mq.send_batch([Message("orders", b"%d" % n) for n in range(3)])

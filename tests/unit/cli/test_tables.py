@@ -29,3 +29,21 @@ def test_the_process_ids_of_replicas_can_be_pasted(
     callback = inspect.unwrap(cluster.status.callback)  # type: ignore[arg-type]
     callback(admin, as_json=False)
     assert "12345" in capsys.readouterr().out
+
+
+def test_a_row_is_lines_where_the_headings_do_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"committed": 7, "in_flight": 1234, "deleted": ""},
+        {"committed": 8, "in_flight": 0, "deleted": "now"},
+    ]
+    columns = "committed in_flight=in_flight deleted"
+    monkeypatch.setenv("COLUMNS", "36")
+    print_records(rows, columns=columns, title="Queues")
+    assert "┃ committed ┃" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "30")
+    print_records(rows, columns=columns, title="Queues")
+    assert capsys.readouterr().out == (
+        "Queues\n\ncommitted  7\nin flight  1,234\n\ncommitted  8\nin flight  0\ndeleted    now\n\n"
+    )

@@ -241,7 +241,7 @@ async def test_a_cancelled_receive_takes_no_message(fake):
                 assert (await patient).body == b"0"
 
 
-async def test_a_queue_rests_after_a_failure_and_the_count_rises(fake):
+async def test_a_queue_rests_after_a_failure_and_the_count_rises(fake, caplog):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"0")
     fake.broker.put("t", 0, b"1")
@@ -249,17 +249,19 @@ async def test_a_queue_rests_after_a_failure_and_the_count_rises(fake):
     loop = asyncio.get_running_loop()
 
     async def handler(message):
-        seen.append((message.body, message.attempt, loop.time()))
-        if message.attempt < 3 and message.body == b"0":
+        seen.append((message.body, message.reconsume_times, loop.time()))
+        assert message.attempt == message.reconsume_times + 1
+        if message.reconsume_times < 2 and message.body == b"0":
             raise ValueError("not yet")
 
     async with Sluice(fake.name_server) as mq:
         consumer = mq.consumer("g", handler, ordered=True, suspend_s=0.2).subscribe("t")
         async with consumer:
             await until(lambda: len(seen) == 4)
-    assert [(body, attempt) for body, attempt, _ in seen] == [
-        (b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1),
+    assert [(body, failures) for body, failures, _ in seen] == [
+        (b"0", 0), (b"0", 1), (b"0", 2), (b"1", 0),
     ]  # fmt: skip
+    assert [number for number in (1, 2, 3) if f"(failure {number})" in caplog.text] == [1, 2]
     assert seen[1][2] - seen[0][2] >= 0.2
     assert fake.broker.seen[36] == 0, "an ordered message is retried in its own queue"
 

@@ -210,7 +210,7 @@ async def test_the_handler_is_called_again_if_the_message_cannot_be_stored_anywh
 
     async def handler(message):
         if message.body == b"1":
-            attempts.append(message.attempt)
+            attempts.append(message.reconsume_times + 1)
             raise ValueError("never")
 
     async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):

@@ -15,7 +15,7 @@ from sluicemq.wire.frames import Command
 
 _COLD: Final = (
     "This broker does not throttle reads of cold data: all consumers share its event loop fairly. "
-    "Use filters, or `sluice topic` to see which groups lag."
+    "Use filters, or `sluice group lag` to see which groups lag."
 )
 _READ_AHEAD: Final = "The kernel decides how far the log is read ahead. The mode cannot be set."
 _ROCKSDB: Final = (

@@ -7,6 +7,7 @@ online; then the offsets are committed for the group (15), as mqadmin does.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 
 from sluicemq.client.admin.groups import create_group, expect_group, groups, progress
@@ -26,7 +27,7 @@ from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.requests import GROUP_NOT_EXIST, SUCCESS, expect_success
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.positions import parse_position
+from sluicemq.model.positions import check_position
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -69,68 +70,65 @@ class OffsetChange:
         return max(0, self.new - first_unread)
 
 
-def _to_time_ms(time: int | str) -> int:
+def _to_time_ms(time: datetime | int | str) -> int:
     """Return the time for a reset, in milliseconds since 1970.
 
-    A number is returned unchanged, "first" becomes EARLIEST_MS and "last" LATEST_MS. Raises
-    ConfigurationError for another text.
+    "first" becomes EARLIEST_MS and "last" LATEST_MS. LATEST_MS is returned unchanged. Raises
+    ConfigurationError for what `check_position` refuses.
     """
-    if isinstance(time, int):
-        return time
-    position = parse_position(time)
-    if position is None:
-        raise ConfigurationError(
-            f"a group cannot be reset to {time!r}.",
-            fix="Use 'first', 'last', or milliseconds since 1970.",
-        )
+    if isinstance(time, int) and time == LATEST_MS:
+        return LATEST_MS
+    position = check_position(time, "time_ms")
+    if isinstance(position, int):
+        return position
     return EARLIEST_MS if position == "first" else LATEST_MS
 
 
 def plan_reset(
-    directory: Directory, group: str, topic: str, time_ms: int | str
+    directory: Directory, group: str, topic: str, time_ms: datetime | int | str
 ) -> Conversation[list[OffsetChange]]:
     """Return the changes that `reset_offsets` would make, one for each queue, without making them.
 
-    `time_ms` is in milliseconds since 1970, "first" or "last". Raises RouteNotFoundError if the
-    topic does not exist, GroupNotFoundError if the group does not exist, ConfigurationError for
-    another text.
+    `time_ms` is what `reset_offsets` accepts. Raises RouteNotFoundError if the topic does not
+    exist, GroupNotFoundError if the group does not exist, ConfigurationError for another `time_ms`.
     """
     check_group(group)
-    time_ms = _to_time_ms(time_ms)
+    reset_ms = _to_time_ms(time_ms)
     yield from expect_group(directory, group)
     changes = []
     for queue in (yield from queues(directory, topic)):
         committed = yield from committed_offset(directory, group, queue)
         first_offset = yield from offset_min(directory, queue)
         end_offset = yield from offset_max(directory, queue)
-        if time_ms == LATEST_MS:
+        if reset_ms == LATEST_MS:
             new_offset = end_offset
-        elif time_ms == EARLIEST_MS:
+        elif reset_ms == EARLIEST_MS:
             new_offset = first_offset
         else:
-            new_offset = yield from offset_by_time(directory, queue, time_ms)
+            new_offset = yield from offset_by_time(directory, queue, reset_ms)
         changes.append(OffsetChange(queue, committed, new_offset, first_offset, end_offset))
     return changes
 
 
 def reset_offsets(
-    directory: Directory, group: str, topic: str, time_ms: int | str
+    directory: Directory, group: str, topic: str, time_ms: datetime | int | str
 ) -> Conversation[list[OffsetChange]]:
     """Set the offsets of a group to a time of a topic, and return the change of each queue.
 
-    `time_ms` is in milliseconds since 1970, "first" (or 0) for the oldest message, or "last" (or
-    -1) for the end. Consumers of the group may run meanwhile: their broker moves them. If no
-    consumer is online, the offsets are committed here.
+    `time_ms` is "first" (or 0) for the oldest message, "last" (or -1) for the end, or a time: a
+    datetime (local if it has no time zone), or milliseconds since 1970. Consumers of the group may
+    run meanwhile: their broker moves them. If no consumer is online, the offsets are committed
+    here.
 
     Raises RouteNotFoundError if the topic does not exist, GroupNotFoundError if the group does not
-    exist, RequestError if a broker refuses, ConfigurationError for another text.
+    exist, RequestError if a broker refuses, ConfigurationError for another `time_ms`.
     """
-    time_ms = _to_time_ms(time_ms)
+    reset_ms = _to_time_ms(time_ms)
     planned = yield from plan_reset(directory, group, topic, time_ms)
     changes = {change.queue: change for change in planned}
     masters_by_name = yield from masters_of_topic(directory, topic)
     for address in masters_by_name.values():
-        command = requests.reset_offsets(group, topic, time_ms)
+        command = requests.reset_offsets(group, topic, reset_ms)
         answer = yield Call(address, command)
         if answer.code == GROUP_NOT_EXIST:  # the group has never consumed at this broker
             config = yield from expect_group(directory, group)

@@ -30,6 +30,7 @@ from sluicemq.client.core.requests import (
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.hints import suggest
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.system_names import is_system_group
 from sluicemq.model.topic import (
     CONTRACT,
     CONTRACTS,
@@ -75,9 +76,17 @@ def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
         raise GroupNotFoundError(
             GROUP_NOT_EXIST,
             f"no broker knows the group {name!r}.",
-            fix=f"{suggest(name, known_groups)} `sluice group create` makes one.",
+            fix=f"{_suggest_group(name, known_groups)} `sluice group create` makes one.",
         )
     return known_groups[name]
+
+
+def _suggest_group(name: str, known_names: Iterable[str]) -> str:
+    """Return a sentence with the group whose name is like `name`, or with all groups.
+
+    Groups that RocketMQ or SluiceMQ creates for itself are left out.
+    """
+    return suggest(name, [known for known in known_names if not is_system_group(known)])
 
 
 def unknown_group(name: str, known_names: Iterable[str]) -> ConfigurationError:
@@ -87,7 +96,7 @@ def unknown_group(name: str, known_names: Iterable[str]) -> ConfigurationError:
     """
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
-        fix=suggest(name, known_names),
+        fix=_suggest_group(name, known_names),
     )
 
 

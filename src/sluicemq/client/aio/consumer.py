@@ -562,12 +562,11 @@ class PushConsumer:
         message = messages[0]
         has_traceback = not message.attempt & (message.attempt - 1)  # a power of two
         _log.warning(
-            "handler of group %s failed on %s%s (retry %d, attempt %d): %s: %s",
+            "handler of group %s failed on %s%s (failure %d): %s: %s",
             self.group,
             message,
             f" and {len(messages) - 1} more" if messages[1:] else "",
-            message.reconsume_times,
-            message.attempt,
+            message.reconsume_times + 1,
             type(error).__name__,
             error,
             exc_info=error if has_traceback else None,

@@ -267,7 +267,9 @@ class QueueReader(RepositioningReader):
                 message.owner = owner
                 message.handed_out_s = now_s
                 if trace is not None:
-                    message.delivery = trace.start_delivery(self.group, message.record)
+                    message.delivery = trace.start_delivery(
+                        self.group, message.record, message.reconsume_times
+                    )
                 handed_out.add(message)
 
     def record_outcome(self, message: ReceivedMessage, outcome: ConsumeOutcome) -> None:

@@ -98,9 +98,10 @@ class ReceivedMessage:
     - `queue`, `queue_offset`: where the message is stored.
     - `born_time_ms`, `store_time_ms`: when it was sent and stored, in milliseconds since 1970.
       `born_host` is the address of the producer.
-    - `reconsume_times`: how many times it was redelivered through the broker; 0 at first.
-    - `attempt`: 1, plus the number of failures after which this client kept the message instead of
-      sending it back to the broker: in ordered groups, or because no broker could be reached.
+    - `reconsume_times`: how many times the group has failed to process it; 0 at first.
+    - `attempt`: 1, plus the number of those failures after which this client kept the message
+      instead of sending it back to the broker: in ordered groups, or because no broker could be
+      reached. Another client that takes over the queue begins at 1.
     - `flag`: a number of the producer's own.
     """
 
@@ -297,8 +298,15 @@ class ReceivedMessage:
     """The address of the producer."""
     store_time_ms: int = record_attribute("store_time_ms")
     """When the broker stored the message, in milliseconds since 1970."""
-    reconsume_times: int = record_attribute("reconsume_times")
-    """How many times the message was redelivered through the broker; 0 at first."""
+
+    @property
+    def reconsume_times(self) -> int:
+        """How many times the group has failed to process the message; 0 at first.
+
+        These are the retries that the broker has counted, and those of this client (`attempt`), as
+        in RocketMQ's Java client.
+        """
+        return self.record.reconsume_times + self.attempt - 1
 
     @property
     def topic(self) -> str:

@@ -52,7 +52,7 @@ from sluicemq.model.message import (
     WAIT,
     StoredMessage,
 )
-from sluicemq.model.positions import parse_position
+from sluicemq.model.positions import check_position
 from sluicemq.model.properties import forget_origin
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue, Strategy
@@ -398,7 +398,8 @@ Start = Literal["first", "last", "earliest", "latest"] | int | datetime
 """Where a group without a committed offset begins.
 
 "first" or "earliest" means all stored messages, "last" or "latest" only new ones. A time means
-messages stored since then, as a datetime or in milliseconds since 1970.
+messages stored since then, as a datetime (local if it has no time zone) or in milliseconds since
+1970.
 """
 
 SUSPEND_TIMEOUT_MS: Final = 15_000
@@ -549,21 +550,11 @@ class ConsumeOptions:
         check_number("pull_count", self.pull_count, 1)
         for period in ("commit_period_s", "balance_period_s"):
             check_number(period, getattr(self, period), COMMIT_PERIOD_MIN_S, whole=False)
-        if isinstance(self.start, int | datetime):
-            return
-        position = parse_position(self.start) if isinstance(self.start, str) else None
-        if position is None:
-            raise ConfigurationError(
-                f"start cannot be {self.start!r}.",
-                fix="Use 'first', 'last', milliseconds since 1970, or a datetime.",
-            )
-        object.__setattr__(self, "start", position)
+        object.__setattr__(self, "start", check_position(self.start, "start"))
 
     @property
     def start_ms(self) -> int | None:
         """The start in milliseconds since 1970 if it is a time, else None."""
-        if isinstance(self.start, datetime):
-            return int(self.start.timestamp() * 1000)
         return self.start if isinstance(self.start, int) else None
 
     @property

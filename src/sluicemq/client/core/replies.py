@@ -17,7 +17,7 @@ from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import OutgoingMessage, add_properties
 from sluicemq.client.core.requests import make_request
-from sluicemq.errors import ConfigurationError, RequestTimeoutError
+from sluicemq.errors import ConfigurationError, RequestError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
@@ -168,7 +168,18 @@ def send_reply(
     longer connected, ConnectionLostError and RequestTimeoutError.
     """
     queue, command = make_reply_request(record, body, message_id, directory.clock.now_ms())
-    response = yield from directory.call_master(queue, command, SEND_REPLY_TIMEOUT_S)
+    try:
+        response = yield from directory.call_master(queue, command, SEND_REPLY_TIMEOUT_S)
+    except RequestError as error:
+        if error.code != ResponseCode.SYSTEM_ERROR or error.fix:
+            raise
+        raise RequestError(
+            error.code,
+            error.remark,
+            address=error.address,
+            fix="If the requester has gone, nobody waits for the reply: catch this error, so that "
+            "the message is not delivered again.",
+        ) from error
     return dict(response.fields or {})
 
 

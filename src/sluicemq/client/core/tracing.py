@@ -308,9 +308,12 @@ class Tracing:
 
     # ------------------------------------------------------------------------- consumers
 
-    def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
+    def start_delivery(
+        self, group: str, record: StoredMessage, retry_times: int
+    ) -> "TracedDelivery | None":
         """Record that a message is handed to the application, and return the delivery.
 
+        `retry_times` is how many times the group has failed to process the message.
         The caller calls `finish` of the result at the end. For a message of the trace topic, or if
         the broker has set TRACE_ON=false, nothing is recorded and the result is None.
         """
@@ -323,7 +326,7 @@ class Tracing:
             group,
             self.next_id(),
             record.message_id,
-            record.reconsume_times,
+            retry_times,
             properties.get(KEYS),
         )
         self.add_note(start_record)

@@ -264,8 +264,8 @@ class ClientNode(Node):
         now_s = self.network.now_s()
         self.ledger.note_given(group, record, place_of(record))
         sent = self.ledger.begins(group, self.name, record, now_s)
-        luck = random.Random(f"{group.name} {record.body!r} {message.reconsume_times}")
-        times = message.reconsume_times + message.attempt - 1
+        luck = random.Random(f"{group.name} {record.body!r} {record.reconsume_times}")
+        times = message.reconsume_times
         well = False
         try:
             await asyncio.sleep(luck.choice((0.0, 0.001, 0.05, luck.uniform(0, 3))))
