@@ -23,6 +23,7 @@ from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
 from sluicemq.model.system_names import is_group_topic
 from sluicemq.telemetry.health import event_loop_problems
+from sluicemq.wire.bodies import BROADCASTING
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -141,6 +142,60 @@ def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
     return samples
 
 
+class _QueueLag(NamedTuple):
+    """The messages of one queue that a group has not consumed."""
+
+    topic: str
+    group: str
+    message_count: int
+    """The messages that the group has neither committed nor popped."""
+    oldest_offset: int
+    """The offset of the oldest message that is not consumed, if there is one.
+
+    The messages in flight of pops may be any before those of `message_count`. They are taken to be
+    the last ones, as in RocketMQ.
+    """
+    queue_id: int
+
+
+def _iter_queue_lags(broker: BrokerState) -> Iterator[_QueueLag]:
+    """Yield the lag of each group in each queue of which it has an offset."""
+    popped_ends = broker.checkpoints.get_uncommitted_offsets()
+    in_flight_counts = broker.checkpoints.open_checkpoints.in_flight_counts.copy()
+    for topic_at_group, queues in _copy_offsets(broker).items():
+        topic, _, group = topic_at_group.partition("@")
+        for queue_id, committed in queues.items():
+            first_offset, end_offset = broker.store.queue_offsets(topic, queue_id)
+            popped_end = popped_ends.get((group, topic, queue_id), 0)
+            # Messages before `first_offset` are deleted, so they do not count.
+            done_end = max(committed, first_offset, popped_end)
+            in_flight = in_flight_counts.get((group, topic, queue_id), 0)
+            yield _QueueLag(
+                topic=topic,
+                group=group,
+                message_count=max(end_offset - done_end, 0),
+                oldest_offset=max(min(done_end, end_offset) - in_flight, first_offset),
+                queue_id=queue_id,
+            )
+
+
+def _copy_offsets(broker: BrokerState) -> dict[str, dict[int, int]]:
+    """Return a copy of the committed offsets, by `topic@group` and queue id.
+
+    Members of a connected group that have fetched from a queue and committed nothing there may be
+    stuck from the first message on. Then the offset up to which they have fetched is returned.
+    """
+    # Copied first, because another thread changes the tables meanwhile.
+    offsets = {key: dict(queues) for key, queues in broker.offsets.table.copy().items()}
+    for key, queues in broker.offsets.pulled.copy().items():
+        group = broker.consumers.groups.get(key.partition("@")[2])
+        if group is None or group.message_model == BROADCASTING:
+            continue
+        for queue_id, fetched in queues.copy().items():
+            offsets.setdefault(key, {}).setdefault(queue_id, fetched)
+    return offsets
+
+
 def _lag(broker: BrokerState) -> Samples:
     """Yield the lag of each group and topic, a number of messages.
 
@@ -149,20 +204,44 @@ def _lag(broker: BrokerState) -> Samples:
     is_system, lag).
     """
     lags: Counter[tuple[str, str]] = Counter()
-    popped_ends = broker.checkpoints.get_uncommitted_offsets()
-    # Copied first, because another thread changes the table meanwhile.
-    table = {key: dict(queues) for key, queues in broker.offsets.table.copy().items()}
-    for topic_at_group, queues in table.items():
-        topic, _, group = topic_at_group.partition("@")
-        for queue_id, committed in queues.items():
-            first_offset, end_offset = broker.store.queue_offsets(topic, queue_id)
-            popped_end = popped_ends.get((group, topic, queue_id), 0)
-            # Messages before `first_offset` are deleted, so they do not count.
-            done_end = max(committed, first_offset, popped_end)
-            lags[topic, group] += max(end_offset - done_end, 0)
+    for queue_lag in _iter_queue_lags(broker):
+        lags[queue_lag.topic, queue_lag.group] += queue_lag.message_count
     _add_popped(broker, lags)
     for (topic, group), lag in lags.items():
         yield topic, group, *_flags(broker, topic), lag
+
+
+def _lag_latency(broker: BrokerState) -> Samples:
+    """Yield the age in ms of the oldest message that a group has not consumed, 0 without one.
+
+    A topic to which the connected members of the group no longer subscribe is left out. A sample is
+    (topic, group, is_retry, is_system, age).
+    """
+    now_ms = broker.clock.now_ms()
+    ages_ms: dict[tuple[str, str], int] = {}
+    for lag in _iter_queue_lags(broker):
+        if not _is_wanted(broker, lag.group, lag.topic):
+            continue
+        age_ms = 0
+        # The time is -1 if there is no such message.
+        stored_ms = broker.store.reader.store_time_ms(lag.topic, lag.queue_id, lag.oldest_offset)
+        if stored_ms >= 0:
+            age_ms = max(now_ms - stored_ms, 0)
+        ages_ms[lag.topic, lag.group] = max(age_ms, ages_ms.get((lag.topic, lag.group), 0))
+    for (topic, group), age_ms in ages_ms.items():
+        yield topic, group, *_flags(broker, topic), age_ms
+
+
+def _is_wanted(broker: BrokerState, group: str, topic: str) -> bool:
+    """Return whether the group may still consume a topic of which it has an offset.
+
+    It does not if its connected members subscribe to other topics only. Members that assign queues
+    themselves have no subscriptions.
+    """
+    connected = broker.consumers.groups.get(group)
+    if connected is None or not connected.subscriptions or is_group_topic(topic):
+        return True
+    return topic in connected.subscriptions
 
 
 def _add_popped(broker: BrokerState, counts: Counter[tuple[str, str]]) -> None:
@@ -346,6 +425,12 @@ COUNTERS: Final = (
 GAUGES: Final = (
     Family("rocketmq_consumer_lag_messages", "Messages not consumed yet.", _OUT, _lag),
     Family(
+        "rocketmq_consumer_lag_latency",
+        "Age in ms of the oldest message not consumed yet; 0 if there is none.",
+        _OUT,
+        _lag_latency,
+    ),
+    Family(
         "rocketmq_consumer_inflight_messages",
         "Messages in flight: delivered to consumers and not acknowledged.",
         _OUT,
@@ -359,7 +444,7 @@ GAUGES: Final = (
     ),
     Family(
         "sluicemq_consumer_lag_matching_messages",
-        "Messages not consumed yet that match the filter of the group (an exact count).",
+        "Messages not consumed yet that match the filter of a connected group (an exact count).",
         _PAIR,
         lambda broker: [
             (*pair, count) for pair, (count, _) in broker.filter_watch.survey_results.items()
@@ -367,7 +452,8 @@ GAUGES: Final = (
     ),
     Family(
         "sluicemq_consumer_lag_eta_seconds",
-        "Seconds until the group has consumed them at its present rate. Absent if unknown.",
+        "Seconds until a connected group has consumed them at its present rate. Absent while a "
+        "queue does not get shorter.",
         _PAIR,
         lambda broker: [
             (*pair, eta_s)

@@ -29,6 +29,7 @@ from sluicemq.files import SYSTEM_FILES, exposure_warning, read_text
 from sluicemq.hints import did_you_mean
 from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 from sluicemq.model.positions import Position, parse_position
+from sluicemq.model.system_names import is_rocketmq_system_topic
 from sluicemq.net.tls import VERIFY_MODES, Tls, default_tls, tls_from_environment
 from sluicemq.numbers import format_duration, other_unit, parse_duration_ms
 from sluicemq.wire.codes import version_name
@@ -215,12 +216,14 @@ def _suggest_topic(error_text: str, access: Access, arguments: Iterable[object])
     """Return a question such as "Did you mean 'flights'?" for an unknown topic, or "".
 
     The topic is the first of the command's `arguments` whose repr is in `error_text`. The result is
-    "" if there is none, if no existing topic is similar, or if the cluster cannot be reached.
+    "" if there is none, if no existing topic is similar, or if the cluster cannot be reached. A
+    missing system topic is not a wrong name for another one, so there is no question then.
     """
     with suppress(SluiceError), access.admin() as admin:
         for argument in arguments:
             if isinstance(argument, str) and repr(argument) in error_text:
-                return did_you_mean(argument, admin.topics())
+                is_system = is_rocketmq_system_topic(argument)
+                return "" if is_system else did_you_mean(argument, admin.topics())
     return ""
 
 

@@ -5,7 +5,8 @@ them. Every SURVEY_PERIOD_S, and when a tool asks, the messages that a group has
 last time are evaluated again, in slices, to find evaluations that failed (`FilterFailures`). Then
 the matching messages that the group has not consumed are counted (`MatchCounter`). So delivering a
 message costs nothing more, and the figures are exact: each message is examined once for each time
-that a group has passed it.
+that a group has passed it. Without a filter every message matches, and the count is the difference
+of two offsets.
 
 For a group that pops, messages in flight count as lag, too: they match and are not acknowledged.
 
@@ -20,6 +21,7 @@ done (`net.work.background`). A trial examines no more messages than the request
 ones of each queue.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -32,11 +34,14 @@ from sluicemq.broker.consume.delivery import DeliveryState, FilterFailures
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
 from sluicemq.broker.consume.matching import (
     RECORDS_PER_STEP,
+    SAMPLES_KEPT,
+    LagSamples,
     MatchCounter,
     MatchCriteria,
     QueueLag,
     Tally,
     combined_eta_s,
+    estimate_eta_s,
     sum_tallies,
 )
 from sluicemq.broker.context import BrokerComponent, BrokerContext
@@ -56,6 +61,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.store.gather import INLINE_WEIGHT_MAX
 from sluicemq.wire import bodies
+from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest, FilteredLagRequest, TryFilterRequest
@@ -118,10 +124,12 @@ class FilterHandlers(BrokerComponent):
         self.unfinished = unfinished
         self.failures: dict[TopicGroup, FilterFailures] = {}
         self.survey_results: dict[TopicGroup, tuple[int, float | None]] = {}
-        """The results of the last survey, by topic and group, for groups with a filter.
+        """The results of the last survey, by topic and group, for connected groups.
 
         Each is the lag in messages, and the time in seconds until it is 0; None if that is unknown.
         """
+        self._lag_samples: dict[TopicGroup, LagSamples] = {}
+        """The lags in the last surveys, by topic and group, for groups that have no filter."""
         self._is_surveying = False
         self._criteria_cache: ByteCache[MatchCriteria | None] = ByteCache(
             _compile_or_none, estimate_filter_bytes, CRITERIA_BYTES_MAX
@@ -367,10 +375,10 @@ class FilterHandlers(BrokerComponent):
     def survey_if_due(self) -> None:
         """Start a survey of all filters in the background, unless there was one recently.
 
-        A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
-        filter or lanes (`survey_results`). Do nothing if the last survey was started less than
-        SURVEY_PERIOD_S seconds ago, or is still running. If no group has a filter, only
-        `survey_results` is cleared.
+        A survey finds failed evaluations (`failures`), and counts the lag of each connected group
+        (`survey_results`). Do nothing if the last survey was started less than SURVEY_PERIOD_S
+        seconds ago, or is still running. If no group is connected, only `survey_results` is
+        cleared.
         """
         now_s = self.clock.monotonic_s()
         if now_s < self._next_survey_s or self._is_surveying:
@@ -382,51 +390,82 @@ class FilterHandlers(BrokerComponent):
             for topic_and_group, delivery in self.deliveries.items()
             if delivery.ranges_to_check
         ]
-        filtered = list(self._iter_filtered_subscriptions())
-        if not unchecked and not filtered:
+        connected = [
+            (name, topic)
+            for name, group in self.consumers.groups.items()
+            if group.message_model != BROADCASTING  # its offsets are those of each member
+            for topic in group.subscriptions
+        ]
+        if not unchecked and not connected:
             self.survey_results = {}
             return
 
         self._is_surveying = True  # `_survey_groups` sets it to False at its end
-        self.background.run_in_background(self._survey_groups(unchecked, filtered))
-
-    def _iter_filtered_subscriptions(self) -> Iterator[tuple[str, Subscription]]:
-        """Yield (group, subscription) for each topic that a connected group filters.
-
-        A group with lanes filters all its topics. No other topic needs to be counted, because the
-        lag of a group without a filter is the difference of two offsets.
-        """
-        for group_name, group in self.consumers.groups.items():
-            has_lanes = group_name in self.consumers.lanes.table
-            for topic in group.subscriptions:
-                subscription = self.find_subscription(group_name, topic)
-                if subscription is None:
-                    continue
-                if has_lanes or not subscription.is_everything:
-                    yield group_name, subscription
+        self.background.run_in_background(self._survey_groups(unchecked, connected))
 
     def _survey_groups(
-        self, unchecked: list[TopicGroup], filtered: list[tuple[str, Subscription]]
+        self, unchecked: list[TopicGroup], connected: list[tuple[str, str]]
     ) -> WorkItem[None]:
         """Run a survey: find failed evaluations, and count the lag of groups.
 
-        `unchecked` has (topic, group) for each filter that may have failed. `filtered` has (group,
-        subscription) for each lag to count, over all queues. At the end, the lags replace
+        `unchecked` has (topic, group) for each filter that may have failed. `connected` has (group,
+        topic) for each lag to count, over all queues. At the end, the lags replace
         `survey_results`. This is a generator that works in steps.
         """
         lags: dict[TopicGroup, tuple[int, float | None]] = {}
+        lag_samples: dict[TopicGroup, LagSamples] = {}
         try:
             for topic, group in unchecked:
                 yield from self.check_fetched(group, topic)
-            for group, subscription in filtered:
-                queues = yield from self.count_group_lag(group, subscription.topic)
-                tallies = [queue.tally for queue in queues if queue.tally is not None]
-                if tallies:
-                    lag_count = sum(tally.count for tally in tallies)
-                    lags[subscription.topic, group] = (lag_count, combined_eta_s(tallies))
+            for group, topic in connected:
+                yield None
+                if self._has_filter(group, topic):
+                    queues = yield from self.count_group_lag(group, topic)
+                    tallies = [queue.tally for queue in queues if queue.tally is not None]
+                    if tallies:
+                        lag_count = sum(tally.count for tally in tallies)
+                        lags[topic, group] = (lag_count, combined_eta_s(tallies))
+                    continue
+                queue_lags = self._list_lags_without_filter(group, topic)
+                eta_s: float | None = 0.0
+                if any(queue_lags):
+                    samples = self._sample_lag(group, topic, queue_lags)
+                    lag_samples[topic, group] = samples
+                    eta_s = estimate_eta_s(samples)
+                lags[topic, group] = (sum(queue_lags), eta_s)
         finally:
             self._is_surveying = False
         self.survey_results = lags
+        self._lag_samples = lag_samples
+
+    def _has_filter(self, group: str, topic: str) -> bool:
+        """Return whether the messages of a topic that a group receives have to be counted.
+
+        Without a filter, the lag is the difference of two offsets. A group with lanes filters all
+        its topics.
+        """
+        if group in self.consumers.lanes.table:
+            return True
+        subscription = self.find_subscription(group, topic)
+        return subscription is not None and not subscription.is_everything
+
+    def _list_lags_without_filter(self, group: str, topic: str) -> tuple[int, ...]:
+        """Return the number of messages in each queue of a topic that a group has not consumed."""
+        topic_entry = self.topics.get(topic)
+        queue_lags = []
+        for queue_id in range(topic_entry.config.read_queues if topic_entry is not None else 0):
+            start, _, extra = self.unfinished(group, topic, queue_id)
+            offset_min, offset_end = self.store.queue_offsets(topic, queue_id)
+            queue_lags.append(max(offset_end - max(start, offset_min) + extra, 0))
+        return tuple(queue_lags)
+
+    def _sample_lag(self, group: str, topic: str, queue_lags: tuple[int, ...]) -> LagSamples:
+        """Return the last samples of a group's lag on a topic, the newest one with `queue_lags`."""
+        samples = self._lag_samples.get((topic, group))
+        if samples is None or len(samples[0][1]) != len(queue_lags):
+            samples = deque(maxlen=SAMPLES_KEPT)
+        samples.append((self.clock.monotonic_s(), queue_lags))
+        return samples
 
     def runtime_info(self) -> dict[str, str]:
         """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter.

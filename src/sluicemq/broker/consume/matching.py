@@ -287,6 +287,29 @@ def combined_eta_s(tallies: list[Tally]) -> float | None:
     return max(known_s, default=0.0)
 
 
+LagSamples = deque[tuple[float, tuple[int, ...]]]
+"""Counts of the lag of a group on a topic: the monotonic time, and the lag in each queue."""
+
+
+def estimate_eta_s(samples: LagSamples) -> float | None:
+    """Return the time in seconds until no queue has a lag, by the speed at which the lags fall.
+
+    Return None if the lag of a queue does not fall, or if there is only one sample. `samples` must
+    not be empty, and must have the same number of queues.
+    """
+    first_s, first_lags = samples[0]
+    last_s, last_lags = samples[-1]
+    longest_s = 0.0
+    for first_lag, lag in zip(first_lags, last_lags, strict=True):
+        if not lag:
+            continue
+        drained = first_lag - lag
+        if drained <= 0:
+            return None
+        longest_s = max(longest_s, lag * (last_s - first_s) / drained)
+    return longest_s
+
+
 def _move_tally(
     last_tally: Tally, start: int, end: int, count_part: Callable[[int, int], WorkItem[int]]
 ) -> WorkItem[Tally]:
