@@ -20,11 +20,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+import sluicemq
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.model.message import StoredMessage
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 
-SOURCE: Final = f"{Path(__file__).resolve().parents[1] / 'src'}/"
+SOURCE: Final = f"{Path(sluicemq.__file__).parents[1]}/"
+"""Where the package is imported from: that need not be the checkout of this file."""
 KIT: Final = f"{SOURCE}sluicemq/testing/"
 TOPIC: Final = "hops"
 WARM: Final = 8

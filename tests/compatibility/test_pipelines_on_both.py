@@ -76,6 +76,7 @@ def test_audit_finds_the_same(spark: Any, busy: clusters.Cluster) -> None:
     (loss,) = found.unequal
     assert sorted(loss.members.values()) == ["A", "B"]
     assert (loss.wanted, loss.lost_min, loss.lost_max) == (20, 15, 15)
+    assert loss.has_lanes is (busy.kind == "sluicemq")
     assert [(one.tag, one.messages) for one in found.unwanted_tags] == [("Z", 10)]
     assert not any("no answer" in line for line in found.not_known)
 

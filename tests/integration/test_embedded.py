@@ -2,11 +2,17 @@
 
 import asyncio
 import contextlib
+import os
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import sluicemq
 from sluicemq import Message, RetryLaterError, Sluice, TransactionState
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.client.sync.producer import Producer
@@ -320,3 +326,15 @@ async def test_after_the_block_time_is_real_again_and_nothing_runs_on() -> None:
     assert loop.time() >= virtual_s
     await asyncio.sleep(0.05)
     assert time.monotonic() - began_s >= 0.045
+
+
+def test_hops_prints_the_functions_of_a_message_wherever_the_package_is_installed(tmp_path):
+    package = Path(sluicemq.__file__).parent
+    unused = shutil.ignore_patterns("__pycache__", "static", "console", "pipelines", "spark")
+    shutil.copytree(package, tmp_path / "sluicemq", ignore=unused)
+    tool = Path(__file__).parents[2] / "tools" / "hops.py"
+    printed = subprocess.run(
+        [sys.executable, tool, "--messages", "2"], env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=True, timeout=limit(60),
+    ).stdout  # fmt: skip
+    assert "sluicemq/broker/" in printed

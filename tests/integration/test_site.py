@@ -28,8 +28,10 @@ cli(["build", "--strict", "--site-dir", sys.argv[1]])
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built strictly: a link or an anchor that leads nowhere fails. With `--quiet`, MkDocs would not
-    count the warnings about them."""
+    """Built strictly: a link or an anchor that leads nowhere fails.
+
+    With `--quiet`, MkDocs would not count the warnings about them.
+    """
     made = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-c", OFFLINE, str(made)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -3,13 +3,13 @@
     groups, members, brokers --requests--> subscriptions and lag
     topics' recent messages  --Spark-----> how often each tag occurs, and what matches it
 
-The findings are groups whose members subscribe differently, with what such a group would lose on a
-RocketMQ broker; lag by group and topic, with the exact number of matching messages if the broker
-counts them; tags that no subscription matches; tags with the same hash; and expressions that fail
-on messages. Only requests of RocketMQ are needed: GET_CONSUMER_CONNECTION_LIST (203) and
-GET_CONSUMER_RUNNING_INFO (307). What a RocketMQ broker cannot report is listed as not known and
-never guessed: how much of a lag matches, and what a group without members subscribes. A SluiceMQ
-broker remembers the SQL92 expressions of such a group for a day (request 900131).
+The findings are groups whose members subscribe differently, with what such a group loses without
+lanes; lag by group and topic, with the exact number of matching messages if the broker counts them;
+tags that no subscription matches; tags with the same hash; and expressions that fail on messages.
+Only GET_CONSUMER_CONNECTION_LIST (203) and GET_CONSUMER_RUNNING_INFO (307) are needed. What a
+RocketMQ broker cannot report is listed as not known and never guessed: how much of a lag matches,
+and what a group without members subscribes. A SluiceMQ broker remembers the SQL92 expressions of
+such a group for a day (request 900131).
 
 Each distinct expression of a topic has a bit of an integer. For each message, Spark computes the
 integer of the expressions that match it, and that of the expressions that fail on it. It counts the
@@ -24,7 +24,7 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +33,7 @@ from sluicemq.client.admin.groups import QueueLag
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import (
-    FilterSyntaxError,
-    RouteNotFoundError,
-    SluiceError,
-)
+from sluicemq.errors import FilterSyntaxError, RouteNotFoundError, SluiceError
 from sluicemq.files import SYSTEM_FILES, replace_text
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind
 from sluicemq.model.ids import tag_code
@@ -235,7 +231,7 @@ class GroupLag:
     """The lag of a group on a topic.
 
     `matching` messages of the lag match the group's filter; None means unknown. `at_risk` messages
-    will be deleted next.
+    will be deleted next. `has_lanes` says whether the group has lanes in all its queues.
     """
 
     group: str
@@ -244,6 +240,7 @@ class GroupLag:
     matching: int | None
     at_risk: int
     is_online: bool
+    has_lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +264,7 @@ class Loss:
     `wanted` the number that any member's subscription matches. `certain` messages are delivered
     whichever subscription the broker keeps and whichever member reads the queue. If the queues are
     shared evenly, `lost_min` to `lost_max` of the wanted messages are lost, depending on which
-    subscription the broker keeps.
+    subscription the broker keeps. If `has_lanes` is True, SluiceMQ's lanes prevent the loss.
     """
 
     group: str
@@ -278,6 +275,7 @@ class Loss:
     certain: int
     lost_min: int
     lost_max: int
+    has_lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,12 +293,13 @@ class Collision:
 
 @dataclass(frozen=True, slots=True)
 class FailingFilter:
-    """An expression that fails on `messages` of `of` messages, which therefore do not match."""
+    """An expression of `groups` that fails on `messages` of `of` messages, so they do not match."""
 
     topic: str
     expression: str
     messages: int
     of: int
+    groups: tuple[str, ...] = ()
 
 
 def find_unwanted_tags(sample: TopicSample) -> list[UnwantedTag]:
@@ -324,23 +323,17 @@ def compute_loss(
 ) -> Loss | None:
     """Return how many messages a group may lose on a topic, or None if it cannot lose any.
 
-    It can if its members have different subscriptions, because the broker uses one of these. The
-    argument `subscription_by_member` maps client ids to subscriptions; None means that a member has
-    none.
+    It can if its members have different subscriptions, because the broker uses one of these.
+    `subscription_by_member` maps client ids to subscriptions, None for a member that has none.
     """
-    distinct_subscriptions: set[tuple[str, str] | None] = set()
-    expression_by_member = {}
-    subscriptions: list[Subscription] = []
-    for client_id, subscription in subscription_by_member.items():
-        if subscription is None:
-            distinct_subscriptions.add(None)
-            expression_by_member[client_id] = "nothing"
-        else:
-            distinct_subscriptions.add((subscription.kind, subscription.expression))
-            expression_by_member[client_id] = subscription.expression
-            subscriptions.append(subscription)
-    if len(distinct_subscriptions) < 2:
+    all_subscriptions = list(subscription_by_member.values())
+    if len({known and (known.kind, known.expression) for known in all_subscriptions}) < 2:
         return None
+    expression_by_member = {
+        client_id: "nothing" if subscription is None else subscription.expression
+        for client_id, subscription in subscription_by_member.items()
+    }
+    subscriptions = [known for known in all_subscriptions if known is not None]
 
     bits = [sample.bit_of(subscription) for subscription in subscriptions]
     # Wanted: a member's expression matches the message. Certain: those of all members match it.
@@ -413,17 +406,22 @@ def find_collisions(sample: TopicSample) -> list[Collision]:
     return collisions
 
 
-def find_failing_filters(sample: TopicSample) -> list[FailingFilter]:
-    """Return the expressions that failed on at least one message, in the order of the sample."""
+def find_failing_filters(
+    sample: TopicSample, groups: Iterable[GroupSubscriptions]
+) -> list[FailingFilter]:
+    """Return the expressions of `groups` that failed on a message, in the order of the sample."""
+    names_by_expression = defaultdict(list)
+    for group in groups:
+        for subscription in group.all_of(sample.topic):
+            names_by_expression[subscription.expression].append(group.group)
+
     failing_filters = []
-    for index, subscription in enumerate(sample.expressions):
-        bit = 1 << index
-        failed_count = sum(counted.count for counted in sample.counts if counted.failed_by & bit)
-        if failed_count:
+    for index, expression in enumerate(known.expression for known in sample.expressions):
+        names = tuple(names_by_expression[expression])
+        failed_count = sum(each.count for each in sample.counts if each.failed_by & (1 << index))
+        if failed_count and names:
             failing_filters.append(
-                FailingFilter(
-                    sample.topic, subscription.expression, failed_count, sample.message_count
-                )
+                FailingFilter(sample.topic, expression, failed_count, sample.message_count, names)
             )
     return failing_filters
 
@@ -451,16 +449,19 @@ class Audit:
 
     @property
     def figures(self) -> dict[str, int | float]:
-        """Numbers for scripts. `findings` is 0 if nothing is wrong. A lag is not a finding."""
-        finding_count = (
-            len(self.unequal) + len(self.unwanted_tags) + len(self.collisions) + len(self.failing)
-        )
+        """Numbers for scripts. `findings` is 0 if nothing is wrong.
+
+        A lag is not a finding, and neither are different subscriptions of a group with lanes.
+        """
+        unequal_count = sum(not loss.has_lanes for loss in self.unequal)
+        other_count = len(self.unwanted_tags) + len(self.collisions) + len(self.failing)
         return {
-            "findings": finding_count,
+            "findings": unequal_count + other_count,
             "groups": self.groups,
             "topics": self.topics,
             "messages": self.messages,
-            "unequal_groups": len(self.unequal),
+            "unequal_groups": unequal_count,
+            "groups_with_lanes": len(self.unequal) - unequal_count,
             "lag": sum(group_lag.lag for group_lag in self.lag),
             "unwanted_tags": len(self.unwanted_tags),
             "unwanted_messages": sum(unwanted.messages for unwanted in self.unwanted_tags),
@@ -497,7 +498,7 @@ class Audit:
                 if loss is not None:
                     self.unequal.append(loss)
         self.collisions += find_collisions(sample)
-        self.failing += find_failing_filters(sample)
+        self.failing += find_failing_filters(sample, audited_groups)
         self._add_unwanted_tags(sample, readers)
 
     def _add_unwanted_tags(
@@ -521,10 +522,7 @@ class Audit:
         must have been set before.
         """
         for group in groups:
-            silent_members = []
-            for client_id, subscriptions in sorted(group.members.items()):
-                if subscriptions is None:
-                    silent_members.append(client_id)
+            silent_members = sorted(name for name, known in group.members.items() if known is None)
             if silent_members:
                 self.not_known.append(
                     f"what {', '.join(silent_members)} of {group.group} subscribe to: they did not"
@@ -533,8 +531,8 @@ class Audit:
         unmatched_groups = sorted({lag.group for lag in self.lag if lag.matching is None})
         if unmatched_groups:
             self.not_known.append(
-                f"how much of the lag of {', '.join(unmatched_groups)} matches: a RocketMQ broker"
-                " does not count it, and the tags of a group without members are not remembered."
+                f"how much of the lag of {', '.join(unmatched_groups)} matches: RocketMQ brokers do"
+                " not count it, and SluiceMQ brokers not for tags of groups without members."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -558,7 +556,7 @@ class Audit:
 
 _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Sequence[Any]]]]]] = {
     "unequal": (
-        "Members that subscribe differently (what a RocketMQ broker would lose)",
+        "Members that subscribe differently",
         ("group", "topic", "member", "wanted", "certain", "lost"),
         lambda loss: [
             (
@@ -567,7 +565,7 @@ _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Seque
                 f"{client_id}: {expression}",
                 loss.wanted,
                 loss.certain,
-                f"{loss.lost_min:,} to {loss.lost_max:,}",
+                "0 (lanes)" if loss.has_lanes else f"{loss.lost_min:,} to {loss.lost_max:,}",
             )
             for client_id, expression in sorted(loss.members.items())
         ],
@@ -598,8 +596,8 @@ _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Seque
     ),
     "failing": (
         "Filters that fail on messages",
-        ("topic", "expression", "failed", "of"),
-        lambda failing: [(failing.topic, failing.expression, failing.messages, failing.of)],
+        ("topic", "groups", "expression", "failed", "of"),
+        lambda one: [(one.topic, ", ".join(one.groups), one.expression, one.messages, one.of)],
     ),
 }
 """For each kind of finding: the title, the columns, and the function that returns its rows."""
@@ -654,6 +652,10 @@ def audit(
         sample = sample_topic(spark, connection, topic, expressions, begin_ms)
         findings.add_findings(sample, audited_groups, readers, len(expressions))
     findings.unwanted_tags.sort(key=lambda unwanted: -unwanted.messages)
+    lanes = {(lag.group, lag.topic) for lag in lags if lag.has_lanes}
+    findings.unequal = [
+        replace(loss, has_lanes=(loss.group, loss.topic) in lanes) for loss in findings.unequal
+    ]
     return findings
 
 
@@ -734,6 +736,7 @@ def _sum_queue_lags(group: GroupSubscriptions, topic: str, lags: Sequence[QueueL
         matching=matching,
         at_risk=sum(queue_lag.messages_at_risk for queue_lag in lags),
         is_online=group.is_online,
+        has_lanes=all(queue_lag.lanes for queue_lag in lags),
     )
 
 

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,30 @@ def test_tags_with_the_same_java_hash_collide_even_if_only_subscribed() -> None:
     assert find_collisions(seen(("A", 0, 0, 1), (None, 0, 0, 1))) == []
 
 
-def test_expressions_that_fail_are_counted() -> None:
+def test_expressions_of_the_audited_groups_that_fail_are_counted() -> None:
     found = seen(("A", BIT_A, BIT_DEAR, 3), ("A", BIT_A, 0, 4))
-    (one,) = find_failing_filters(found)
+    newer = replace(DEAR, version=5)
+    groups = [
+        GroupSubscriptions("billing", {"one": {"orders": newer}, "two": {"orders": TAG_A}}),
+        GroupSubscriptions("packing", {"three": {"orders": TAG_A}}),
+    ]
+    (one,) = find_failing_filters(found, groups)
     assert (one.expression, one.messages, one.of) == ("price > 30", 3, 7)
+    assert one.groups == ("billing",)
+    assert find_failing_filters(found, groups[1:]) == []
+
+
+def test_different_subscriptions_of_a_group_with_lanes_are_shown_and_are_no_finding() -> None:
+    """Each lane has committed offsets of its own, so the group loses nothing."""
+    loss = compute_loss(
+        seen(("A", BIT_A, 0, 10), ("B", BIT_B, 0, 20)), "billing", {"one": TAG_A, "two": TAG_B}
+    )
+    assert loss is not None
+    for has_lanes, expected in ((False, (1, 1, 0)), (True, (0, 0, 1))):
+        found = Audit(unequal=[replace(loss, has_lanes=has_lanes)])
+        names = ("findings", "unequal_groups", "groups_with_lanes")
+        assert tuple(found.figures[name] for name in names) == expected
+        assert ("0 (lanes)" in "\n".join(found.format_lines(10))) is has_lanes
 
 
 def test_each_expression_of_a_topic_counts_once() -> None:
