@@ -26,7 +26,7 @@ from sluicemq.config import load_broker_config
 from sluicemq.pipelines.file import parse_pipeline
 
 CHECKED = {*SHELL, "python", "yaml", "toml", "json", "properties", "conf", "ini", "sql", "text"}
-NOT_RUN_MAX = 20
+NOT_RUN_MAX = 24
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 

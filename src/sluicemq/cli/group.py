@@ -9,13 +9,13 @@ consumer. A Python consumer of SluiceMQ answers from its heartbeat thread, so th
 work while a handler blocks the event loop, which is when the stack is of most interest.
 """
 
-from dataclasses import asdict
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from sluicemq.cli.ending import EXIT_FINDINGS, note_pending_change
+from sluicemq.cli.lag_tables import make_lag_record, print_lag, print_lag_totals
 from sluicemq.cli.output import (
     admin_options,
     confirm,
@@ -32,7 +32,7 @@ from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
 from sluicemq.client.admin.group_offsets import OffsetChange
 from sluicemq.client.admin.group_report import GroupReport
-from sluicemq.client.admin.groups import ConsumerClient, GroupContract, QueueLag
+from sluicemq.client.admin.groups import ConsumerClient, GroupContract
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.positions import Position
@@ -45,10 +45,6 @@ Record = dict[str, Any]
 FAILURES_SHOWN = 3
 """The number of failed evaluations of a filter that `group show` prints, the newest ones."""
 _QUEUE_KEYS = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
-_lag_record = record_builder(
-    f"group {_QUEUE_KEYS} committed offset_min offset_max lag in_flight lost "
-    "at_risk=messages_at_risk loss_time_ms matching eta_ms beyond_end"
-)
 _progress_record = record_builder(f"{_QUEUE_KEYS} committed offset_max lag in_flight last_time_ms")
 _change_record = record_builder(
     f"{_QUEUE_KEYS} from=old to=new come_again=again skipped offset_max"
@@ -462,116 +458,12 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
 
     if as_json:
         for queue_lag in shown_lags:
-            print_json(_lag_record(queue_lag) | {"lanes": queue_lag.lanes})
+            print_json(make_lag_record(queue_lag) | {"lanes": queue_lag.lanes})
     else:
-        _print_lag(shown_lags)
-        _print_lag_totals(lags)
+        print_lag(shown_lags)
+        print_lag_totals(lags)
     if only_risks and shown_lags:
         raise SystemExit(EXIT_FINDINGS)
-
-
-def _print_lag(lags: list[QueueLag]) -> None:
-    """Print a table of queues and one of lanes, then lines about committed offsets and filters.
-
-    Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
-    end of its queue gets a line that says why that can happen.
-    """
-    _print_queue_lags(lags)
-    _print_lane_lags(lags)
-    for queue_lag in lags:
-        if queue_lag.beyond_end:
-            queue = queue_lag.queue
-            click.echo(
-                f"The committed offset {queue_lag.committed} of {queue_lag.group} is beyond the "
-                f"end {queue_lag.offset_max} of {queue.topic} queue {queue.queue_id} on "
-                f"{queue.broker}: the topic was deleted and created again, or the broker "
-                f"lost messages. See sluice explain group {queue_lag.group}."
-            )
-    _print_matching_total(lags)
-
-
-_OCCASIONAL_LAG_COLUMNS: Final = {
-    "in_flight=in_flight": "in_flight",
-    "done_in=eta_ms:span": "eta_ms",
-    "lost": "lost",
-    "at_risk=at_risk": "at_risk",
-    "deleted_from=loss_time_ms:time": "loss_time_ms",
-}
-"""Columns of `group lag` that are shown only if a queue has a value: column -> field."""
-
-
-def _print_queue_lags(lags: list[QueueLag]) -> None:
-    """Print a table of the queues, without queues of retry topics in which nothing matters.
-
-    Columns that are 0 or empty in all rows, and are not needed to understand the others, are left
-    out. So the table of a usual group fits into 100 columns.
-    """
-    records = []
-    for queue_lag in lags:
-        needs_attention = queue_lag.lag or queue_lag.lost or queue_lag.beyond_end
-        if needs_attention or not is_retry_topic(queue_lag.queue.topic):
-            records.append(_lag_record(queue_lag))
-    columns = (
-        "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
-        "in_flight=in_flight matching "
-        "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
-    )
-    shown_columns = [
-        column
-        for column in columns.split()
-        if column not in _OCCASIONAL_LAG_COLUMNS
-        or any(record[_OCCASIONAL_LAG_COLUMNS[column]] for record in records)
-    ]
-    print_records(records, columns=" ".join(shown_columns))
-
-
-def _print_lane_lags(lags: list[QueueLag]) -> None:
-    """Print a table of the lanes, without lanes of retry topics that match no unread message."""
-    records = []
-    for queue_lag in lags:
-        lanes = queue_lag.lanes
-        if is_retry_topic(queue_lag.queue.topic):
-            lanes = tuple(lane for lane in lanes if lane.matching)
-        # A lane has its own committed offset, which replaces that of the queue.
-        records += [_lag_record(queue_lag) | asdict(lane) for lane in lanes]
-    columns = "group topic broker queue=queue_id lane filter=expression committed matching"
-    title = "Lanes: a message counts in the lane that will receive it"
-    print_records(records, columns=columns, title=title)
-
-
-def _print_lag_totals(lags: list[QueueLag]) -> None:
-    """Print the sums of the lag, and what will be deleted next."""
-    lag_text = f"The lag is {sum(queue_lag.lag for queue_lag in lags):,} messages"
-    in_flight_count = sum(queue_lag.in_flight for queue_lag in lags)
-    if in_flight_count:
-        lag_text += f", of which {in_flight_count:,} are in flight"
-
-    lags_at_risk = [queue_lag for queue_lag in lags if queue_lag.messages_at_risk]
-    if lags_at_risk:
-        at_risk_count = sum(queue_lag.messages_at_risk for queue_lag in lags_at_risk)
-        first_loss_ms = min(queue_lag.loss_time_ms for queue_lag in lags_at_risk)
-        first_loss = format_time(first_loss_ms)
-        risk_text = f"{at_risk_count:,} of them will be deleted from {first_loss} on."
-    else:
-        risk_text = "None of them is about to be deleted."
-    click.echo(f"{lag_text}. {risk_text}")
-
-
-def _print_matching_total(lags: list[QueueLag]) -> None:
-    """Print how many unread messages match the filters of the groups, if that is known.
-
-    If it is unknown for a queue with a lag, a sentence says why it may be.
-    """
-    known_counts = [queue_lag.matching for queue_lag in lags if queue_lag.matching is not None]
-    is_incomplete = any(queue_lag.lag and queue_lag.matching is None for queue_lag in lags)
-    if is_incomplete:
-        click.echo(
-            "If matching is empty, the number of messages that match the filter is unknown: a "
-            "RocketMQ broker does not count them, and the tags of a group without members are not "
-            "known. The lag includes messages that a filter will drop."
-        )
-    elif known_counts:
-        click.echo(f"{sum(known_counts):,} messages match the groups' filters.")
 
 
 # ------------------------------------------------------------------ reset, skip and clone

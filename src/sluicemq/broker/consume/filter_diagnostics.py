@@ -44,13 +44,16 @@ from sluicemq.broker.consume.matching import (
     estimate_eta_s,
     sum_tallies,
 )
+from sluicemq.broker.consume.queue_lags import (
+    encode_queue_lag,
+    iter_lane_lags,
+)
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lane import Lane
-from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
-from sluicemq.broker.lanes.rules import get_atoms_by_topic
+from sluicemq.broker.lanes.lanes_file import describe_lanes
 from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.selector import Selector
@@ -546,12 +549,12 @@ class FilterHandlers(BrokerComponent):
             topic=topic,
             kind=subscription.kind if subscription is not None else "",
             expression=subscription.expression if subscription is not None else None,
-            queues=tuple(map(_encode_queue_lag, queues)),
+            queues=tuple(map(encode_queue_lag, queues)),
             matched=matched_count,
             filtered=filtered_count,
             errors=failures.reasons,
             failures=tuple(failures.samples),
-            lanes=tuple(_iter_lane_lags(topic, queues)),
+            lanes=tuple(iter_lane_lags(topic, queues)),
         )
 
     def _list_topics_of_group(self, group: str) -> list[str]:
@@ -777,57 +780,3 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
         return parse_subscription(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
-
-
-def _list_queues_of_lane(lane: Lane, queues: list[QueueLag]) -> list[QueueLag]:
-    """Return the entries of `queues` for the queues of one lane, with the lag of this lane only."""
-    lane_queues = []
-    for queue in queues:
-        for queue_lane, tally in queue.lanes:
-            if queue_lane is lane:
-                lane_queues.append(queue._replace(committed=tally.start, tally=tally))
-    return lane_queues
-
-
-def _iter_lane_lags(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
-    """Yield the lag of each lane in all queues, as the body of an answer describes it.
-
-    Live lanes come before idle ones, and the oldest first. `queues` are the queues of `topic`.
-    """
-    lanes: dict[str, Lane] = {}
-    for queue in queues:
-        for lane, _ in queue.lanes:
-            lanes[lane.key] = lane
-    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
-        kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
-        yield bodies.LaneMatching(
-            lane=lane.id,
-            kind=kind,
-            expression=expression,
-            client_ids=tuple(sorted(lane.members)),
-            queues=tuple(map(_encode_queue_lag, _list_queues_of_lane(lane, queues))),
-        )
-
-
-def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
-    """Return the lag of a queue as the part of an answer's body that describes it.
-
-    In the body the tally is called `matching`; it is None if the filter is unknown.
-    """
-    match_count: int | None = None
-    eta_ms: int | None = None
-    if queue.tally is not None:
-        match_count = queue.tally.count
-        eta_s = queue.tally.eta_s
-        if eta_s is not None:
-            eta_ms = round(eta_s * 1000)
-    return bodies.QueueMatching(
-        queue_id=queue.queue_id,
-        committed=queue.committed,
-        offset_min=queue.offset_min,
-        offset_max=queue.offset_max,
-        matching=match_count,
-        eta_ms=eta_ms,
-        in_flight=queue.in_flight,
-        extra=queue.extra,
-    )
