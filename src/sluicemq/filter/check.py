@@ -244,8 +244,8 @@ class _Rule(NamedTuple):
 
     It concerns nodes of the type `kind` for which `applies` returns True. `token` is the text that
     is marked, at the position of the node that `marked` returns. `token`, `what` and `fix` are
-    format strings, in which `{n}` is the node. In `fix`, `{swapped}` is the text of an equality with
-    its operands exchanged.
+    format strings, in which `{n}` is the node. In `fix`, `{swapped}` is the text of an equality
+    with its operands exchanged.
     """
 
     kind: type | tuple[type, ...]

@@ -133,7 +133,13 @@ def test_pages_were_found() -> None:
 
 @pytest.mark.parametrize("page", TESTS, ids=lambda page: page[0].document.name)
 def test_the_tests_of_a_page_pass(page: list[Fence], tmp_path: Path) -> None:
-    source = "\n\n".join(one.text for one in page)
+    parts = []
+    for block in page:
+        if named := re.match(r"# (\w+\.py)\n", block.text):
+            (tmp_path / named[1]).write_text(block.text)
+        else:
+            parts.append(block.text)
+    source = "\n\n".join(parts)
     (tmp_path / "test_page.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-import logging
 import threading
 import time
 
