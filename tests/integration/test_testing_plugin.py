@@ -36,8 +36,11 @@ def has_entry_point() -> bool:
     return any(point.value == "sluicemq.testing.plugin" for point in entry_points(group="pytest11"))
 
 
-def test_the_examples_of_the_page_about_testing_pass(run) -> None:
+def test_the_examples_of_the_page_about_testing_pass(run, pytester: pytest.Pytester) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / "testing.md").read_text(encoding="utf-8"))
+    (service,) = (block for block in blocks if block.startswith("# shop.py\n"))
+    blocks.remove(service)
+    pytester.makepyfile(shop=service)
     source = "\n\n".join(blocks)
     run(source).assert_outcomes(passed=source.count("async def test_"))
     assert source.count("async def test_") >= 6

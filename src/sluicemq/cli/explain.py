@@ -414,6 +414,11 @@ def _print_trial_counts(trial: BrokerTrial) -> None:
         f"{report['matched']:,} of {evaluated} match {report['expression']}: "
         f"{report['match_rate']:.4%}.\n{others}"
     )
+    if not trial.rows:
+        click.echo(
+            "No message was stored in this time (by default the last hour). "
+            "Evaluate all messages with --since all."
+        )
 
 
 def _print_conditions(atoms: Sequence[Mapping[str, Any]]) -> None:

@@ -15,6 +15,7 @@ reports all of them and also the faults behind them.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sluicemq.filter.evaluate import TRY_PARSE_NUMBER, constant_number, try_parse_double
@@ -45,6 +46,7 @@ from sluicemq.filter.nodes import (
     Property,
     is_boolean,
     java_class,
+    render,
     walk,
 )
 from sluicemq.filter.subscriptions import (
@@ -242,7 +244,8 @@ class _Rule(NamedTuple):
 
     It concerns nodes of the type `kind` for which `applies` returns True. `token` is the text that
     is marked, at the position of the node that `marked` returns. `token`, `what` and `fix` are
-    format strings, in which `{n}` is the node.
+    format strings, in which `{n}` is the node. In `fix`, `{swapped}` is the text of an equality
+    with its operands exchanged.
     """
 
     kind: type | tuple[type, ...]
@@ -258,7 +261,10 @@ class _Rule(NamedTuple):
         position = self.marked(node).position
         length = len(self.token.format(n=node))
         what = self.what.format(n=node)
-        fix = self.fix.format(n=node)
+        swapped = ""
+        if isinstance(node, Equal):
+            swapped = render(replace(node, left=node.right, right=node.left))
+        fix = self.fix.format(n=node, swapped=swapped)
         return _make_warning(position, length, self.code, what, fix)
 
 
@@ -290,7 +296,7 @@ _RULES = (
         token="=",
         code="boolean-on-left",
         what="A condition on the left of a string cannot be evaluated: no message matches.",
-        fix="Exchange the operands: a = TRUE.",
+        fix="Exchange the operands: {swapped}.",
     ),
     _Rule(
         kind=Equal,

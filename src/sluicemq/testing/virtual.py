@@ -13,7 +13,7 @@ real time, and happen in the same order as always. Two rules prevent wrong resul
   functions), virtual time does not pass. Otherwise a timer could overtake work that is not
   finished.
 - The time that passes without a call of `advance` is limited by `patience`. A test that waits for
-  something that never happens logs a warning and stops, instead of using the processor for ever.
+  something that never happens ends with a TimeoutError then, which says where it waits.
 
 With `stands_still=True`, time passes in `advance` only.
 
@@ -67,9 +67,16 @@ class VirtualClock:
         """Create a clock that shows `start`, by default the current time.
 
         If `stands_still`, time passes only in `advance`. Otherwise it passes when every task waits,
-        but at most `patience` between two calls of `advance`. Raises ConfigurationError if `start`
-        has no time zone.
+        but at most `patience` between two calls of `advance`. Then the running loop ends with a
+        TimeoutError, which a test reports as its failure.
+
+        Raises ConfigurationError if `start` has no time zone, or `patience` is not a timedelta.
         """
+        if not isinstance(patience, datetime.timedelta):
+            raise ConfigurationError(
+                f"patience must be a timedelta, got {patience!r}.",
+                fix="Write patience=timedelta(hours=1).",
+            )
         if start is not None and start.tzinfo is None:
             raise ConfigurationError(
                 f"start={start.isoformat()} has no time zone.",
@@ -224,15 +231,34 @@ class VirtualClock:
         """Wait for I/O while virtual time stands still, and return the ready events.
 
         If nothing happens within `STALL_S`, a warning is logged once. The loop's next timer is due
-        in `timeout_s` seconds; None means that it has none.
+        in `timeout_s` seconds; None means that it has none. Raises TimeoutError instead if the
+        patience is over.
         """
-        if self._has_warned:
+        is_patience_over = self._passed_unasked_s > self._patience_s
+        if self._has_warned and not is_patience_over:
             return select(None)
         events = select(STALL_S)
+        if not events and is_patience_over:
+            raise self._make_patience_error()
         if not events:
             self._has_warned = True
             self._warn_of_stall(timeout_s)
         return events
+
+    def _make_patience_error(self) -> TimeoutError:
+        """Return the error for a test that waits in vain, and let time pass again.
+
+        The code that runs the loop raises the error. It then uses the loop to close the cluster,
+        for which time must pass.
+        """
+        passed_s, self._passed_unasked_s = self._passed_unasked_s, 0.0
+        places = ""
+        if self._driver is not None:
+            places = "".join(f" {place}." for place in _find_waiting_callers(self._driver.loop))
+        return TimeoutError(
+            f"What this test waits for does not happen: {passed_s:.0f} s of virtual time have "
+            f"passed without a call of advance (the clock's patience).{places}"
+        )
 
     def _warn_of_stall(self, timeout_s: float | None) -> None:
         """Log that virtual time stands still while every task waits, and what may be the cause.
@@ -243,17 +269,10 @@ class VirtualClock:
             next_timer = "there is no timer."
         else:
             next_timer = f"the next timer is due in {timeout_s:g} s: `await clock.advance(...)`."
-        patience = ""
-        if self._passed_unasked_s > self._patience_s:
-            patience = (
-                f" {self._passed_unasked_s:.0f} s have passed without a call of advance, which "
-                "is the clock's patience: what this test waits for does not happen."
-            )
         _log.warning(
-            "Every task waits, and virtual time stands still at %s; %s%s",
+            "Every task waits, and virtual time stands still at %s; %s",
             self.now().isoformat(),
             next_timer,
-            patience,
         )
 
     def on_thread_started(self) -> None:
@@ -318,6 +337,16 @@ class _LoopDriver:
         self._untyped_loop.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
         self._untyped_loop._selector.select = self._select
         del self._untyped_loop.run_in_executor
+
+
+def _find_waiting_callers(loop: asyncio.AbstractEventLoop) -> list[str]:
+    """Return the places where tasks wait that were not started by SluiceMQ, such as the test."""
+    frames = [frame for task in asyncio.all_tasks(loop) for frame in task.get_stack(limit=1)]
+    return sorted(
+        f"{frame.f_code.co_name} waits at {frame.f_code.co_filename}:{frame.f_lineno}"
+        for frame in frames
+        if not frame.f_globals.get("__name__", "").startswith("sluicemq.")
+    )
 
 
 def _require_undriven_selector(loop: asyncio.AbstractEventLoop) -> selectors.BaseSelector:

@@ -111,6 +111,14 @@ async def test_tags_can_be_tried(mq: EmbeddedSluice) -> None:
     assert "3 of 5" in shown.stdout
 
 
+async def test_a_time_without_messages_is_explained(mq: EmbeddedSluice) -> None:
+    await mq.admin.create_topic("Empty")
+    shown = await sluice(mq, "filter", "test", "price > 30.0", "-t", "Empty")
+    assert shown.exit_code == 0, shown.output
+    assert "0 of 0 messages" in shown.stdout
+    assert "Evaluate all messages with --since all." in shown.stdout
+
+
 async def test_of_many_messages_the_newest_are_looked_at(mq: EmbeddedSluice) -> None:
     (trial,) = await mq.admin.try_filter("T", "price = '40'", count_max=2)
     assert (trial.rows, trial.stored, trial.report["matched"]) == (2, 5, 1)

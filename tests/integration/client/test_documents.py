@@ -4,7 +4,7 @@ The blocks of a page share their names, as in a session of a reader. A block is 
 `async def` at its top whose parameters are known here is awaited for up to LONG_S: consumers go on
 for ever. An error, raised or logged by the client, fails. Names that a page leaves to the reader
 (`database`) and what it expects to be there (topics) are in STAND_INS and `seeded`;
-pages of tests run under pytest, those for Spark in tests/integration/spark/test_spark_documents.py.
+pages for Spark run in tests/integration/spark/test_spark_documents.py.
 """
 
 import asyncio
@@ -12,8 +12,6 @@ import contextlib
 import inspect
 import logging
 import re
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,15 +30,12 @@ LONG_S = 0.6
 NAME_SERVER = "127.0.0.1:9876"
 
 
-def is_test(block: Fence) -> bool:
-    return "def test_" in block.text
-
-
-BY_OTHERS = {"java-examples.md": "tests/integration/client/test_java_examples.py"}
+BY_OTHERS = {
+    "java-examples.md": "tests/integration/client/test_java_examples.py",
+    "testing.md": "tests/integration/test_testing_plugin.py",
+}
 """Pages that a test of their own runs."""
-PAGES = [page for page in python_pages(of_spark=False) if page[0].document.name not in BY_OTHERS]
-PROGRAMS = [part for page in PAGES if (part := [one for one in page if not is_test(one)])]
-TESTS = [part for page in PAGES if (part := [one for one in page if is_test(one)])]
+PROGRAMS = [page for page in python_pages(of_spark=False) if page[0].document.name not in BY_OTHERS]
 
 
 async def for_a_while(work: Any) -> Any:
@@ -129,16 +124,6 @@ def test_pages_were_found() -> None:
     for name, test in BY_OTHERS.items():
         assert f'"{name}"' in (ROOT / test).read_text()
     assert len(PROGRAMS) + len(list_sessions()) >= 30
-
-
-@pytest.mark.parametrize("page", TESTS, ids=lambda page: page[0].document.name)
-def test_the_tests_of_a_page_pass(page: list[Fence], tmp_path: Path) -> None:
-    source = "\n\n".join(one.text for one in page)
-    (tmp_path / "test_page.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{source.count('def test_')} passed" in done.stdout
 
 
 # ------------------------------------------------------------------------------------- commands

@@ -24,7 +24,7 @@ SURPRISING = [
     ("NOT a CONTAINS 'x'", "NOT", "not-binds-tight", "parentheses"),
     ("a = 1 AND vip", "vip", "bare-property", "vip = TRUE"),
     ("NOT vip", "vip", "bare-property", "IS NOT NULL"),
-    ("TRUE = vip", "=", "boolean-on-left", "a = TRUE"),
+    ("TRUE = vip", "=", "boolean-on-left", "vip = TRUE."),
     ("(a = 1) = 5", "=", "boolean-and-number", "= TRUE"),
     ("1 = 2", "=", "constant", "property"),
     ("5 <> a", "5", "constant-on-left", "a <> 5"),

@@ -1,6 +1,6 @@
 """Every rule of doctor: facts for which it holds, and similar facts for which it does not hold.
 
-docs/doctor.md has the same rules.
+docs/reference/findings.md has the same rules.
 """
 
 import re
@@ -398,11 +398,16 @@ def test_the_time_of_a_broker_is_when_it_opened_and_for_how_long() -> None:
 
 
 def test_the_page_has_the_tables() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "findings.md").read_text()
     rows = re.findall(r"^\| `([a-z-]+)`( \(note\))? \| (.+?) \| (.+) \|$", page, re.MULTILINE)
 
     def shorten(text: str) -> str:
-        return re.sub(r"\{[^}]+\}", "…", text)
+        """Return a sentence with the last part of each field's name in capitals."""
+        return re.sub(
+            r"\{(?:\w+\.)*(\w+)[^}]*\}",
+            lambda field: field[1].upper(),
+            text.replace("}{", "} {"),
+        )
 
     def mark(severity: Severity) -> str:
         return " (note)" if severity is Severity.NOTE else ""

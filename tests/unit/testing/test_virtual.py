@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-import logging
 import threading
 import time
 
@@ -124,28 +123,34 @@ async def test_it_stands_still_but_for_advance_when_that_is_wanted() -> None:
         clock.release()
 
 
-async def test_a_clock_loses_its_patience_and_says_why(monkeypatch, caplog) -> None:
+def test_a_clock_loses_its_patience_and_says_where_the_test_waits(monkeypatch) -> None:
     monkeypatch.setattr("sluicemq.testing.virtual.STALL_S", 0.05)
     clock = VirtualClock(patience=datetime.timedelta(hours=1))
-    clock.drive()
-    loop = asyncio.get_running_loop()
-    never = asyncio.Event()
 
     async def every_minute() -> None:
         while True:
             await asyncio.sleep(60)
 
-    chores = asyncio.create_task(every_minute())
-    threading.Timer(0.4, loop.call_soon_threadsafe, [never.set]).start()
-    try:
-        with caplog.at_level(logging.WARNING, "sluicemq.testing"):
-            await never.wait()
-    finally:
-        chores.cancel()
+    async def wait_in_vain() -> None:
+        clock.drive()
+        chores.append(asyncio.create_task(every_minute()))
+        await asyncio.Event().wait()
+
+    async def close() -> None:
+        await asyncio.sleep(10)
         clock.release()
-    assert 3600 <= clock.monotonic_s() <= 3720
-    assert [record.getMessage() for record in caplog.records if "patience" in record.getMessage()]
-    assert len(caplog.records) == 1
+
+    chores: list[asyncio.Task[None]] = []
+    with asyncio.Runner() as runner:
+        with pytest.raises(TimeoutError, match=r"wait_in_vain waits at \S*test_virtual\.py:\d+\."):
+            runner.run(wait_in_vain())
+        assert 3600 <= clock.monotonic_s() <= 3720
+        runner.run(close())
+
+
+def test_patience_must_be_a_timedelta() -> None:
+    with pytest.raises(ConfigurationError, match="must be a timedelta, got 60"):
+        VirtualClock(patience=60)  # type: ignore[arg-type]
 
 
 async def test_advance_gives_it_its_patience_back() -> None:
