@@ -580,7 +580,7 @@ def _describe_filters(
         selector = pipeline.source.options.get("filter.sql")
     lines = [f"at the broker, by the file: {selector or '-'}"]
     if not pipeline.is_streaming:
-        pushed = pushdown(frame)
+        pushed = pushdown(frame, with_options=False)
         at_broker = ", ".join(pushed.broker) or "-"
         by_spark = ", ".join(pushed.spark) or "-"
         lines.append(f"at the broker, pushed down from the transform: {at_broker}")

@@ -2,7 +2,8 @@
 
 For the sources of this package, the option `predicates` of the load contains the predicates that
 were offered. The report creates a reader as Spark's planner does, and sees which predicates it
-pushes. For files, Spark's plan contains `PushedFilters`.
+pushes. The filters of the options `filter.tags` and `filter.sql` are evaluated by the broker in any
+case. For files, Spark's plan contains `PushedFilters`.
 
 Spark applies the broker's predicates again (design/0010), but they drop no rows there. Predicates
 on `store_time`, and on `keys` if the brokers do not evaluate SQL92, shorten a read but count as
@@ -21,13 +22,15 @@ from sluicemq.spark.references import class_name, iterate_nodes, make_translator
 from sluicemq.spark.source import RocketSource, StoreSource
 
 _SCAN: Final = "DataSourceV2ScanRelation"
+_FILTER_OPTIONS: Final = ("filter.tags", "filter.sql")
 _SOURCES: Final = {source.name(): source for source in (RocketSource, StoreSource)}
 
 
 class PushdownReport(NamedTuple):
-    """The predicates in a DataFrame's plan, as texts for users.
+    """The filters of a DataFrame, as texts for users.
 
-    `broker` are those that a broker or a file's reader evaluates. `spark` has one text for each
+    `broker` are those that a broker or a file's reader evaluates: the filters that options of the
+    read contain, such as `filter.sql='delay > 60'`, and predicates. `spark` has one text for each
     filter of the plan: the conditions that only Spark evaluates, joined by AND.
     """
 
@@ -38,10 +41,11 @@ class PushdownReport(NamedTuple):
         return f"broker: {', '.join(self.broker) or '-'}; Spark: {', '.join(self.spark) or '-'}"
 
 
-def pushdown(frame: Any) -> PushdownReport:
+def pushdown(frame: Any, *, with_options: bool = True) -> PushdownReport:
     """Return which filters of a DataFrame the broker evaluates, and which are left to Spark.
 
-    The filters of all sources that the DataFrame reads are combined. No message is read. Raises
+    The filters of all sources that the DataFrame reads are combined. With `with_options=False`, the
+    options `filter.tags` and `filter.sql` are left out. No message is read. Raises
     ConfigurationError for a DataFrame of Spark Connect.
     """
     execution = get_query_execution(frame)
@@ -49,6 +53,8 @@ def pushdown(frame: Any) -> PushdownReport:
     spark = list[str]()
     translate = make_translator(frame.sparkSession)
     for node, conditions in iterate_nodes(execution.optimizedPlan()):
+        if with_options:
+            broker += _find_filter_options(node)
         pushed = _find_pushed_predicates(node)
         broker += [format_predicate(predicate) for _, predicate in pushed]
         # Conditions are compared in the form that the option `predicates` has.
@@ -63,6 +69,21 @@ def pushdown(frame: Any) -> PushdownReport:
     return PushdownReport(tuple(broker), tuple(spark))
 
 
+def _find_source(node: Any) -> type[RocketSource | StoreSource] | None:
+    """Return the source of this package that a node of Spark's plan scans; None for other nodes."""
+    if class_name(node) != _SCAN:
+        return None
+    return _SOURCES.get(str(node.relation().table().name()))
+
+
+def _find_filter_options(node: Any) -> list[str]:
+    """Return the filters in the options of the read that a node of Spark's plan scans, as texts."""
+    if _find_source(node) is None:
+        return []
+    options = node.relation().options()  # Their names may be in upper or lower case.
+    return [f"{name}={options.get(name)!r}" for name in _FILTER_OPTIONS if options.get(name)]
+
+
 def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
     """Return the predicates that a node of Spark's plan pushes to a source of this package.
 
@@ -70,9 +91,7 @@ def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
     object of `pyspark.sql.datasource`. The result is empty if the node does not scan such a source,
     or has no predicates.
     """
-    if class_name(node) != _SCAN:
-        return []
-    source = _SOURCES.get(str(node.relation().table().name()))
+    source = _find_source(node)
     if source is None:
         return []
     options = dict(node.relation().options().asCaseSensitiveMap())
