@@ -12,13 +12,20 @@ Spark's.
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
 from sluicemq.spark.classic import explain_plan, get_query_execution
 from sluicemq.spark.filters import format_predicate
-from sluicemq.spark.references import class_name, iterate_nodes, make_translator
+from sluicemq.spark.references import (
+    GENERATED_PREFIX,
+    class_name,
+    iterate_nodes,
+    make_translator,
+)
+from sluicemq.spark.schema import Column
 from sluicemq.spark.source import RocketSource, StoreSource
 
 _SCAN: Final = "DataSourceV2ScanRelation"
@@ -56,7 +63,7 @@ def pushdown(frame: Any, *, with_options: bool = True) -> PushdownReport:
         if with_options:
             broker += _find_filter_options(node)
         pushed = _find_pushed_predicates(node)
-        broker += [format_predicate(predicate) for _, predicate in pushed]
+        broker += [text for _, text in pushed]
         # Conditions are compared in the form that the option `predicates` has.
         pushed_items = [described for described, _ in pushed]
         remaining = [
@@ -84,12 +91,12 @@ def _find_filter_options(node: Any) -> list[str]:
     return [f"{name}={options.get(name)!r}" for name in _FILTER_OPTIONS if options.get(name)]
 
 
-def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
+def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], str]]:
     """Return the predicates that a node of Spark's plan pushes to a source of this package.
 
-    Each is a pair: the predicate as an item of the option `predicates`, a JSON object, and as an
-    object of `pyspark.sql.datasource`. The result is empty if the node does not scan such a source,
-    or has no predicates.
+    Each is a pair: the predicate as an item of the option `predicates`, a JSON object, and as a
+    text for users. The result is empty if the node does not scan such a source, or has no
+    predicates.
     """
     source = _find_source(node)
     if source is None:
@@ -102,10 +109,23 @@ def _find_pushed_predicates(node: Any) -> list[tuple[dict[str, Any], Any]]:
     items = json.loads(options["predicates"])
     # With pushFilters=false the reader offers no predicates, so the lengths may differ.
     return [
-        (described, predicate)
+        (described, _name_properties(format_predicate(predicate), reader.plan.columns))
         for described, predicate in zip(items, reader.offered_predicates, strict=False)
         if predicate not in reader.remaining_predicates
     ]
+
+
+def _name_properties(predicate: str, columns: Iterable[Column]) -> str:
+    """Return the text of a predicate with `properties['NAME']` for the columns of a SQL query.
+
+    Queries of `sluice sql` and pipelines read an element of the map `properties` as a column whose
+    name is generated.
+    """
+    for column in columns:
+        if column.property_name is not None and column.name.startswith(GENERATED_PREFIX):
+            element = f"properties[{column.property_name!r}]".replace("\\", r"\\")
+            predicate = re.sub(rf"\b{column.name}\b", element, predicate)
+    return predicate
 
 
 def parse_pushed_filters(plan: str) -> list[str]:
