@@ -3,7 +3,8 @@
 `pipelines.tables` defines the tables of a query, and which predicates the broker evaluates. The
 first result of `sql` takes as long as the JVM takes to start. So the JVM starts first, in a thread,
 and the cluster is queried in the meantime. The rows of a table, of JSON and of CSV are fetched to
-this process one by one; Parquet is written by Spark's tasks.
+this process one by one; Parquet is written by Spark's tasks. JSON and CSV are kept in memory, or in
+a temporary file, until the query has ended. So a query that fails prints no rows.
 
 `pipeline run` prints its progress to stderr, so that stdout contains only what `--json` prints: a
 line for each event, or the plan of a dry run. `pipeline check` needs neither cluster nor Spark.
@@ -13,7 +14,9 @@ import contextlib
 import csv
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,6 +58,8 @@ CELL_CHARACTERS_MAX: Final = 200
 TABLE_ROWS_MAX: Final = 100
 """The number of rows in a table without `--limit`."""
 PROGRESS_PERIOD_S: Final = 0.2
+SPOOL_BYTES_MAX: Final = 64 << 20
+"""A larger result in JSON or CSV is kept in a temporary file until it is complete."""
 _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
     # The JVM ends soon: the optimizing compiler would still be busy after the result.
@@ -427,16 +432,20 @@ def _format_cell(value: Any, characters_max: int | None = None) -> Any:
 def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
     """Write all rows to `target`, and return their number. None means standard output.
 
-    `form` is JSON lines, CSV or Parquet, whose target is a directory. Raises ConfigurationError if
-    the file cannot be written.
+    `form` is JSON lines, CSV or Parquet, whose target is a directory. JSON and CSV are written only
+    when all rows have been computed. Raises ConfigurationError if the file cannot be written, and
+    Spark's errors.
     """
     if form == PARQUET:
         assert target is not None
         frame.write.parquet(target)
         return int(frame.sparkSession.read.parquet(target).count())
     row_count = 0
-    with _open_target(target) as file:
-        csv_writer = csv.writer(file, lineterminator="\n")
+    with (
+        _open_target(target) as file,
+        tempfile.SpooledTemporaryFile(SPOOL_BYTES_MAX, "w+", encoding="utf-8", newline="") as spool,
+    ):
+        csv_writer = csv.writer(spool, lineterminator="\n")
         if form == CSV:
             csv_writer.writerow(frame.columns)
         for row in frame.toLocalIterator(prefetchPartitions=True):
@@ -444,8 +453,10 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
                 csv_writer.writerow(map(_format_cell, row))
             else:
                 record = dict(zip(frame.columns, map(to_json_value, row), strict=True))
-                file.write(f"{orjson.dumps(record, default=str).decode()}\n")
+                spool.write(f"{orjson.dumps(record, default=str).decode()}\n")
             row_count += 1
+        spool.seek(0)
+        shutil.copyfileobj(spool, file)
         file.flush()
     return row_count
 

@@ -184,9 +184,10 @@ def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **opt
     # interrupt then names the command that shows it.
     note_pending_change(f"sluice topic show {name}")
     brokers = admin.create_topic(name, queues=queues, **options)
+    noun = "queue" if queues == 1 else "queues"
     print_result(
         {"topic": name, "queues": queues, "brokers": brokers},
-        f"Topic {name} has {queues} queues on {', '.join(brokers)}.",
+        f"Topic {name} has {queues} {noun} on {', '.join(brokers)}.",
         as_json=as_json,
     )
     if not options["order"]:

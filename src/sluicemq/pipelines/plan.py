@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.client.sync.admin import Admin
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.files import SYSTEM_FILES, read_text
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
@@ -145,17 +145,20 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
     Return None if the source does not read topics. A stream continues where its checkpoint ends.
     `checkpoint` is the checkpoint directory of one query of the stream; it is ignored for a batch.
     If it is None or has no committed micro-batch, the stream begins at its starting offsets. Raises
-    ConfigurationError for invalid options, RequestError if a broker rejects the filter, and the
-    client's other errors.
+    PlaceError if a topic does not exist, ConfigurationError for invalid options, RequestError if a
+    broker rejects the filter, and the client's other errors.
     """
     source = pipeline.source
     if source is None or source.kind != ROCKETMQ:
         return None
     options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
     with open_admin(options) as admin:
-        topics = tuple(parse_topics(options).resolve(admin))
-        selector = _describe_selector(admin, topics, options)
-        bounds = fetch_bounds(admin, topics)
+        try:
+            topics = tuple(parse_topics(options).resolve(admin))
+            selector = _describe_selector(admin, topics, options)
+            bounds = fetch_bounds(admin, topics)
+        except RouteNotFoundError as error:
+            raise to_place_error(error, source.line, "source") from error
         if not pipeline.is_streaming:
             starts = resolve_starting_offsets(admin, options, bounds, "earliest")
             ends = resolve_ending_offsets(admin, options, bounds)
@@ -580,10 +583,12 @@ def _describe_filters(
         selector = pipeline.source.options.get("filter.sql")
     lines = [f"at the broker, by the file: {selector or '-'}"]
     if not pipeline.is_streaming:
-        pushed = pushdown(frame)
+        pushed = pushdown(frame, with_options=False)
         at_broker = ", ".join(pushed.broker) or "-"
         by_spark = ", ".join(pushed.spark) or "-"
         lines.append(f"at the broker, pushed down from the transform: {at_broker}")
         lines.append(f"by Spark: {by_spark}")
+    elif pipeline.transform is not None:
+        lines.append("by Spark: the conditions of the transform, because this is a stream")
     lines += [f"warning: {mistake}" for mistake in find_filter_mistakes(pipeline)]
     return lines

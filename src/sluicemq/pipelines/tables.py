@@ -34,6 +34,7 @@ from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.classic import get_session_state
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
+    GENERATED_PREFIX,
     PlaceholderTable,
     UsedColumns,
     can_parse,
@@ -287,7 +288,7 @@ def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
     if used.map_keys and not can_promote_all:
         columns.append(_MAP)
         promoted_keys = []
-    alias_by_key = {key: f"__property_{index}" for index, key in enumerate(promoted_keys)}
+    alias_by_key = {key: f"{GENERATED_PREFIX}{index}" for index, key in enumerate(promoted_keys)}
     promoted_columns = [f"prop:`{key}`:string as {alias}" for key, alias in alias_by_key.items()]
 
     expressions = []

@@ -130,7 +130,8 @@ class TopicWriter(Writer):
         with open_admin(options) as admin:
             state = "it does not exist; the first message creates it, if the brokers allow that"
             if admin.find_route(options["topic"]) is not None:
-                state = f"it has {len(admin.queues(options['topic']))} queues"
+                queue_count = len(admin.queues(options["topic"]))
+                state = f"it has {queue_count} {'queue' if queue_count == 1 else 'queues'}"
         guarantee = "at least once"
         if options["delivery"] == EXACTLY_ONCE:
             guarantee = "exactly once (at least once on a Java broker)"

@@ -51,6 +51,8 @@ _SPARK_DETAILS: Final = re.compile(
     re.DOTALL,
 )
 """The parts of Spark's error texts to leave out: position, SQL state, query and stack trace."""
+_AWAIT_FAILED: Final = "Exception thrown in awaitResult"
+_CAUSE: Final = re.compile(r"^Caused by: [\w.$]+: (.+?)(?=\n\tat |\Z)", re.DOTALL | re.MULTILINE)
 _ERROR_CHARACTERS_MAX: Final = 600
 _URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
 PAUSE_FIRST_S: Final = 0.1
@@ -141,12 +143,18 @@ def summarize_spark_error(error: BaseException) -> str:
     """Return the essential part of an exception's text, in one line of at most 600 characters.
 
     If the text contains a SluiceMQ error from a Python worker, return only the text of that error,
-    uncut. If the text is empty, return the name of the exception's class.
+    uncut. If the text says only that a result could not be fetched, as after `toLocalIterator`,
+    return the text of the cause. If the text is empty, return the name of the exception's class.
     """
     text = str(error)
     own_error = re.search(r"sluicemq\.errors\.\w+: (.+)", text)
     if own_error is not None:
         return own_error[1].strip()
+    if _AWAIT_FAILED in text:
+        causes = [cause for cause in _CAUSE.findall(text) if not cause.startswith(_AWAIT_FAILED)]
+        # Errors of Spark SQL begin with their condition, such as [CAST_INVALID_INPUT].
+        named_causes = [cause for cause in causes if cause.startswith("[")]
+        text = next(iter(named_causes + causes), text)
     plain = re.search(r"(?:PySparkRuntimeError|\[PYTHON_DATA_SOURCE_ERROR\])[^\n]*\n?(.*)", text)
     cut = _SPARK_DETAILS.sub("", text if plain is None else plain[0]).strip()
     return " ".join(cut.split())[:_ERROR_CHARACTERS_MAX] or type(error).__name__

@@ -418,11 +418,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "brokers)."),
     Option("queryId", parse_text, None, _WRITE,
            "For exactly-once batch writes: a name for this write. A second write with the same "
-           "name changes nothing. By default each write has a name of its own."),
+           "name changes nothing, and logs a warning. By default each write has a name of its "
+           "own."),
     Option("queryEpoch", integer_between(0, 1 << 60), 0, _WRITE,
            "For exactly-once batch writes with `queryId`: the number of this write among those "
-           "with the same name. Numbers must increase; the last one may be repeated without "
-           "effect."),
+           "with the same name. A number that is not larger than the last one changes nothing, "
+           "and logs a warning."),
     Option("timeoutMs", integer_between(100, 3_600_000), 30_000, _ALL,
            "Timeout of a request, and time for which requests are retried during an outage."),
     Option("accessKey", parse_text, None, _ALL, "Access key, for brokers with access control."),

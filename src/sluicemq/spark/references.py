@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REFERENCES_MAX: Final = 256
+GENERATED_PREFIX: Final = "__property_"
+"""Begins the names of columns that stand for single elements of the map `properties`."""
 _UNKNOWN_TABLE: Final = "TABLE_OR_VIEW_NOT_FOUND"
 _NAME_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
 _SAMPLE: Final = re.compile(

@@ -123,11 +123,11 @@ def column(
 def verdict(
     selector: str, properties: str = "properties", *, columns: str | None = None
 ) -> SparkColumn:
-    """Return a string column with TRUE, FALSE, NULL or ERROR for each row.
+    """Return a string column `verdict` with TRUE, FALSE, NULL or ERROR for each row.
 
     Arguments and errors are the same as for `column`.
     """
-    return compiled(selector, properties, columns=columns).verdict
+    return compiled(selector, properties, columns=columns).verdict.alias("verdict")
 
 
 def compiled(

@@ -443,9 +443,12 @@ class _Sink:
     def _commit_epoch(self, staged_results: Sequence[SinkCommitMessage]) -> None:
         """Commit the epoch of tasks that staged rows: make their rows visible at all brokers.
 
-        An epoch is one write of a query. All `staged_results` have the same query and epoch. Raises
-        the client's errors if the epoch cannot be committed within the option timeoutMs.
+        An epoch is one write of a query. All `staged_results` have the same query and epoch. If the
+        brokers have committed it before with other rows, a warning is logged, and the rows stay
+        invisible. Raises the client's errors if the epoch cannot be committed within the option
+        timeoutMs.
         """
+        query = staged_results[0].query
         epoch = staged_results[0].epoch
         ranges: list[StagedRange] = []
         topics: set[str] = set()
@@ -457,13 +460,23 @@ class _Sink:
             committer = EpochCommitter(
                 _make_master_call(admin),
                 self.brokers,
-                staged_results[0].query,
+                query,
                 topics,
                 pause=_wait,
                 monotonic_s=SYSTEM_CLOCK.monotonic_s,
                 timeout_s=timeout_s,
             )
-            retry_during_outage(lambda: committer.commit(epoch, tuple(ranges)), timeout_s)
+            published_ranges = retry_during_outage(
+                lambda: committer.commit(epoch, tuple(ranges)), timeout_s
+            )
+        if set(published_ranges) != set(ranges):
+            logger.warning(
+                "query %r, epoch %d was written already (or a later epoch was): the %d rows of this"
+                " write are not written again",
+                query,
+                epoch,
+                sum(result.messages for result in staged_results),
+            )
 
     def _abort(self, messages: list[SinkCommitMessage | None], label: str) -> None:
         """Log that a write failed, and what happens to the messages that its tasks have sent.

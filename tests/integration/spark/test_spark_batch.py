@@ -299,6 +299,16 @@ def test_a_plan_says_what_the_broker_decides(read_where: Read, publish: Publish)
     assert "tags" not in left
 
 
+def test_a_plan_says_which_options_filter(read_where: Read, read: Read, publish: Publish) -> None:
+    publish(0, 10)
+    options = {"columns": COLUMNS, "FILTER.SQL": "delay > 5", "filter.tags": "A"}
+    listed = ("filter.tags='A'", "filter.sql='delay > 5'")
+    assert pushdown(read(**options)) == (listed, ())
+    found = pushdown(read_where("tags = 'A'", **options))
+    assert found.broker == (*listed, "IsNotNull(tags)", "EqualTo(tags, 'A')")
+    assert pushdown(read(**options), with_options=False) == ((), ())
+
+
 def test_times_and_json_bodies_go_through_the_option(
     read_where: Read, producer: Producer, topic: str
 ) -> None:

@@ -118,6 +118,7 @@ def no_rows_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        ("topic: TOPIC\n", "topic: TOPIC-x\n", ":3: source: the topic "),
         ("number, origin", "number,, origin", ":8: transform: at position"),
         ("number, origin", "numbr, origin", ":8: transform: at position"),
         ("select number, origin, cast(body as string) as text\n  from source where number < 80",
@@ -200,7 +201,9 @@ def test_each_sink_of_a_stream_has_its_own_checkpoint_and_repeats_nothing(
     pipeline = make(STREAM.replace("TRIGGER", "available-now") + TO_PARQUET + TO_TABLE)
     for first in (0, 30):
         publish(first, 30)
-        assert plan(pipeline, spark).figures["messages"] == 30
+        planned = plan(pipeline, spark).figures
+        assert planned["messages"] == 30
+        assert planned["filter"][-1].startswith("by Spark: the conditions of the transform")
         outcome = run(pipeline, spark)
         assert outcome.rows == {"parquet": 30, "table-late": 30}
     assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == ["parquet", "table-late"]

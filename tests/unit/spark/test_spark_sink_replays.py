@@ -1,13 +1,20 @@
 """What replays give the sink besides: ids, properties with reserved names, numbered writes."""
 
+import logging
+from contextlib import nullcontext
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark import source
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.rows import UniqueIdColumns, encode_ids, encode_properties
-from sluicemq.spark.source import BatchSink, resolve_roles
+from sluicemq.spark.source import BatchSink, SinkCommitMessage, resolve_roles
+from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import StagedRange, encode_staged_ranges
 
 MAP = pa.map_(pa.string(), pa.string())
 
@@ -43,3 +50,26 @@ def test_numbers_of_writes_need_a_name() -> None:
     schema = StructType([StructField("body", StringType()), StructField("topic", StringType())])
     with pytest.raises(ConfigurationError, match="without 'queryId'"):
         BatchSink(options, schema, overwrite=False)
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_write_that_was_written_already_logs_a_warning(
+    is_repeated: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    staged = (StagedRange("a", 0, 100, 3, 7, 0, 0), StagedRange("a", 1, 50, 2, 9, 1, 0))
+    recorded = (StagedRange("a", 0, 90, 4, 8, 0, 0),) if is_repeated else staged[::-1]
+
+    def answer(broker: str, request: Command) -> Command:
+        return Command(0, {"state": "published", "published": "4", "stagingQueues": "2"},
+                       body=encode_staged_ranges(recorded))  # fmt: skip
+
+    sink: Any = BatchSink.__new__(BatchSink)  # its checks ask brokers
+    sink.options = parse_options({"topic": "t"}, WRITE)
+    sink.brokers = ("a",)
+    monkeypatch.setattr(source, "open_admin", lambda options: nullcontext())
+    monkeypatch.setattr(source, "_make_master_call", lambda admin: answer)
+    results = [SinkCommitMessage(one.count, 0, "job", 4, ("t",), (one,)) for one in staged]
+    with caplog.at_level(logging.WARNING):
+        sink._commit_epoch(results)
+    assert ("query 'job', epoch 4 was written already" in caplog.text) == is_repeated
+    assert ("the 5 rows" in caplog.text) == is_repeated

@@ -8,6 +8,7 @@ from pyspark.sql.datasource import EqualTo, Not, StringContains
 
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark import schema as infer
+from sluicemq.spark.errors import summarize_spark_error
 from sluicemq.spark.filters import PushedFilters, log_pushdown
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.progress import stream_progress
@@ -105,3 +106,19 @@ def test_one_line_of_the_log_a_read(caplog: pytest.LogCaptureFixture) -> None:
         "rocketmq 't': the broker evaluates tags in ['A'];"
         " remaining for Spark: Not(StringContains(origin, 'J'))"
     )
+
+
+def test_an_error_of_fetching_rows_is_the_error_of_the_task() -> None:
+    reason = "[CAST_INVALID_INPUT] The value '120.50' of the type \"STRING\" is malformed."
+    awaited = (
+        "org.apache.spark.SparkException: Exception thrown in awaitResult: \n\tat a.B(B.scala:1)"
+    )
+    text = (
+        f"An error occurred while calling o43.getResult.\n: {awaited}\nCaused by: {awaited}\n"
+        f"Caused by: org.apache.spark.SparkNumberFormatException: {reason} SQLSTATE: 22018\n"
+        "== SQL (line 1, position 1) ==\nint(x)\n^^^\n\n\tat c.D(D.scala:2)\n"
+    )
+    assert summarize_spark_error(RuntimeError(text)) == reason
+    lost = f"{awaited}\nCaused by: java.io.IOException: No space left on device\n\tat e.F(F.java:3)"
+    assert summarize_spark_error(RuntimeError(lost)) == "No space left on device"
+    assert summarize_spark_error(RuntimeError(awaited)).startswith("org.apache.spark.Spark")
