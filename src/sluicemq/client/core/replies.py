@@ -177,7 +177,7 @@ def send_reply(
             error.code,
             error.remark,
             address=error.address,
-            fix="If the requester has gone, nobody waits for the reply: catch this error, so that "
+            fix="If the requester has gone, catch this error in the handler, so that "
             "the message is not delivered again.",
         ) from error
     return dict(response.fields or {})
