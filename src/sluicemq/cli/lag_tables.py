@@ -36,22 +36,8 @@ def print_lag(lags: list[QueueLag]) -> None:
     _print_matching_total(lags)
 
 
-_OCCASIONAL_LAG_COLUMNS: Final = {
-    "in_flight=in_flight": "in_flight",
-    "done_in=eta_ms:span": "eta_ms",
-    "lost": "lost",
-    "at_risk=at_risk": "at_risk",
-    "deleted_from=loss_time_ms:time": "loss_time_ms",
-}
-"""Columns of `group lag` that are shown only if a queue has a value: column -> field."""
-
-
 def _print_queue_lags(lags: list[QueueLag]) -> None:
-    """Print a table of the queues, without queues of retry topics in which nothing matters.
-
-    Columns that are 0 or empty in all rows, and are not needed to understand the others, are left
-    out. So the table of a usual group fits into 100 columns.
-    """
+    """Print a table of the queues, without queues of retry topics in which nothing matters."""
     records = []
     for queue_lag in lags:
         needs_attention = queue_lag.lag or queue_lag.lost or queue_lag.beyond_end
@@ -59,16 +45,10 @@ def _print_queue_lags(lags: list[QueueLag]) -> None:
             records.append(make_lag_record(queue_lag))
     columns = (
         "group topic broker queue=queue_id committed first=offset_min end=offset_max lag "
-        "in_flight=in_flight matching "
-        "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
+        "?in_flight=in_flight matching "
+        "?done_in=eta_ms:span ?lost ?at_risk=at_risk ?deleted_from=loss_time_ms:time"
     )
-    shown_columns = [
-        column
-        for column in columns.split()
-        if column not in _OCCASIONAL_LAG_COLUMNS
-        or any(record[_OCCASIONAL_LAG_COLUMNS[column]] for record in records)
-    ]
-    print_records(records, columns=" ".join(shown_columns))
+    print_records(records, columns=columns)
 
 
 def _print_lane_lags(lags: list[QueueLag]) -> None:

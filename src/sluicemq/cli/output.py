@@ -442,15 +442,20 @@ def print_records(
 
     `columns` selects the fields of the table, separated by blanks; without it, the table has all
     fields of the first record. Each is `field` or `heading=field`, where _ in the heading means a
-    blank. A suffix formats the value: `:time` is a time in milliseconds since 1970, `:span` a
-    duration in milliseconds, `:id` a number without commas, `:version` RocketMQ's version number.
-    `columns` has no effect on JSON.
+    blank. `?` before it leaves the column out if all its values are 0 or empty. A suffix formats
+    the value: `:time` is a time in milliseconds since 1970, `:span` a duration in milliseconds,
+    `:id` a number without commas, `:version` RocketMQ's version number. `columns` has no effect on
+    JSON.
     """
     if as_json:
         for record in records:
             print_json(dict(record))
     elif records:
-        table_columns = [_parse_column(column) for column in columns.split() or records[0]]
+        table_columns = [
+            column
+            for column in map(_parse_column, columns.split() or records[0])
+            if not column.is_optional or any(record[column.field] for record in records)
+        ]
         rows = [
             [column.format_value(record[column.field]) for column in table_columns]
             for record in records
@@ -461,18 +466,26 @@ def print_records(
 
 
 class _Column(NamedTuple):
-    """A column of a table of records: its heading, and the field whose formatted values it has."""
+    """A column of a table of records: its heading, and the field whose formatted values it has.
+
+    An optional column is left out if all values are 0 or empty.
+    """
 
     heading: str
     field: str
     format_value: Callable[[Any], object]
+    is_optional: bool
 
 
 def _parse_column(column: str) -> _Column:
-    """Return a column of `print_records`, written as `field`, `heading=field` or `field:format`."""
-    name, _, format_name = column.partition(":")
+    """Return a column of `print_records`, written as `field`, `heading=field` or `field:format`.
+
+    It is optional if a `?` precedes it.
+    """
+    name, _, format_name = column.removeprefix("?").partition(":")
     heading, _, field = name.rpartition("=")
-    return _Column(heading.replace("_", " ") or field, field, _CELL_FORMATS[format_name])
+    heading = heading.replace("_", " ") or field
+    return _Column(heading, field, _CELL_FORMATS[format_name], column.startswith("?"))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

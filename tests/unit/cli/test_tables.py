@@ -47,3 +47,10 @@ def test_a_row_is_lines_where_the_headings_do_not_fit(
     assert capsys.readouterr().out == (
         "Queues\n\ncommitted  7\nin flight  1,234\n\ncommitted  8\nin flight  0\ndeleted    now\n\n"
     )
+
+
+def test_an_optional_column_is_left_out_without_values(capsys: pytest.CaptureFixture[str]) -> None:
+    print_records([{"lag": 0, "lost": 0}, {"lag": 0, "lost": None}], columns="lag ?lost")
+    assert "lost" not in capsys.readouterr().out
+    print_records([{"lag": 0, "lost": 0}, {"lag": 0, "lost": 1}], columns="lag ?lost")
+    assert "┃ lag ┃ lost ┃" in capsys.readouterr().out

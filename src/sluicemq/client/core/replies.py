@@ -177,8 +177,8 @@ def send_reply(
             error.code,
             error.remark,
             address=error.address,
-            fix="If the requester has gone, the reply is not needed: catch this error, so that the "
-            "message is not delivered again.",
+            fix="If the requester has gone, catch this error in the handler, so that "
+            "the message is not delivered again.",
         ) from error
     return dict(response.fields or {})
 
