@@ -25,7 +25,7 @@ limit takes effect.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -397,3 +397,20 @@ class FilterFailures:
         if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
             reason = OTHER_REASONS
         self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+def take_newest(
+    ranges: list[tuple[int, int, int]], count_max: int
+) -> Iterator[tuple[int, int, int]]:
+    """Yield `ranges` of (queue id, start, end), shortened to `count_max` messages in total.
+
+    If they have more, each queue keeps the newest messages, in proportion to its length, but at
+    least one.
+    """
+    total_count = sum(end - start for _, start, end in ranges)
+    for queue_id, start, end in ranges:
+        if total_count <= count_max:
+            yield queue_id, start, end
+        else:
+            share = (end - start) * count_max // total_count
+            yield queue_id, end - max(share, 1), end

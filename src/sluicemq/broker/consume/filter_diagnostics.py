@@ -30,8 +30,13 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.delivery import DeliveryState, FilterFailures
-from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
+from sluicemq.broker.consume.delivery import DeliveryState, FilterFailures, take_newest
+from sluicemq.broker.consume.filters import (
+    ConsumerFilters,
+    estimate_filter_bytes,
+    find_sql92_expressions,
+    parse_trial_subscription,
+)
 from sluicemq.broker.consume.matching import (
     RECORDS_PER_STEP,
     SAMPLES_KEPT,
@@ -44,21 +49,16 @@ from sluicemq.broker.consume.matching import (
     estimate_eta_s,
     sum_tallies,
 )
-from sluicemq.broker.consume.queue_lags import (
-    encode_queue_lag,
-    iter_lane_lags,
-)
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.lanes.cache import ByteCache
-from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lane import Lane
-from sluicemq.broker.lanes.lanes_file import describe_lanes
+from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
+from sluicemq.broker.lanes.rules import get_atoms_by_topic
 from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, RequestError
-from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
-from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
+from sluicemq.filter.subscriptions import preparation_jobs
+from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Job, WorkItem
@@ -155,7 +155,7 @@ class FilterHandlers(BrokerComponent):
         popped_subscriptions = self.consumers.contracts.popped_subscriptions(group)
         for popped_topic, kind, expression in popped_subscriptions:
             if popped_topic == original_topic:
-                return _parse_subscription(topic, expression, kind)
+                return parse_trial_subscription(topic, expression, kind)
 
         compiled = self.consumers.find_subscription(group, topic)
         if compiled is None:
@@ -335,7 +335,7 @@ class FilterHandlers(BrokerComponent):
         for (message_filter, queue_id), bounds in ranges_to_check.items():
             # `bounds` holds the start and the end of one range after another.
             ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
-            for expression in sorted(_find_sql92_expressions(message_filter)):
+            for expression in sorted(find_sql92_expressions(message_filter)):
                 criteria = yield from self.compile_criteria(Subscription(topic, expression, SQL92))
                 if criteria is None:
                     continue
@@ -529,7 +529,7 @@ class FilterHandlers(BrokerComponent):
         subscription = self.find_subscription(group, topic)
         if header.expression is not None:
             yield from preparation_jobs(header.expression, header.kind or TAG)
-            subscription = _parse_subscription(topic, header.expression, header.kind)
+            subscription = parse_trial_subscription(topic, header.expression, header.kind)
 
         # Before the failures are read below, because it may record more of them.
         yield from self.check_fetched(group, topic)
@@ -549,12 +549,12 @@ class FilterHandlers(BrokerComponent):
             topic=topic,
             kind=subscription.kind if subscription is not None else "",
             expression=subscription.expression if subscription is not None else None,
-            queues=tuple(map(encode_queue_lag, queues)),
+            queues=tuple(map(_encode_queue_lag, queues)),
             matched=matched_count,
             filtered=filtered_count,
             errors=failures.reasons,
             failures=tuple(failures.samples),
-            lanes=tuple(iter_lane_lags(topic, queues)),
+            lanes=tuple(_iter_lane_lags(topic, queues)),
         )
 
     def _list_topics_of_group(self, group: str) -> list[str]:
@@ -622,7 +622,7 @@ class FilterHandlers(BrokerComponent):
         """
         topic = header.topic
         yield from preparation_jobs(header.expression, header.kind or TAG)
-        subscription = _parse_subscription(topic, header.expression, header.kind)
+        subscription = parse_trial_subscription(topic, header.expression, header.kind)
         if not self.store.columns.is_loaded:
             yield self.store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy is loaded only for trials
@@ -632,7 +632,7 @@ class FilterHandlers(BrokerComponent):
         if group_subscription is not None:
             weight += len(group_subscription.expression)
 
-        for queue_id, start, end in _take_newest(ranges, header.count_max or ROWS_MAX):
+        for queue_id, start, end in take_newest(ranges, header.count_max or ROWS_MAX):
             yield from self._add_queue_to_trial(trial, weight, topic, queue_id, start, end)
 
         report = yield trial.report
@@ -738,45 +738,55 @@ class FilterHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(body))
 
 
-def _find_sql92_expressions(message_filter: MessageFilter) -> set[str]:
-    """Return the SQL92 expressions of a filter.
+def _list_queues_of_lane(lane: Lane, queues: list[QueueLag]) -> list[QueueLag]:
+    """Return the entries of `queues` for the queues of one lane, with the lag of this lane only."""
+    lane_queues = []
+    for queue in queues:
+        for queue_lane, tally in queue.lanes:
+            if queue_lane is lane:
+                lane_queues.append(queue._replace(committed=tally.start, tally=tally))
+    return lane_queues
 
-    For the rule of a lane, only the expressions that must match are returned, not those that must
-    not match. A filter by tags has none.
+
+def _iter_lane_lags(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
+    """Yield the lag of each lane in all queues, as the body of an answer describes it.
+
+    Live lanes come before idle ones, and the oldest first. `queues` are the queues of `topic`.
     """
-    if isinstance(message_filter, Selector):
-        return {message_filter.text}
-    if not isinstance(message_filter, RuleFilter):
-        return set()
-    expressions: set[str] = set()
-    for clause in message_filter.rule:
-        expressions.update(atom.text for atom in clause.required if atom.kind == SQL92)
-    return expressions
+    lanes: dict[str, Lane] = {}
+    for queue in queues:
+        for lane, _ in queue.lanes:
+            lanes[lane.key] = lane
+    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
+        kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
+        yield bodies.LaneMatching(
+            lane=lane.id,
+            kind=kind,
+            expression=expression,
+            client_ids=tuple(sorted(lane.members)),
+            queues=tuple(map(_encode_queue_lag, _list_queues_of_lane(lane, queues))),
+        )
 
 
-def _take_newest(
-    ranges: list[tuple[int, int, int]], count_max: int
-) -> Iterator[tuple[int, int, int]]:
-    """Yield `ranges` of (queue id, start, end), shortened to `count_max` messages in total.
+def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
+    """Return the lag of a queue as the part of an answer's body that describes it.
 
-    If they have more, each queue keeps the newest messages, in proportion to its length, but at
-    least one.
+    In the body the tally is called `matching`; it is None if the filter is unknown.
     """
-    total_count = sum(end - start for _, start, end in ranges)
-    for queue_id, start, end in ranges:
-        if total_count <= count_max:
-            yield queue_id, start, end
-        else:
-            share = (end - start) * count_max // total_count
-            yield queue_id, end - max(share, 1), end
-
-
-def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
-    """Return the subscription to a topic; None or "" as `kind` means tags.
-
-    Raises RequestError if the expression does not compile.
-    """
-    try:
-        return parse_subscription(topic, expression, kind or None)
-    except FilterError as error:
-        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+    match_count: int | None = None
+    eta_ms: int | None = None
+    if queue.tally is not None:
+        match_count = queue.tally.count
+        eta_s = queue.tally.eta_s
+        if eta_s is not None:
+            eta_ms = round(eta_s * 1000)
+    return bodies.QueueMatching(
+        queue_id=queue.queue_id,
+        committed=queue.committed,
+        offset_min=queue.offset_min,
+        offset_max=queue.offset_max,
+        matching=match_count,
+        eta_ms=eta_ms,
+        in_flight=queue.in_flight,
+        extra=queue.extra,
+    )

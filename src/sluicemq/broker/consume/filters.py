@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.cache import ByteCache
+from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
@@ -42,7 +43,7 @@ from sluicemq.filter.subscriptions import (
     parse_subscription,
     preparation_jobs,
 )
-from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
+from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
@@ -461,3 +462,30 @@ def _finalize(number: int) -> int:
     number = (number ^ number >> 33) * 0xFF51AFD7ED558CCD & _MASK
     number = (number ^ number >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
     return number ^ number >> 33
+
+
+def find_sql92_expressions(message_filter: MessageFilter) -> set[str]:
+    """Return the SQL92 expressions of a filter.
+
+    For the rule of a lane, only the expressions that must match are returned, not those that must
+    not match. A filter by tags has none.
+    """
+    if isinstance(message_filter, Selector):
+        return {message_filter.text}
+    if not isinstance(message_filter, RuleFilter):
+        return set()
+    expressions: set[str] = set()
+    for clause in message_filter.rule:
+        expressions.update(atom.text for atom in clause.required if atom.kind == SQL92)
+    return expressions
+
+
+def parse_trial_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
+    """Return the subscription to a topic; None or "" as `kind` means tags.
+
+    Raises RequestError if the expression does not compile.
+    """
+    try:
+        return parse_subscription(topic, expression, kind or None)
+    except FilterError as error:
+        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from sluicemq.cli.ending import EXIT_FINDINGS, note_pending_change
-from sluicemq.cli.lag_tables import make_lag_record, print_lag, print_lag_totals
+from sluicemq.cli.group.lag_tables import make_lag_record, print_lag, print_lag_totals
 from sluicemq.cli.output import (
     admin_options,
     confirm,
