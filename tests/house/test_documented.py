@@ -9,6 +9,8 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sluicemq"
 PART = re.MULTILINE | re.DOTALL
 ROW = re.compile(r"^\| (\d+) \| (\w+) \|", re.MULTILINE)
+sys.path.append(str(ROOT / "tools"))  # for what the tools import from each other
+CLI_PAGE = runpy.run_path(str(ROOT / "tools" / "cli_page.py"))
 PAGES = {"Broker": SOURCE / "broker", "Name server": SOURCE / "nameserver"}
 
 
@@ -88,9 +92,16 @@ def cli_section(words: str) -> str:
 
 
 def shared_options() -> str:
-    return (
-        document("cli.md").partition("## Options of all client commands")[2].partition("\n## ")[0]
-    )
+    """The sections about the options that many commands have."""
+    return "".join(re.findall(r"^## Options of all \w+.*?\n(?=## )", document("cli.md"), PART))
+
+
+def test_the_index_and_the_usage_of_commands_are_up_to_date() -> None:
+    page = document("cli.md")
+    assert page == CLI_PAGE["with_tables"](page), "run python tools/cli_page.py docs/cli.md"
+    index = page.partition("<!-- written: commands -->")[2].partition("<!-- end -->")[0]
+    links = [f"(#{'-'.join(('sluice', *path))})" for path, _ in COMMANDS if path]
+    assert [link for link in links if link not in index] == []
 
 
 # ---- request codes

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "configuration.md"
+IGNORED = ROOT / "docs" / "reference" / "ignored-settings.md"
 HOME = {"HOME": "/home/mq"}
 VALUES = {
     Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig,
@@ -168,11 +170,22 @@ def test_every_default_is_within_its_own_range() -> None:
     assert load_broker_config(text_of(broker, store), environment=HOME)[2] == []
 
 
-def test_the_document_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = DOCUMENT.read_text()
+@pytest.mark.parametrize("page", [DOCUMENT, IGNORED], ids=lambda page: page.name)
+def test_the_document_is_up_to_date(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page.read_text()
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
     with_tables = runpy.run_path(str(ROOT / "tools" / "settings_tables.py"))["with_tables"]
-    assert text == with_tables(text), "run python tools/settings_tables.py docs/configuration.md"
+    command = f"python tools/settings_tables.py {page.relative_to(ROOT)}"
+    assert text == with_tables(text), f"run {command}"
+
+
+def test_the_document_has_the_table_of_each_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tools")])
+    subjects = runpy.run_path(str(ROOT / "tools" / "settings_tables.py"))["SUBJECTS"]
+    tables = {f"{part}: {subject}" for part, by_name in subjects.items() for subject in by_name}
+    tables |= {f"{part}: others" for part in Part if part is not Part.STORE}
+    tables |= {"all servers", "refused"}
+    assert set(re.findall("<!-- written: (.*?) -->", DOCUMENT.read_text())) == tables
 
 
 def test_the_document_names_every_key_and_alias() -> None:
@@ -180,8 +193,9 @@ def test_the_document_names_every_key_and_alias() -> None:
     for key in KEYS:
         for name in (key.name, *key.aliases):
             assert f"`{name}`" in text
+    ignored = IGNORED.read_text()
     for name in INERT:
-        assert f"`{name}`" in text
+        assert f"`{name}`" in ignored
 
 
 # --------------------------------------------------------------------------------- loading
@@ -305,11 +319,14 @@ def test_sql92_is_on_unless_the_file_says_otherwise() -> None:
 
 
 def test_an_unknown_key_is_a_warning_with_the_nearest_name() -> None:
-    _, _, warnings = load_broker_config("brokerNam=x\nzzz=1\nfileReserveTime=4", environment=HOME)
+    text = "brokerNam=x\nzzz=1\nfileReserveTime=4\nnonsense=1"
+    _, _, warnings = load_broker_config(text, environment=HOME)
     assert warnings == [
         "brokerNam is not a known key and is ignored. Did you mean 'brokerName'?",
         "zzz is not a known key and is ignored.",
         "fileReserveTime is not a known key and is ignored. Did you mean 'fileReservedTime'?",
+        # Similar to zoneName, which has no effect either.
+        "nonsense is not a known key and is ignored.",
     ]
 
 

@@ -124,8 +124,8 @@ def _add_topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]
         click.option(
             "--type",
             type=click.Choice([name.lower() for name in MESSAGE_TYPES], case_sensitive=False),
-            help="Type of the topic's messages (message.type). Only RocketMQ's gRPC proxy refuses "
-            "messages of another type.",
+            help="Type of the topic's messages (message.type). The gRPC proxies refuse messages of "
+            "another type.",
         ),
         click.option(
             "--attribute",

@@ -474,11 +474,12 @@ HINTED_LENGTH_MAX: Final = 100
 def _warn_about_unknown_keys(unknown_names: list[str], known_names: Iterable[str]) -> Iterator[str]:
     """Yield a warning for each of the first HINTED_MAX unknown keys, then one for all others.
 
-    A warning suggests the most similar known key, if one is similar.
+    A warning suggests the most similar of `known_names`, if one is similar. A key without effect
+    (`INERT`) is never suggested.
     """
     if not unknown_names:
         return
-    candidates = [*known_names, *INERT]
+    candidates = list(known_names)
     # The number of hints is limited because each search takes 0.2 ms.
     for name in unknown_names[:HINTED_MAX]:
         is_short = len(name) <= HINTED_LENGTH_MAX

@@ -145,8 +145,8 @@ class BrokerConfig(ReplicaConfig):
         "Bits: 4 allows reading, 2 allows writing. 4 alone refuses sends, 2 alone refuses pulls.",
         maximum=7, live=True)
     default_topic_queues: int = setting("defaultTopicQueueNums", 8,
-        "Number of queues of TBW102, which is the maximum for a topic that is created by its "
-        "first send.",
+        "Maximum number of queues of a topic that is created by its first send. The client asks "
+        "for a number, by default 4. RocketMQ keeps the maximum as the queues of the topic TBW102.",
         minimum=1, maximum=4096)
     auto_create_topic: bool = setting("autoCreateTopicEnable", True,
         "Sending to an unknown topic creates it.", live=True)
@@ -222,8 +222,8 @@ class BrokerConfig(ReplicaConfig):
         "sent.",
         live=True)
     pop_from_first_when_near: bool = setting("initPopOffsetByCheckMsgInMem", True,
-        "A group that pops a queue for the first time, starting at the newest message, starts at "
-        "the first message instead if the whole queue is probably in memory.", live=True)
+        "A new group that is to begin at the newest message of a queue begins at the first one "
+        "instead, if the whole queue is probably in memory.", live=True)
     pop_in_flight_limited: bool = setting("enablePopMessageThreshold", False,
         "A group gets no more messages of a queue while too many are in flight "
         "(popInflightMessageThreshold).",

@@ -331,10 +331,10 @@ _RUNTIME = Excuse(
     ),
 )  # fmt: skip
 _SETTINGS = Excuse(
-    "each server shows its own settings; [these of RocketMQ](configuration.md#keys-of-rocketmq-"
-    "without-effect-here) have no effect in SluiceMQ. These differ in both: ports, paths, options "
-    "of the test, a lower diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS only if "
-    "configured, and values that are not configured, which are empty in SluiceMQ",
+    "each server shows its own settings; [these of RocketMQ](reference/ignored-settings.md) have "
+    "no effect in SluiceMQ. These differ in both: ports, paths, options of the test, a lower "
+    "diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS only if configured, and values "
+    "that are not configured, which are empty in SluiceMQ",
     is_keyed=True, values=(
         r"^(listenPort|metricsPromExporterPort|configStorePath|kvConfigPath|diskMaxUsedSpaceRatio|"
         r"mappedFileSizeCommitLog|metricsExporterType|timerFlushIntervalMs|useTLS|brokerIP[12]|"
