@@ -80,5 +80,6 @@ client: Final = _load_compiled("client")
 keys: Final = _load_compiled("keys")
 reads: Final = _load_compiled("reads")
 pulls: Final = _load_compiled("pulls")
+decoding: Final = _load_compiled("decoding")
 NAME: Final = "reference" if sends is None else "compiled"
 """The name of the engine in `sluice --version` and in the runtime information of a broker."""

@@ -25,13 +25,13 @@ from libc.string cimport memcmp, memcpy
 import sys
 
 from sluicemq.engine.sends cimport get32, get64
+from sluicemq.engine.words cimport Name, find_byte, is_there, set_name, word_at
 from sluicemq.record import layout
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object)
 
 cdef extern from *:
-    int __builtin_ctzll(unsigned long long) nogil
     uint64_t __builtin_bswap64(uint64_t) nogil
     void __builtin_prefetch(const void *) nogil
 
@@ -50,12 +50,10 @@ cdef enum:
     RECORD_BYTES_MIN = 91
     KNOWN_MAX = 64
     AHEAD = 16
+    VALUE_END = 2
 
 cdef uint32_t MAGIC_V1 = layout.MAGIC_V1 & 0xFFFFFFFF
 cdef uint32_t MAGIC_V2 = layout.MAGIC_V2 & 0xFFFFFFFF
-cdef uint64_t ONES = 0x0101010101010101
-cdef uint64_t HIGHS = 0x8080808080808080
-cdef uint64_t VALUE_ENDS = 0x0202020202020202
 cdef uint64_t FACTOR = 0x9E3779B97F4A7C15
 
 
@@ -63,27 +61,7 @@ cdef inline int16_t short_at(const uint8_t *at) noexcept nogil:
     return <int16_t>(at[0] << 8 | at[1])
 
 
-cdef inline uint64_t word_at(const uint8_t *at, const uint8_t *limit) noexcept nogil:
-    """Return eight bytes as a number, the first one lowest, with zeros from `limit` on."""
-    cdef uint64_t value = 0
-    if limit - at >= 8:
-        memcpy(&value, at, 8)
-    elif limit > at:
-        memcpy(&value, at, limit - at)
-    return value
-
-
 # --- properties
-
-
-cdef struct Name:
-    # A property name with the separator byte behind it, and its first eight bytes as `word` under
-    # `mask`. `wanted` is the number of its column, -1 if the filter does not read it.
-    uint64_t word
-    uint64_t mask
-    const uint8_t *text
-    Py_ssize_t size
-    int wanted
 
 
 cdef struct Column:
@@ -96,28 +74,6 @@ cdef struct Column:
     const uint8_t **values
     int32_t *sizes
     int32_t count
-
-
-cdef inline bint is_there(const Name *name, const uint8_t *at, const uint8_t *end,
-                          uint64_t word) noexcept nogil:
-    """Return whether a name is at `at`, where the next eight bytes are `word`."""
-    if (word ^ name.word) & name.mask or end - at < name.size:
-        return False
-    return name.size <= 8 or memcmp(at + 8, name.text + 8, name.size - 8) == 0
-
-
-cdef inline const uint8_t *value_end(const uint8_t *at, const uint8_t *end,
-                                     const uint8_t *limit) noexcept nogil:
-    """Return the position of the first value separator in [at, end), or `end`."""
-    cdef uint64_t zeros, marks
-    while at < end:
-        zeros = word_at(at, limit) ^ VALUE_ENDS
-        marks = (zeros - ONES) & ~zeros & HIGHS
-        if marks:
-            at += __builtin_ctzll(marks) >> 3
-            return at if at < end else end
-        at += 8
-    return end
 
 
 cdef inline const uint8_t *properties_of(const uint8_t *at, int32_t size, int64_t position,
@@ -246,16 +202,11 @@ cdef class _Walk:
         Return the number of its column, or -1 if the filter does not read it.
         """
         cdef int found = -1
-        cdef Name *name
         text = at[: size - 1]
         if text in self.texts:
             found = <int>self.texts.index(text)
         if self.known < KNOWN_MAX:
-            name = &self.names[self.known]
-            name.word, name.text, name.size, name.wanted = word_at(at, limit), at, size, found
-            name.mask = ~<uint64_t>0
-            if size < 8:
-                name.mask = (<uint64_t>1 << (size << 3)) - 1
+            set_name(&self.names[self.known], at, size, limit, found)
             self.known += 1
         return found
 
@@ -293,7 +244,7 @@ cdef class _Walk:
                     wanted = self.meet(at, behind + 1 - at, limit)
                 at = behind + 1
                 turn = self.known
-            behind = value_end(at, end, limit)
+            behind = find_byte(at, end, limit, VALUE_END)
             if wanted >= 0 and behind > at:
                 if self.wanted[wanted].count > <int32_t>self.mask // 2 + 1:
                     raise OverflowError  # names occur twice in too many rows

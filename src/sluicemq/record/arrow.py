@@ -45,20 +45,22 @@ from sluicemq.record.layout import RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.record.properties import (
     Properties,
     RepeatedTexts,
-    Shape,
-    ValueSpans,
     in_row_order,
     join_values,
-    make_even_offsets,
     make_hex_array,
-    make_text_array,
-    make_value_array,
     read_properties,
-    shape_arrays,
     text_column,
+)
+from sluicemq.record.property_columns import (
+    PROPERTIES,
+    PropertyColumns,
+    PropertyRequest,
+    make_binary_column,
+    read_property_columns,
 )
 from sluicemq.record.table import (
     Bytes,
+    Mask,
     Positions,
     Records,
     find_record_starts,
@@ -67,7 +69,6 @@ from sluicemq.record.table import (
 )
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-PROPERTIES: Final = pa.map_(pa.string(), pa.string())
 COLUMNS: Final[dict[str, Any]] = {
     "topic": pa.string(),
     "broker": pa.string(),
@@ -117,15 +118,29 @@ class _Rows(Records):
     Creating it raises ProtocolError if a record is not valid.
     """
 
-    def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
-        """Read the heads of the records that begin at `starts` in `raw`."""
-        super().__init__(raw, starts, base)
+    def __init__(
+        self, raw: Bytes, starts: Positions, request: PropertyRequest, repeated: RepeatedTexts
+    ) -> None:
+        """Read the heads of the records that begin at `starts` in `raw`.
+
+        `request` are the columns of properties that may be read. `repeated` is a cache of texts
+        that blocks of one topic have in common.
+        """
+        super().__init__(raw, starts)
+        self._request = request
+        self._repeated = repeated
         self.require_valid()
 
     @cached_property
-    def properties(self) -> Properties:
-        """The properties of all rows, sorted into shapes."""
-        return read_properties(self.raw, self.property_starts, self.property_lengths)
+    def properties(self) -> PropertyColumns:
+        """The requested columns of the properties."""
+        return read_property_columns(
+            self.raw, self.property_starts, self.property_lengths, self._request, self._repeated
+        )
+
+    def take_rows(self, rows: slice | Mask) -> "_Rows":
+        """Return the records that `rows`, a slice or a mask, selects; reads their heads again."""
+        return _Rows(self.raw, self.starts[rows], self._request, self._repeated)
 
 
 class RecordDecoder:
@@ -178,7 +193,17 @@ class RecordDecoder:
         # The wanted tags as an Arrow array, or None if all rows are kept.
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._repeated = RepeatedTexts()
+        self._request = self._make_request()
         keep_freed_memory(_KEPT_BYTES)
+
+    def _make_request(self) -> PropertyRequest:
+        """Return which columns of properties the batches need."""
+        names = [_PROPERTY_OF_COLUMN[name] for name in self.columns if name in _PROPERTY_OF_COLUMN]
+        if self._tags is not None:
+            names.append(TAGS)
+        return PropertyRequest(
+            (*names, *self.promoted.values()), "properties" in self.columns, self._hidden
+        )
 
     def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
         """Yield `pyarrow.RecordBatch` objects with the records in `data`, in order.
@@ -194,7 +219,7 @@ class RecordDecoder:
             # A block has at least one record, even if that is larger than BLOCK_BYTES_MAX.
             end_by_bytes = int(np.searchsorted(starts, starts[first_row] + BLOCK_BYTES_MAX))
             end_row = max(min(first_row + BLOCK_ROWS_MAX, end_by_bytes), first_row + 1)
-            yield from self._decode_block(_Rows(raw, starts[first_row:end_row]))
+            yield from self._decode_block(_Rows(raw, starts[first_row:end_row], self._request, self._repeated))
             first_row = end_row
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
@@ -204,7 +229,9 @@ class RecordDecoder:
         BLOCK_ROWS_MAX records with BLOCK_BYTES_MAX bytes together. Each record must be whole,
         according to its size. Raises ProtocolError if a record is not valid.
         """
-        yield from self._decode_block(_Rows(np.frombuffer(data, np.uint8), starts))
+        yield from self._decode_block(
+            _Rows(np.frombuffer(data, np.uint8), starts, self._request, self._repeated)
+        )
 
     def _decode_block(self, block: _Rows) -> Iterator[Any]:
         """Yield the batches of a block of records.
@@ -213,7 +240,7 @@ class RecordDecoder:
         have more than BATCH_BODY_BYTES_MAX bytes together.
         """
         if self._tags is not None:
-            tags = text_column(block.properties, TAGS)
+            tags = block.properties.make_text_column(TAGS)
             is_wanted = np.asarray(pc.is_in(tags, self._tags).fill_null(False))
             if not is_wanted.all():
                 block = block.take_rows(is_wanted)
@@ -245,7 +272,7 @@ class RecordDecoder:
         neither `body` nor BODY_ERROR is requested.
         """
         arrays = [self._make_column(name, block, decoded) for name in self.columns]
-        arrays += [text_column(block.properties, name) for name in self.promoted.values()]
+        arrays += [block.properties.make_text_column(name) for name in self.promoted.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _make_column(self, name: str, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
@@ -255,7 +282,7 @@ class RecordDecoder:
         body is compressed.
         """
         if name == "properties":
-            return self._make_properties_column(block)
+            return block.properties.make_map_column()
         if name == "broker":
             return self._repeated.array((self._broker,), len(block))
         if name == "topic":
@@ -287,7 +314,7 @@ class RecordDecoder:
         starts = block.body_starts
         lengths = block.body_lengths
         if not decoded:
-            return make_value_array(block.raw, starts, lengths, pa.binary())
+            return make_binary_column(block.raw, starts, lengths)
 
         # The rows that do not have their stored bytes, and what they have.
         decoded_rows: list[int] = []
@@ -301,39 +328,10 @@ class RecordDecoder:
                 decoded_bodies.append(None)
 
         stored_rows = np.delete(np.arange(len(block)), decoded_rows)
-        stored_bodies = make_value_array(
-            block.raw, starts[stored_rows], lengths[stored_rows], pa.binary()
-        )
+        stored_bodies = make_binary_column(block.raw, starts[stored_rows], lengths[stored_rows])
         arrays = [stored_bodies, pa.array(decoded_bodies, pa.binary())]
         rows_of_arrays = [stored_rows, np.array(decoded_rows, np.int64)]
         return in_row_order(arrays, rows_of_arrays, len(block))
-
-    def _make_properties_column(self, block: _Rows) -> Any:
-        """Return the properties of the records as an Arrow map array, without the hidden names."""
-
-        # A shape is a group of rows that have the same property names in the same order.
-        def make_map_array(shape: Shape) -> Any:
-            visible_names: list[bytes] = []
-            visible_values: list[ValueSpans] = []
-            for name, values in zip(shape.names, shape.values, strict=True):
-                if name.decode() not in self._hidden:
-                    visible_names.append(name)
-                    visible_values.append(values)
-            row_count = len(shape.starts)
-            value_array = make_text_array(visible_values, row_count)
-            name_array = self._repeated.array(tuple(visible_names), row_count)
-            offsets = make_even_offsets(row_count, len(visible_names))
-            offset_array = pa.Array.from_buffers(pa.int32(), row_count + 1, [None, offsets])
-            return pa.MapArray.from_arrays(offset_array, name_array, value_array)
-
-        def make_odd_map_array(odd_rows: list[dict[str, str]]) -> Any:
-            visible_pairs = []
-            for properties in odd_rows:
-                pairs = [(name, v) for name, v in properties.items() if name not in self._hidden]
-                visible_pairs.append(pairs)
-            return pa.array(visible_pairs, PROPERTIES)
-
-        return shape_arrays(block.properties, make_map_array, make_odd_map_array)
 
 
 def _replace_invalid_utf8(encoded_text: bytes) -> bytes:
@@ -346,7 +344,7 @@ def _make_message_id_column(block: _Rows) -> Any:
 
     The offset message id consists of the store host and the position in the log, in hexadecimal.
     """
-    ids = text_column(block.properties, UNIQ_KEY)
+    ids = block.properties.make_text_column(UNIQ_KEY)
     if not ids.null_count:
         return ids
     missing = np.flatnonzero(np.asarray(ids.is_null()))
@@ -409,9 +407,11 @@ def _make_number_column(name: str, arrow_type: Any, block: _Rows) -> Any:
 
 def _make_property_column(name: str, block: _Rows) -> Any:
     """Return the values of a property as a string column, null if a message lacks it."""
-    return text_column(block.properties, name)
+    return block.properties.make_text_column(name)
 
 
+_PROPERTY_OF_COLUMN: Final = {"keys": KEYS, "tags": TAGS, "msg_id": UNIQ_KEY}
+"""The properties from which standard columns are made."""
 _COLUMN_BUILDERS: Final[dict[str, Callable[[_Rows], Any]]] = {
     **{
         name: partial(_make_number_column, {"size_bytes": "size"}.get(name, name), kind)

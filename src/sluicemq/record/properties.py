@@ -347,7 +347,7 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
                 text_bytes = np.ascontiguousarray(column.block).reshape(-1)
             else:
                 text_bytes = rows_at(column.raw, column.starts, column.lengths).reshape(-1)
-            return _make_valid_text_array(rows, make_even_offsets(rows, column.lengths), text_bytes)
+            return make_valid_text_array(rows, make_even_offsets(rows, column.lengths), text_bytes)
 
     length_max = max((column.length_max for column in columns), default=0)
     if length_max > _WRITTEN_MAX:
@@ -378,7 +378,7 @@ def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     for index, column in enumerate(columns):
         _write_later_words(target, target_starts[:, index], column)
     target[target_starts.reshape(-1)] = first_words.reshape(-1)
-    return _make_valid_text_array(lengths.size, offsets, text_bytes[:total_bytes])
+    return make_valid_text_array(lengths.size, offsets, text_bytes[:total_bytes])
 
 
 def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: ValueSpans) -> None:
@@ -411,15 +411,19 @@ def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         lengths[:, index] = column.lengths
     array = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
     _, offsets, text_bytes = array.buffers()
-    return _make_valid_text_array(len(array), offsets, np.frombuffer(text_bytes, np.uint8))
+    return make_valid_text_array(len(array), offsets, np.frombuffer(text_bytes, np.uint8))
 
 
-def _make_valid_text_array(count: int, offsets: Any, text_bytes: Bytes) -> Any:
+def make_valid_text_array(
+    count: int, offsets: Any, text_bytes: Bytes, validity: Any | None = None
+) -> Any:
     """Make a pa.string() array of `count` values with these offsets and bytes.
 
-    Bytes that are not UTF-8 are replaced by U+FFFD.
+    `validity` is a buffer with a bit for each value that is not null; None means that no value is
+    null. Bytes that are not UTF-8 are replaced by U+FFFD.
     """
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text_bytes)]
+    validity_buffer = None if validity is None else pa.py_buffer(validity)
+    buffers = [validity_buffer, pa.py_buffer(offsets), pa.py_buffer(text_bytes)]
     array = pa.Array.from_buffers(pa.string(), count, buffers)
     if text_bytes.max(initial=0) < _ASCII_END:
         return array
@@ -427,7 +431,10 @@ def _make_valid_text_array(count: int, offsets: Any, text_bytes: Bytes) -> Any:
         array.validate(full=True)
     except pa.ArrowInvalid:
         encoded_values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
-        values = [str(encoded_value, "utf-8", "replace") for encoded_value in encoded_values]
+        values = [
+            None if encoded_value is None else str(encoded_value, "utf-8", "replace")
+            for encoded_value in encoded_values
+        ]
         return pa.array(values, pa.string())
     return array
 
