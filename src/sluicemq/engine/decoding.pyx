@@ -26,6 +26,9 @@ import sys
 from sluicemq.engine.words cimport Name, find_byte, is_there, set_name, word_at
 from sluicemq.record import layout
 
+cdef extern from "Python.h":
+    double PyOS_string_to_double(const char *, char **, void *) except? -1.0
+
 cdef extern from *:
     void __builtin_prefetch(const void *) nogil
 
@@ -325,10 +328,95 @@ def gather(
     return offset_array, data.cut(total), validity
 
 
-cdef double POWERS[16]
+cdef enum:
+    EXACT_DIGITS = 15  # whole numbers of up to 15 digits, and powers of ten up to 10**22, are exact
+    TEXT_MAX = 40
+    MINUS = 45
+    POINT = 46
+    ZERO = 48
+    NINE = 57
+
+cdef double POWERS[EXACT_DIGITS + 1]
 POWERS[0] = 1.0
-for _exponent in range(1, 16):
+for _exponent in range(1, EXACT_DIGITS + 1):
     POWERS[_exponent] = POWERS[_exponent - 1] * 10.0
+
+
+cdef inline bint is_digit(const uint8_t *at, const uint8_t *end) noexcept nogil:
+    """Return whether there is a digit at `at`, which may be the end."""
+    return at < end and ZERO <= at[0] <= NINE
+
+
+cdef inline bint parse_whole(const uint8_t *at, const uint8_t *end, int digits_max,
+                             int64_t *value) noexcept nogil:
+    """Set `value` to the whole number in [at, end), and return whether there is a plain one.
+
+    A plain one has a minus sign or none, and 1 to `digits_max` digits, at most 18.
+    """
+    cdef bint is_negative = at < end and at[0] == MINUS
+    cdef int64_t number = 0
+    at += is_negative
+    if at == end or end - at > digits_max:
+        return False
+    while is_digit(at, end):
+        number = number * 10 + (at[0] - ZERO)
+        at += 1
+    value[0] = -number if is_negative else number
+    return at == end
+
+
+cdef int parse_double(const uint8_t *at, const uint8_t *end, double *value) except -1:
+    """Set `value` to the number in [at, end), and return whether there is a plain one.
+
+    A plain one has a minus sign or none, digits, perhaps a decimal point and digits, perhaps an
+    exponent, and at most TEXT_MAX bytes. The result is rounded correctly.
+    """
+    cdef char text[TEXT_MAX + 1]
+    cdef const uint8_t *start = at
+    cdef const uint8_t *part
+    cdef bint is_negative = at < end and at[0] == MINUS
+    cdef int64_t number = 0
+    cdef Py_ssize_t digits, decimals = 0
+    if end - at > TEXT_MAX:
+        return False
+    at += is_negative
+    part = at
+    while is_digit(at, end):
+        if at - part < EXACT_DIGITS:
+            number = number * 10 + (at[0] - ZERO)
+        at += 1
+    digits = at - part
+    if not digits:
+        return False
+    if at < end and at[0] == POINT:
+        at += 1
+        part = at
+        while is_digit(at, end):
+            if digits + (at - part) < EXACT_DIGITS:
+                number = number * 10 + (at[0] - ZERO)
+            at += 1
+        decimals = at - part
+        if not decimals:
+            return False
+    if at == end and digits + decimals <= EXACT_DIGITS:
+        value[0] = <double>number / POWERS[decimals]
+        if is_negative:
+            value[0] = -value[0]
+        return True
+    if at < end and at[0] in (69, 101):  # E or e
+        at += 1
+        if at < end and at[0] in (43, MINUS):  # a sign
+            at += 1
+        if not is_digit(at, end):
+            return False
+        while is_digit(at, end):
+            at += 1
+    if at != end:
+        return False
+    memcpy(text, start, end - start)
+    text[end - start] = 0
+    value[0] = PyOS_string_to_double(text, NULL, NULL)
+    return True
 
 
 def numbers(
@@ -337,18 +425,14 @@ def numbers(
 ):
     """Parse values as numbers: value i is `lengths[i]` bytes of `raw` from `starts[i]` on.
 
-    The result is (values, states): int64 or, if `is_double`, float64 numbers, and a byte for each
-    that is MISSING, PARSED or COMPLEX. A value is parsed if it has a minus sign or none, and 1 to
-    `digits_max` digits, at most 18. A double may have a decimal point and up to 15 digits behind
-    it, and at most 15 digits altogether, so that it is exact. Everything else is COMPLEX. Values
-    that are not parsed are 0. Raises ValueError if a value is not inside of `raw`.
+    The result is (values, states): float64 if `is_double`, else int64 numbers of at most
+    `digits_max` digits, and a byte for each that is MISSING (the start is negative), PARSED or
+    COMPLEX. What is not as plain as `parse_whole` and `parse_double` say is COMPLEX, and only the
+    reference knows whether it is a number. Values that are not parsed are 0. Raises ValueError if a
+    value is not inside of `raw`.
     """
     cdef Py_ssize_t rows = starts.shape[0], row, size = raw.shape[0]
     cdef const uint8_t *at
-    cdef const uint8_t *end
-    cdef int digits, decimals
-    cdef int64_t value
-    cdef bint is_negative
     if lengths.shape[0] != rows:
         raise ValueError("starts and lengths must have the same number of rows")
     value_array = PyByteArray_FromStringAndSize(NULL, 8 * rows)
@@ -356,42 +440,22 @@ def numbers(
     cdef int64_t *whole_values = <int64_t *>PyByteArray_AS_STRING(value_array)
     cdef double *double_values = <double *>whole_values
     cdef uint8_t *states = <uint8_t *>PyByteArray_AS_STRING(state_array)
-    memset(whole_values, 0, 8 * rows)
     for row in range(rows):
         states[row] = 0
+        whole_values[row] = 0
         if starts[row] < 0:
             continue
-        states[row] = 2
         if lengths[row] < 0 or starts[row] > size - lengths[row]:
             raise ValueError(f"value {row} is not inside of the buffer")
+        states[row] = 2
         if lengths[row] == 0:
             continue
         at = &raw[0] + starts[row]
-        end = at + lengths[row]
-        is_negative = at[0] == b"-"
-        at += is_negative
-        value, digits, decimals = 0, 0, 0
-        while at < end and b"0" <= at[0] <= b"9" and digits <= digits_max:
-            value = value * 10 + (at[0] - b"0")
-            digits += 1
-            at += 1
-        if digits == 0 or digits > digits_max:
-            continue
-        if is_double and at < end and at[0] == b"." and at + 1 < end:
-            at += 1
-            while at < end and b"0" <= at[0] <= b"9" and digits + decimals <= digits_max:
-                value = value * 10 + (at[0] - b"0")
-                decimals += 1
-                at += 1
-            if digits + decimals > digits_max:
-                continue
-        if at != end:
-            continue
-        states[row] = 1
         if is_double:
-            double_values[row] = <double>value / POWERS[decimals]
-            if is_negative:
-                double_values[row] = -double_values[row]
+            if parse_double(at, at + lengths[row], &double_values[row]):
+                states[row] = 1
+        elif parse_whole(at, at + lengths[row], digits_max, &whole_values[row]):
+            states[row] = 1
         else:
-            whole_values[row] = -value if is_negative else value
+            whole_values[row] = 0
     return value_array, state_array
