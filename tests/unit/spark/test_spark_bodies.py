@@ -29,7 +29,7 @@ from sluicemq.spark.schema import (
     resolve_schema,
     to_spark_schema,
 )
-from sluicemq.spark.sources.conversion import decode_bodies
+from sluicemq.spark.sources.json_bodies import decode_bodies
 
 
 def decoded(schema: str | None, *bodies: bytes | str) -> tuple[list[Any], list[str | None]]:

@@ -55,12 +55,9 @@ from sluicemq.record.codec import decode_record
 from sluicemq.spark.errors import Outage, freeze_imports, retry_during_outage
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import BAD_BODY_FAIL, BAD_BODY_RAW, ERROR_NAME
-from sluicemq.spark.sources.conversion import (
-    convert_property_column,
-    decode_bodies,
-    shorten_reason,
-)
+from sluicemq.spark.sources.conversion import convert_property_column
 from sluicemq.spark.sources.identity import NO_QUEUE_CODES, check_after_read, find_range_to_read
+from sluicemq.spark.sources.json_bodies import decode_bodies, shorten_reason
 from sluicemq.spark.sources.offsets import (
     Bounds,
     QueueRange,
