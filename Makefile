@@ -45,7 +45,8 @@ $(STAMP): pyproject.toml
 # What the compiled engine takes over, and the golden bytes that both engines have to make.
 HOT := $(addprefix tests/unit/broker/test_,send.py send_batch.py pull.py longpoll.py group_commit.py pacing.py) \
 	$(addprefix tests/unit/store/test_,store_append.py store_read.py store_keys.py tagscan.py columns.py) \
-	$(addprefix tests/property/test_,index_columns.py columns_read.py record_roundtrip.py) \
+	$(addprefix tests/property/test_,index_columns.py columns_read.py record_roundtrip.py arrow_decode.py) \
+	tests/unit/record/test_arrow.py tests/unit/spark/test_spark_typed.py \
 	tests/unit/net/test_dispatch.py tests/golden/test_traffic_broker.py
 
 NATIVE := .native-tried

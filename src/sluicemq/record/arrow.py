@@ -2,20 +2,16 @@
 
 The response to a pull (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
 
-    table.find_record_starts     where the records begin
-    table.Records                the 88 to 112 bytes before each body, by one gather
-    properties.make_value_array  bodies, from positions to an Arrow array
-    properties.read_properties   rows with equal names, handled together
+    table.find_record_starts         where the records begin
+    table.Records                    the 88 to 112 bytes before each body, by one gather
+    property_columns                 bodies and properties, by the compiled engine or the reference
 
 Only requested columns are built: properties are not even examined unless a column needs them. Rows
 that need special care are decoded by themselves: compressed bodies (`bodies.decode_body`) and odd
 properties (`codec.decode_properties`). The result is that of `codec.decode_record` for each row;
-property tests check that both are equal.
-
-Measured on one core (bodies of 128 bytes, six properties, blocks of 4 MB): 0.29 µs a message for
-all columns, 0.11 µs for offset and body, 0.09 µs for offsets only; 0.035 µs less if the starts are
-known. The cost is mostly memory access: reading something of each record of a block takes 5 to 8 ns
-for each message, so neighbouring fields are read together.
+property tests check that both are equal. docs/design/0006 has measurements. The cost is mostly
+memory access: reading something of each record of a block takes 5 to 8 ns for each message, so
+neighbouring fields are read together.
 
 *Blocks.* The same functions build blocks of property columns from the units of a queue. Each
 property becomes an Arrow dictionary array, which becomes a `Column` when that name is first read.
@@ -219,7 +215,9 @@ class RecordDecoder:
             # A block has at least one record, even if that is larger than BLOCK_BYTES_MAX.
             end_by_bytes = int(np.searchsorted(starts, starts[first_row] + BLOCK_BYTES_MAX))
             end_row = max(min(first_row + BLOCK_ROWS_MAX, end_by_bytes), first_row + 1)
-            yield from self._decode_block(_Rows(raw, starts[first_row:end_row], self._request, self._repeated))
+            yield from self._decode_block(
+                _Rows(raw, starts[first_row:end_row], self._request, self._repeated)
+            )
             first_row = end_row
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:

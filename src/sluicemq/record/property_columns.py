@@ -124,13 +124,14 @@ class ScannedColumns:
     ) -> None:
         """Read the rows. Values of single properties are copied when they are requested."""
         assert engine.decoding is not None
+        self._decoding = engine.decoding
         self._raw = raw
         self._row_count = len(starts)
         self._hidden = request.hidden
         names = tuple(dict.fromkeys(request.names))
         encoded_names = tuple(name.encode() for name in names)
         encoded_hidden = frozenset(name.encode() for name in request.hidden)
-        self._map_buffers, spans, odd_rows = engine.decoding.scan(
+        self._map_buffers, spans, odd_rows = self._decoding.scan(
             raw.data, starts, lengths, encoded_names, request.with_map, encoded_hidden
         )
         self._spans_by_name = dict(zip(names, spans, strict=True))
@@ -145,7 +146,7 @@ class ScannedColumns:
         start_bytes, length_bytes = self._spans_by_name[name]
         starts = np.frombuffer(start_bytes, np.int64)
         lengths = np.frombuffer(length_bytes, np.int32)
-        offsets, values, validity = engine.decoding.gather(self._raw.data, starts, lengths)
+        offsets, values, validity = self._decoding.gather(self._raw.data, starts, lengths)
         column = make_valid_text_array(
             self._row_count, offsets, np.frombuffer(values, np.uint8), validity
         )

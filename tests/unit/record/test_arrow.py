@@ -91,7 +91,7 @@ def test_properties_are_not_read_when_no_column_needs_them(
     def refuse(*_: object) -> None:
         raise AssertionError("properties were read")
 
-    monkeypatch.setattr(arrow, "read_properties", refuse)
+    monkeypatch.setattr(arrow, "read_property_columns", refuse)
     columns = ("topic", "queue_offset", "body", "store_time")
     assert len(decoded(run_of(10), RecordDecoder(columns))) == 10
     with pytest.raises(AssertionError, match="were read"):

@@ -7,11 +7,13 @@ together in Arrow, all others one by one. A value that is not of the type become
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from sluicemq import engine
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.record.properties import in_row_order
@@ -58,31 +60,33 @@ def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any,
     if type_name == "string":
         return texts, 0, ""
     if engine.decoding is not None and type_name in _DIGITS_MAX:
-        return _parse_numbers(texts, type_name, name)
+        return _parse_numbers(engine.decoding, texts, type_name, name)
     return _convert_texts(texts, type_name, name)
 
 
-def _parse_numbers(texts: Any, type_name: str, name: str) -> tuple[Any, int, str]:
-    """Convert strings to numbers with the compiled engine.
+def _parse_numbers(
+    decoding: ModuleType, texts: Any, type_name: str, name: str
+) -> tuple[Any, int, str]:
+    """Convert strings to numbers with the compiled module `decoding`.
 
-    The parameters and the result are those of `convert_property_column`. Values that the engine
+    The other parameters and the result are those of `convert_property_column`. Values that the engine
     does not parse are converted by the reference.
     """
     row_count = len(texts)
     starts, lengths, text_bytes = _find_texts(texts)
-    values, states = engine.decoding.numbers(
+    values, states = decoding.numbers(
         text_bytes, starts, lengths, _DIGITS_MAX[type_name], type_name == "double"
     )
     states_by_row = np.frombuffer(states, np.uint8)
     value_type = np.float64 if type_name == "double" else np.int64
-    is_missing = states_by_row != engine.decoding.PARSED
+    is_missing = states_by_row != decoding.PARSED
     mask = is_missing if is_missing.any() else None
     numbers = np.frombuffer(values, value_type)
     if type_name == "int":
         numbers = numbers.astype(np.int32)  # up to nine digits: all fit
     column = pa.array(numbers, ARROW_TYPES[type_name], mask=mask)
 
-    complex_rows = np.flatnonzero(states_by_row == engine.decoding.COMPLEX)
+    complex_rows = np.flatnonzero(states_by_row == decoding.COMPLEX)
     if not len(complex_rows):
         return column, 0, ""
     converted, bad_count, example = _convert_texts(texts.take(complex_rows), type_name, name)

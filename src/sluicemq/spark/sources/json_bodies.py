@@ -6,9 +6,9 @@ Its bodies are then read one by one by Python, which is the reference: it finds 
 bad body, and it reads what Arrow refuses but JSON permits. Both have the same result
 (tests/property/test_json_bodies.py).
 
-Arrow reads a stream of objects, which need not be one for each body: a body could contain the end of
-an object and the begin of another one. So each body becomes a field of an object that also has the
-number of its row, under a secret name. The numbers are compared afterwards.
+Arrow reads a stream of objects, which need not be one for each body: a body could contain the end
+of an object and the beginning of another one. So each body becomes a field of an object that also
+has the number of its row, under a secret name. The numbers are compared afterwards.
 """
 
 import json
