@@ -33,8 +33,8 @@ def replicas(directory: Directory) -> Conversation[list[Status]]:
 
     The fields are broker, cluster, id, role ("master", "slave", "none" while the broker has no
     master, or "gone" if the replica does not respond), address, epoch, inSync, lagBytes, lagMs,
-    logEnd and state. `said` is the whole answer of a SluiceMQ replica. A field is None if its value
-    is unknown.
+    logEnd and state. The state is "up", or why the replica waits or is gone. `said` is the whole
+    answer of a SluiceMQ replica. A field is None if its value is unknown.
     """
     cluster_state = yield from cluster_info(directory)
     records = []
@@ -65,6 +65,7 @@ def _ask_replica(record: Status, address: str) -> Conversation[None]:
         status = fastjson.loads(answer.body)
         record["said"] = status
         record |= {name: status.get(name) for name in REPORTED_FIELDS}
+        record["state"] = status.get("reason") or "up"
 
 
 def _make_record(broker: str, cluster: str, broker_id: int, address: str | None) -> Status:
@@ -169,7 +170,8 @@ def elect_master(
     """Force a replica to become master, even if acknowledged messages are missing in its log.
 
     Returns the record of the replica from before the change. `broker` may be None if there is only
-    one. Raises ConfigurationError if the replica does not respond, RequestError if it refuses.
+    one. Raises ConfigurationError if the replica does not respond. Raises RequestError if it
+    refuses, because it is the master, or another replica is or can become it without a loss.
     """
     all_records = yield from replicas(directory)
     name, records = _select_broker(all_records, broker)
