@@ -10,9 +10,10 @@ from simulation.replicas.mutants import MUTANTS, mutated
 from simulation.silence import silence
 
 SEEDS = {
-    "waits_for_nobody": 0, "joins_early": 24, "has_no_gate": 23, "keeps_its_tail": 18,
-    "anybody_is_elected": 1, "same_disk": 5, "cuts_at_the_master_s_end": 19,
-    "acknowledges_without_doing": 1,
+    "waits_for_nobody": 0, "joins_early": 36, "has_no_gate": 23, "keeps_its_tail": 23,
+    "anybody_is_elected": 1, "same_disk": 1, "cuts_at_the_master_s_end": 23,
+    "acknowledges_without_doing": 1, "elects_over_the_master": 13,
+    "notes_a_role_that_it_has_not_taken": 0, "expects_the_record_that_was_lost": 0,
 }  # fmt: skip
 
 

@@ -257,11 +257,12 @@ class Broker:
     def update_term(self, term: Term) -> None:
         """Take over `term`, in which this replica remains the master.
 
-        Its in-sync set has changed, or a proposal of another one failed.
+        Its in-sync set has changed, or a proposal of another one failed. The broker must be the
+        master in this term already; only `change_role` begins a term.
         """
+        assert self.in_sync is not None, "a slave becomes the master by `change_role`"
+        self.in_sync.set_term(term)
         self.term = term
-        if self.in_sync is not None:
-            self.in_sync.set_term(term)
 
     def depose(self, reason: str) -> None:
         """Stop confirming and showing messages, because this replica is not the master any more.

@@ -256,7 +256,10 @@ def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> N
 def elect(
     admin: Admin, broker_id: int, unclean: bool, yes: bool, broker: str | None, as_json: bool
 ) -> None:
-    """Make replica ID master although it is not in sync, if the in-sync replicas are lost."""
+    """Make replica ID master although it is not in sync, if the in-sync replicas are lost.
+
+    It is refused while the master, or another replica that is in sync, is running.
+    """
     del unclean  # required, so that the user states it; it changes nothing else
     confirm(
         f"Replica {broker_id} may lack acknowledged messages. They are lost permanently if it "
@@ -265,15 +268,18 @@ def elect(
     )
     note_pending_change("sluice cluster status")
     row_before = admin.elect_master(broker_id, broker=broker)
-    _await_master(admin, row_before, as_json=as_json)
+    _await_master(admin, row_before, only_id=broker_id, as_json=as_json)
 
 
-def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool) -> None:
+def _await_master(
+    admin: Admin, row_before: Mapping[str, Any], *, only_id: int | None = None, as_json: bool
+) -> None:
     """Wait until the broker has a master in a later term, and print that replica.
 
     `row_before` is a row of the broker in `admin.replicas()` from before the change; its key
-    "epoch" is the term (the period in which one replica is master). Errors of requests are ignored
-    while waiting. Raises ConfigurationError if no replica is master after `MASTER_TIMEOUT_S`.
+    "epoch" is the term (the period in which one replica is master). If `only_id` is given, the
+    master must be the replica with this id. Errors of requests are ignored while waiting. Raises
+    ConfigurationError if no such replica is master after `MASTER_TIMEOUT_S`.
     """
     broker = row_before["broker"]
     term_before = row_before["epoch"] or 0
@@ -282,7 +288,7 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
     while SYSTEM_CLOCK.monotonic_s() < deadline_s:
         new_master = None
         with contextlib.suppress(SluiceError):
-            new_master = _find_new_master(admin, broker, term_before)
+            new_master = _find_new_master(admin, broker, term_before, only_id)
         if new_master is not None:
             new_master.pop("said")
             print_result(
@@ -299,15 +305,18 @@ def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool)
     )
 
 
-def _find_new_master(admin: Admin, broker: str, term_before: int) -> dict[str, Any] | None:
+def _find_new_master(
+    admin: Admin, broker: str, term_before: int, only_id: int | None
+) -> dict[str, Any] | None:
     """Return the row of a broker's master if it became master after the term `term_before`.
 
     A term is the period in which one replica is master; terms are numbered. The row is one of
-    `admin.replicas()`. Returns None without such a master. Raises SluiceError if the replicas
-    cannot be asked.
+    `admin.replicas()`. If `only_id` is given, only the replica with this id is considered. Returns
+    None without such a master. Raises SluiceError if the replicas cannot be asked.
     """
     for replica in admin.replicas():
         is_master = replica["broker"] == broker and replica["role"] == MASTER
-        if is_master and (replica["epoch"] or 0) > term_before:
+        is_expected = only_id in (None, replica["id"])
+        if is_master and is_expected and (replica["epoch"] or 0) > term_before:
             return replica
     return None

@@ -5,6 +5,8 @@
     consensus.is_disconnected = True            # no request and no event arrives
     consensus.loses_responses = True            # requests are processed, but no response arrives
     consensus.fault_rng = random.Random(7)      # some requests and responses are lost or late
+    service.latency_rng = random.Random(7)      # requests and events overtake each other
+    service.restore({}, 0)                      # the service has lost its data
 
 Keys, versions and leases behave as in etcd: there is one counter of revisions, the version of a key
 is the revision of its last change, and a lease that ends deletes its keys. Time is that of the
@@ -54,6 +56,9 @@ class MemoryConsensus:
 
     `entries` are its keys with their values and versions, which tests may change with `apply`.
     `revision` is the number of changes so far, and `clients` are the results of `client`.
+    `latency_rng` decides how long each request, response and event takes, up to twice the latency.
+    Then a watch reads the entries after an event, as with etcd, which takes a request and a
+    response more. None means that all take the same time, and that an event contains the entries.
     """
 
     def __init__(self, *, latency_s: float = LATENCY_S, timeout_s: float = TIMEOUT_S) -> None:
@@ -63,6 +68,7 @@ class MemoryConsensus:
         `timeout_s`.
         """
         self.entries: Entries = {}
+        self.latency_rng: random.Random | None = None
         self.revision = 0
         self.latency_s = latency_s
         self.timeout_s = timeout_s
@@ -121,6 +127,31 @@ class MemoryConsensus:
             if version != expected_version:
                 return False
         return True
+
+    def restore(self, entries: Entries, revision: int) -> None:
+        """Replace all data by `entries`, an old copy, made when `revision` was the last change.
+
+        So the service is restored from an old copy, or has lost its data if `entries` is empty. It
+        counts its changes from `revision` on. All leases end, except those of `entries` that are
+        running. Entries of leases that have ended are left out.
+        """
+        self.entries = {
+            key: entry
+            for key, entry in entries.items()
+            if not entry.lease_id or entry.lease_id in self._leases
+        }
+        self.revision = revision
+        kept_leases = {entry.lease_id for entry in self.entries.values()}
+        for lease_id in self._leases.keys() - kept_leases:
+            _, timer = self._leases.pop(lease_id)
+            timer.cancel()
+        self._notify_clients()
+
+    def draw_latency_s(self) -> float:
+        """Return the time in seconds that the next request, response or event takes."""
+        if self.latency_rng is None:
+            return self.latency_s
+        return self.latency_s * self.latency_rng.uniform(0, 2)
 
     def find(self, prefix: str) -> Entries:
         """Return the entries whose keys begin with `prefix`, at once."""
@@ -253,21 +284,39 @@ class MemoryClient:
                 self._notify_later(watch_id)
 
     def _notify_later(self, watch_id: int) -> None:
-        """Send an event to a watch after the latency; later if `fault_rng` is set.
+        """Call the function of a watch with the entries, after the latency.
 
-        The event is lost if the service is unreachable then.
+        The event takes longer if `fault_rng` is set. With `latency_rng` of the service, a read
+        follows the event. Do nothing if the service is unreachable when the event arrives, or when
+        the response of the read does.
         """
         watch = self._watches[watch_id]
+        service = self._service
+        loop = asyncio.get_running_loop()
+
+        def is_over() -> bool:
+            return watch_id not in self._watches or self._is_unreachable or self.loses_responses
+
+        def report(entries: Entries) -> None:
+            if not is_over():
+                watch.on_change(entries)
 
         def notify() -> None:
-            is_lost = self._is_unreachable or self.loses_responses
-            if watch_id in self._watches and not is_lost:
-                watch.on_change(self._service.find(watch.prefix))
+            if is_over():
+                return
+            entries = service.find(watch.prefix)
+            if service.latency_rng is None:
+                report(entries)
+            else:
+                delay_s = service.draw_latency_s()
+                loop.call_later(delay_s, report, entries, context=watch.context)
 
-        delay_s = self._service.latency_s
+        delay_s = service.draw_latency_s()
+        if service.latency_rng is not None:
+            delay_s += service.draw_latency_s()  # the request of the read
         if self.fault_rng:
-            delay_s += self.fault_rng.random() * self._service.timeout_s
-        asyncio.get_running_loop().call_later(delay_s, notify, context=watch.context)
+            delay_s += self.fault_rng.random() * service.timeout_s
+        loop.call_later(delay_s, notify, context=watch.context)
 
     @property
     def _is_unreachable(self) -> bool:
@@ -281,12 +330,12 @@ class MemoryClient:
         """
         fate = self._choose_fate()
         service = self._service
-        await asyncio.sleep(service.latency_s)
+        await asyncio.sleep(service.draw_latency_s())
         if fate is Fate.LATE and self.fault_rng:
             self._process_later(process, self.fault_rng)
         elif not self._is_unreachable and fate is not Fate.LOST:
             response = process()
-            await asyncio.sleep(service.latency_s)
+            await asyncio.sleep(service.draw_latency_s())
             if not (self._is_unreachable or self.loses_responses or fate is Fate.RESPONSE_LOST):
                 return response
         await asyncio.sleep(service.timeout_s)

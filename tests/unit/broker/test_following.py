@@ -13,6 +13,7 @@ import pytest
 from sluicemq.broker.replication.admission import AddressCheck
 from sluicemq.broker.replication.log_receiver import (
     BEHIND_BYTES,
+    COMPARED_BYTES,
     LONG_BYTES,
     READS,
     LogReceiver,
@@ -373,6 +374,46 @@ async def test_a_master_of_an_older_term_is_not_followed() -> None:
     await pair.start()
     assert pair.slave.end == 5
     assert "is in term 1" in pair.receiver.last_error
+
+
+@pytest.mark.parametrize("size", [100, 9_000, 20_000, 30_000])
+async def test_a_log_that_another_master_wrote_in_the_same_term_is_not_followed(size: int) -> None:
+    """The consensus service has lost its data, and two masters had the first term."""
+    master = filled(20_000)
+    slave = Log(0, bytes(byte ^ 1 for byte in filled(size).data))
+    before = bytes(slave.data)
+    pair = Pair(master, slave, terms=[[(1, 0)], [(1, 0)]])
+    pair.gate.confirmed = 15_000
+    await pair.start()
+    assert slave.data == before[:20_000]
+    assert "both were written in the same term" in pair.receiver.last_error
+    assert slave.shown == 0
+    assert not pair.gate.ends
+
+
+@pytest.mark.parametrize("size", [1, 500, 65_536, 66_000, 69_999, 70_000])
+async def test_the_end_of_the_log_is_compared_in_all_its_files_and_terms(size: int) -> None:
+    master = filled(70_000)
+    slave = Log(0, bytes(master.data[:size]))
+    terms = [(1, 0), (2, 64_000), (4, 65_000)]
+    own_terms = [term for term in terms if term[1] < size]
+    pair = Pair(master, slave, terms=[terms, own_terms])
+    pair.gate.confirmed = 70_000
+    await pair.start()
+    assert not pair.receiver.last_error
+    assert slave.data == master.data
+    assert pair.log_terms[1].entries == tuple(terms)
+    assert list(pair.gate.ends.values()) == [70_000]
+    assert slave.shown == 70_000
+
+
+async def test_what_was_not_compared_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(filled(20_000), filled(20_000), terms=[[(1, 0)], [(1, 0)]])
+    monkeypatch.setattr(LogSender, "send_pending", lambda self: None)
+    await pair.start()
+    await pair.pass_time(10)
+    assert list(pair.gate.ends.values()) == [20_000 - COMPARED_BYTES]
+    assert not pair.receiver.is_caught_up
 
 
 async def test_a_plain_slave_of_a_failover_master_is_refused() -> None:

@@ -72,6 +72,12 @@ def test_of_two_that_say_they_are_master_the_newer_one_is_believed_about_the_set
     assert [(row["id"], row["inSync"]) for row in found] == [(1, False), (2, True)]
 
 
+def test_a_replica_that_waits_says_why() -> None:
+    answers = {A: said(1, "none", reason="There is no record."), B: said(2, "slave", reason="")}
+    found = run(replicas(directory()), {"b": {0: A, 2: B}}, answers)
+    assert [row["state"] for row in found] == ["There is no record.", "up"]
+
+
 def test_without_a_master_a_slave_says_who_is_missed() -> None:
     answers = {B: said(2, "slave", epoch=7, inSync=[1], address=B)}
     found = run(replicas(directory()), {"b": {2: B}}, answers)

@@ -135,7 +135,10 @@ class BrokerRoleExecutor:
             raise BrokerClosedError(f"the broker could not change its role: {error}") from error
 
     def update_term(self, term: Term) -> None:
-        """Give the master `term`, the present state of its term, as the end of its proposal."""
+        """Give the master `term`, the present state of its term, as the end of its proposal.
+
+        The broker is the master in this term already.
+        """
         self.broker.update_term(term)
 
     def depose(self, reason: str) -> None:

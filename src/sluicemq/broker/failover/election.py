@@ -28,6 +28,7 @@ In the JSON records a term is called `epoch`, a run id `life`, and the term of a
 `standing`.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -44,13 +45,17 @@ GATHER_S: Final = 1.0
 RANK_DELAY_S: Final = 1.0
 """The time for which a candidate waits for each candidate with a longer log."""
 
+SKIPPED_TERMS_MAX: Final = 1 << 20
+"""The most term numbers that an unclean election skips if the record was lost. A term is written as
+a signed number of 32 bits, so there is room for two thousand such elections."""
+
 ELECT_COMMAND: Final = "sluice cluster elect ID --unclean"
 
 ROLLED_BACK: Final = (
     "The consensus service has an older record than before: its data was lost, or restored from an "
     "old copy while this replica was running. No replica is elected, and the in-sync set stays as "
-    "it is. Restore its newest data, or restart the replicas, the last master first; they then "
-    f"report what to do. If no replica becomes master: {ELECT_COMMAND}."
+    "it is. Restore its newest data, or elect the present master again; if there is none, elect "
+    f"the last one: {ELECT_COMMAND}."
 )
 """Why no replica is elected if the consensus service has lost changes of the state record."""
 
@@ -187,7 +192,9 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     - Blocked: the log is of a later term than the record, or no master of this cluster wrote the
       log. As a slave the replica would lose that log.
     - BecomeCandidate, Wait or Elect, by `_next_step_of_candidate`: the master is not running, and
-      this replica is in the in-sync set with a complete log.
+      this replica is in the in-sync set with a complete log. But the step is Blocked if the log of
+      another running replica is of a later term than the record: the in-sync set in the record is
+      outdated then.
     - Follow: the state record names another replica.
     - Wait: the state record names this replica, but another run of it.
     """
@@ -206,6 +213,9 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
 
     may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
     if view.master is None and may_be_elected:
+        later_log = _find_later_log(view, state, me)
+        if later_log is not None:
+            return _block_by_later_log(later_log, state)
         return _next_step_of_candidate(view, state, me, waited_s)
     if state.master_id != me.id:
         return Follow(state)
@@ -224,11 +234,7 @@ def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
     case no master of this cluster wrote the log.
     """
     if me.log_term > state.term:
-        return Blocked(
-            f"The log of replica {me.id} was written in term {me.log_term}, but the record says "
-            f"{state.term}: the consensus service has lost data, or belongs to another cluster. "
-            f"If it is the right one, elect the replica whose log counts: {ELECT_COMMAND}."
-        )
+        return _block_by_later_log(me, state)
 
     if me.log_end > 0 and me.log_term == 0 and not view.is_in_sync(me):
         return Blocked(
@@ -237,6 +243,30 @@ def _check_log_belongs(view: View, state: State, me: Member) -> Blocked | None:
             f"this log counts, elect it: {ELECT_COMMAND}."
         )
     return None
+
+
+def _find_later_log(view: View, state: State, me: Member) -> Member | None:
+    """Return a running replica whose log was written in a later term than that of `state`, or None.
+
+    A log is written in a term only after the record says so. So if there is such a replica, the
+    consensus service has lost the record of that term. `me` is considered first.
+    """
+    for member in (me, *view.members.values()):
+        if member.log_term > state.term:
+            return member
+    return None
+
+
+def _block_by_later_log(member: Member, state: State) -> Blocked:
+    """Return the step that asks for an operator, because of the log of `member`.
+
+    The log was written in a later term than that of `state`, the state record.
+    """
+    return Blocked(
+        f"The log of replica {member.id} was written in term {member.log_term}, but the record "
+        f"says {state.term}: the consensus service has lost data, or belongs to another cluster. "
+        f"If it is the right one, elect the replica whose log counts: {ELECT_COMMAND}."
+    )
 
 
 def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
@@ -319,10 +349,22 @@ def is_older_state(state: State | None, known_state: State | None) -> bool:
     """Return whether `state` was the record before `known_state`, or is missing though one exists.
 
     None as `known_state` means that no state is known: then nothing is older.
+
+    The term is compared first, and the version only if both states belong to the same run of the
+    same master. A service that has lost its data counts its versions from the beginning, so the
+    version alone does not say which of two records is the later one. A later term is always the
+    result of a later election. If a term has two runs, the service was restored from an old copy,
+    and a replica that did not know the later record was elected. Then `state`, which the service
+    has now, is not older: it deposes the master that it does not name.
     """
     if known_state is None:
         return False
-    return state is None or state.version < known_state.version
+    if state is None:
+        return True
+    if state.term != known_state.term:
+        return state.term < known_state.term
+    is_same_run = (state.master_id, state.run_id) == (known_state.master_id, known_state.run_id)
+    return is_same_run and state.version < known_state.version
 
 
 def has_only_log_grown(published: Member, member: Member) -> bool:
@@ -358,6 +400,41 @@ def find_successor(view: View, master_id: int, only_id: int | None = None) -> Me
     ]
     # The length is negated, so that the minimum has the longest log, and then the smallest id.
     return min(successors, key=lambda member: (-member.log_end, member.id), default=None)
+
+
+def explain_unnecessary(view: View, me: Member) -> str:
+    """Return why an operator must not elect `me`, or "" if an unclean election is necessary.
+
+    An unclean election may lose acknowledged messages. It is unnecessary in two cases:
+
+    - The master that the state record names is running.
+    - Another replica of the in-sync set is running and has a complete log, and `me` is not such a
+      replica. It has every acknowledged message.
+
+    The second case does not count if a log is of a later term than the record, because the service
+    has lost the newest in-sync set. Then only an operator knows which log counts. If there is no
+    record, every election is necessary.
+    """
+    state = view.state
+    if state is None:
+        return ""
+    master = view.master
+    if master is not None and master.id != me.id:
+        return _explain_better(master, "the master")
+
+    is_outdated = _find_later_log(view, state, me) is not None
+    can_lead = view.is_in_sync(me) and me.log_end != INCOMPLETE
+    successor = None if is_outdated or can_lead else find_successor(view, me.id)
+    return "" if successor is None else _explain_better(successor, "in sync")
+
+
+def _explain_better(better: Member, role: str) -> str:
+    """Return why no other replica must be elected while `better`, which is `role`, is running."""
+    return (
+        f"replica {better.id} at {better.address} is {role} and is running, or was a moment ago. "
+        "The election of another replica could lose acknowledged messages. If replica "
+        f"{better.id} cannot be used, stop it first."
+    )
 
 
 def count_ahead(members: Iterable[Member], me: Member) -> int:
@@ -405,19 +482,33 @@ def state_without_member(state: State, member_id: int) -> State:
     return state._replace(in_sync=remaining)
 
 
-def state_after_unclean_election(view: View, member_id: int) -> State:
+def state_after_unclean_election(view: View, member_id: int, read_state: State | None) -> State:
     """Return the state of a new term that an operator forces, with `member_id` as its master.
 
-    The number of the term is greater than that of the present state and those of all logs in
-    `view`. The in-sync set contains only the replica `member_id`. Its log replaces the logs of the
-    other replicas, so acknowledged messages may be lost. `is_unclean` is true in the result.
+    `view` has the newest records that the replica knows. `read_state` is the state record that the
+    service has now, which the new state replaces: it is older than that of `view`, or None, if the
+    service has lost data.
+
+    The number of the term is greater than those of all known states and of all logs in `view`. If
+    the service has lost data, a replica that is not running may have been the master of a later
+    term, and may even be running without reaching the service. Two masters must never have the same
+    term, so up to SKIPPED_TERMS_MAX numbers are skipped. How many depends on the new master's run
+    id, which is random.
+
+    The in-sync set contains only the replica `member_id`. Its log replaces the logs of the other
+    replicas, so acknowledged messages may be lost. `is_unclean` is true in the result.
 
     Raises KeyError if `view` has no member with this id.
     """
     master = view.members[member_id]
-    present_term, version = _term_and_version(view.state)
-    log_terms = [member.log_term for member in view.members.values()]
-    term = 1 + max(present_term, *log_terms)
+    read_term, version = _term_and_version(read_state)
+    known_term, _ = _term_and_version(view.state)
+    last_term = max(known_term, *(member.log_term for member in view.members.values()))
+
+    term = 1 + max(read_term, last_term)
+    is_record_lost = read_term < last_term or is_older_state(read_state, view.state)
+    if read_state is None or is_record_lost:
+        term += zlib.crc32(master.run_id.encode()) % SKIPPED_TERMS_MAX
     in_sync = {master.id: master.incarnation}
     new_state = _new_state(master, term, in_sync, version)
     return new_state._replace(is_unclean=True)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from sluicemq.broker.failover import election
-from sluicemq.broker.failover.consensus import Consensus, Entries, Lease, Swap
+from sluicemq.broker.failover.consensus import Consensus, Entries, Entry, Lease, Swap
 from sluicemq.broker.failover.election import (
     BecomeCandidate,
     Blocked,
@@ -68,6 +68,10 @@ from its connections are in the log."""
 
 HAND_OVER_TIMEOUT_S: Final = 3.0
 """A switch is cancelled if the slaves do not have the whole log after this time."""
+
+ELECT_TIMEOUT_S: Final = 30.0
+"""An unclean election is cancelled if the records cannot be read for this time. `sluice cluster
+elect` waits as long for the new master."""
 
 _DECLINED: Final = (
     "replica %d declines to be master: it has truncated its log and does not have all of a "
@@ -133,7 +137,7 @@ class Replica:
         self.view = View(None, {})
         """The records as they were last read; the state never goes back to an older version."""
         self.reason = ""
-        """Why the replica waits, is blocked or has failed in its last step; else ""."""
+        """Why the replica is waiting or blocked, or what ended its last step; "" if nothing did."""
         self._role_executor = role_executor
         self._consensus = consensus
         self._prefix = election.key_prefix(cluster, broker)
@@ -151,7 +155,8 @@ class Replica:
         self._candidate_term = 0
         """The term whose master the replica has stopped following, to be elected; 0 for none."""
         self._term = NO_TERM
-        """The state whose role the broker has taken."""
+        """The state whose role the broker has taken. Only `_change_role` begins a new term, and
+        `_update_term` replaces the state within the term."""
         self._situation: tuple[int, bool] = (-1, False)
         """The version of the state record (0: no record), and whether its master is missing."""
         self._situation_since_s = 0.0
@@ -201,7 +206,7 @@ class Replica:
         except BrokerClosedError:
             raise
         except (SluiceError, OSError) as error:
-            self.reason = error_text = str(error)
+            error_text = self.reason = str(error)
             if error_text != self._logged_error:
                 self._logged_error = error_text
                 log.error("%s", error)
@@ -240,6 +245,14 @@ class Replica:
         """Return whether `state` names this replica as master, in this run of the process."""
         return (state.master_id, state.run_id) == (self._id, self.run_id)
 
+    def _is_master_in(self, state: State) -> bool:
+        """Return whether the broker has taken the role of master in the term of `state`.
+
+        The record may name this run of the replica as master of a term in which the broker is a
+        slave still, or of a later term than the one in which the broker is the master.
+        """
+        return self.is_master and self._is_named_master(state) and state.term == self._term.term
+
     # ------------------------------------------------------------------------------ the records
 
     def _on_entries(self, entries: Entries) -> None:
@@ -251,7 +264,7 @@ class Replica:
         restored from an old copy.
 
         If this replica is the master and the new state names another one, the broker stops
-        confirming messages at once. If the state still names this replica, the broker gets the new
+        confirming messages at once. If the state is of the same term, the broker gets the new
         in-sync set, unless a side task is changing the record: that task does it at its end.
         """
         try:
@@ -263,6 +276,10 @@ class Replica:
         if election.is_older_state(view.state, self.view.state):
             view = view._replace(state=self.view.state)
             # The next step then publishes, and the read before that shows a rollback, if any.
+            self._published = None
+        own_record = view.members.get(self._id)
+        if own_record is None or own_record._replace(version=0) != self._published:
+            # The service has lost the record, or has an old copy of it.
             self._published = None
         self.view = view
 
@@ -289,26 +306,17 @@ class Replica:
             self._situation_since_s = _now_s()
 
     def _check_for_rollback(self, known_state: State | None, entries: Entries) -> None:
-        """Set `_is_rolled_back` by whether the service has lost changes of the state.
+        """Set `_is_rolled_back` by whether the service has lost changes of the state record.
 
         `known_state` is the state in the view before `entries` were read. The service has lost
-        changes, because it was restored from an old copy, if the read state is older or missing.
-
-        But if the older version has a later term, a replica was elected after the loss, and its
-        record is accepted: the known state is removed from the view, so that `_on_entries` does not
-        ignore the read one. Do nothing if `entries` cannot be parsed.
+        changes, because its data was lost or restored from an old copy, if the read state is
+        missing or older. Do nothing if `entries` cannot be parsed.
         """
         try:
             read_state = election.parse_view(self._prefix, entries).state
         except ValueError:
             return  # `_on_entries` logs it
-
-        is_rolled_back = election.is_older_state(read_state, known_state)
-        if is_rolled_back and read_state and known_state and read_state.term > known_state.term:
-            # A replica was elected since the rollback: accept its record.
-            self.view = self.view._replace(state=None)
-            is_rolled_back = False
-        self._is_rolled_back = is_rolled_back
+        self._is_rolled_back = election.is_older_state(read_state, known_state)
 
     @property
     def member(self) -> Member:
@@ -330,8 +338,11 @@ class Replica:
         """Write this replica's record to the consensus service, if `now` is true or it is due.
 
         A lease is requested first if there is none. All records are read before the write, and the
-        view is updated. If the lease has ended, or the record has changed since the read, the
-        service refuses the write. Then the lease is dropped, and the next step tries again.
+        view is updated. If the service has the record already, with this lease, nothing is written.
+        Otherwise every write would be an event for all replicas, which may make them write again.
+
+        If the lease has ended, or the record has changed since the read, the service refuses the
+        write. Then the lease is dropped, and the next step tries again.
 
         Raises ConsensusError if the service does not answer, or if a replica with another
         incarnation (another disk content) has published a record under this replica's id.
@@ -352,46 +363,47 @@ class Replica:
             # The disk must know that it had a log before other replicas rely on that log.
             self._incarnation.note_log()
         self._published = None
-        version = await self._read_own_version(member.incarnation)
-
-        # An earlier swap that is delivered late expects another version, and changes nothing.
         key = election.member_key(self._prefix, self._id)
-        change = Swap(key, election.encode_member(member), version, lease.id)
-        if await self._consensus.swap([change]):
+        value = election.encode_member(member)
+        present = await self._read_own_entry(key, member.incarnation)
+
+        is_written = (present.value, present.lease_id) == (value, lease.id)
+        if not is_written:
+            # An earlier swap that is delivered late expects another version, and changes nothing.
+            change = Swap(key, value, present.version, lease.id)
+            is_written = await self._consensus.swap([change])
+        if is_written:
             self._published = member
             self._published_s = time_s
         else:
             self._on_lease_lost()
 
-    async def _read_own_version(self, incarnation: str) -> int:
-        """Read all records, update the view, and return the version of this replica's own record.
+    async def _read_own_entry(self, key: str, incarnation: str) -> Entry:
+        """Read all records, update the view, and return the entry of `key`, this replica's record.
 
-        The version is 0 if the replica has no record yet. Also check whether the service has lost
-        changes. Raises ConsensusError if the record belongs to a replica with another incarnation.
+        The version of the entry is 0 if the replica has no record yet. Also check whether the
+        service has lost changes. Raises ConsensusError if the record belongs to a replica with
+        another incarnation.
         """
-        known_state = self.view.state
         entries = await self._consensus.read(self._prefix)
-        # The check comes first: `_on_entries` ignores an older state unless the check accepts it.
-        self._check_for_rollback(known_state, entries)
+        self._check_for_rollback(self.view.state, entries)
         self._on_entries(entries)
 
         own_record = self.view.members.get(self._id)
-        if own_record is None:
-            return 0
-        if own_record.incarnation != incarnation:
+        if own_record is not None and own_record.incarnation != incarnation:
             raise ConsensusError(
                 f"Replica {self._id} is also running at {own_record.address}, or was a moment ago.",
                 fix="Give each replica its own brokerId.",
             )
-        return own_record.version
+        return entries.get(key, Entry(b"", 0))
 
     def _is_publish_due(self, member: Member, time_s: float) -> bool:
         """Return whether `member`, this replica's record as of `time_s`, must be written now.
 
         A record that equals the published one is not written. If only the end of the log, or its
         term, has changed, the record is written when PUBLISH_S seconds have passed since the last
-        write. Every other change is written at once. After the service has lost changes, a write is
-        always due, because its read shows when the service is all right again.
+        write. Every other change is written at once. After the service has lost changes, the call
+        is always due, because its read shows when the service is all right again.
         """
         published = self._published
         if published is None or self._is_rolled_back:
@@ -487,17 +499,17 @@ class Replica:
     async def _take_role(self, state: State) -> None:
         """Give the broker its role in `state`: master, slave, or slave without a master.
 
-        If the broker remains master of the same term, it only gets the new in-sync set, and dead
-        replicas are removed from the set. While a side task is changing the record, nothing is
-        done. If the broker remains slave of the same master, nothing is done. In all other cases
-        its role changes.
+        If the broker remains master of the same term, it only gets the new in-sync set, the HA
+        address in the record is corrected, and dead replicas are removed from the set. While a side
+        task is changing the record, nothing is done. If the broker remains slave of the same
+        master, nothing is done. In all other cases its role changes.
 
         Raises BrokerClosedError if the broker could not change its role. Then `_term` is NO_TERM.
         """
-        is_same_term = state.term == self._term.term and state.run_id == self.run_id
-        if self.is_master and is_same_term:
+        if self._is_master_in(state):
             if self._side_task is None:
                 self._update_term(state)
+                self._correct_ha_address()
                 self._drop_dead_members()
             return
         # The role of a slave does not depend on the in-sync set.
@@ -511,8 +523,7 @@ class Replica:
         """Make the broker the master of `state`, or a slave of its master.
 
         A broker that was the master stops confirming messages first. The forwarder gets the address
-        of the new master. If a new master has another HA address than the record says, a side task
-        that corrects the record is started. Raises BrokerClosedError.
+        of the new master. Raises BrokerClosedError.
         """
         # NO_TERM until the broker has its role: it has none if the change fails.
         previous_term = self._term
@@ -527,10 +538,18 @@ class Replica:
         self._term = state
         if self.is_master:
             self._update_term(state, even_if_same=True)
-            if state.ha_address != self._role_executor.ha_address:
-                # The HA address is known only when the port is open.
-                corrected = state._replace(ha_address=self._role_executor.ha_address)
-                self._start_side_task(self._change_record(corrected))
+            self._correct_ha_address()
+
+    def _correct_ha_address(self) -> None:
+        """Start to correct the HA address of this master in the record, if it is another one.
+
+        The address is known only when the port is open. Do nothing while a side task is running:
+        the next step corrects the address.
+        """
+        ha_address = self._role_executor.ha_address
+        if self._side_task is None and self._term.ha_address != ha_address:
+            corrected = self._term._replace(ha_address=ha_address)
+            self._start_side_task(self._change_record(corrected))
 
     def _describe_role(self, state: State) -> str:
         """Return the role that this replica has in `state`, for the log."""
@@ -548,7 +567,12 @@ class Replica:
         The broker takes that as the end of its proposal, if it has made one. Do nothing if `state`
         equals the recorded state, unless `even_if_same` is true: a proposal that ends without a
         change must be reported too.
+
+        Do nothing if the broker is not the master in the term of `state`. A new term needs a change
+        of the role, which `_take_role` makes: recorded here, it would never be made.
         """
+        if not self._is_master_in(state):
+            return
         if even_if_same or state != self._term:
             self._term = state
             self._role_executor.update_term(_term_of(state))
@@ -564,6 +588,10 @@ class Replica:
         is in the state report that each slave sends).
         """
         if self._side_task is not None or self._is_handing_over or not self.is_master:
+            return
+        if self._is_rolled_back:
+            # The service would refuse the change. The proposal ends with the present set.
+            self._update_term(self._term, even_if_same=True)
             return
         gate = self._role_executor.in_sync
         reports = gate.state_reports if gate is not None else {}
@@ -585,15 +613,21 @@ class Replica:
     async def _change_record(self, state: State) -> None:
         """Replace the state record by `state`, end the side task, and wake `run`.
 
-        If the record now names this run of this replica as master, the broker gets the state in the
-        record, whether the change succeeded or not. Otherwise the next step gives the broker the
-        role that the record demands.
+        If the broker is the master in the term of the present record, it gets the state in the
+        record, whether the change succeeded or not.
         """
         await self._swap_until_answered(state)
+        self._end_side_task()
+
+    def _end_side_task(self) -> None:
+        """End the side task, give the broker the state of its term, and wake `run`.
+
+        If the record is of another term by now, the broker gets nothing here: the next step gives
+        it the role that the record demands.
+        """
         self._side_task = None
         present = self.view.state
-        # If the record is of another term by now, `_take_role` must see the change.
-        if present is not None and self._is_named_master(present):
+        if present is not None:
             self._update_term(present, even_if_same=True)
         self._changed.set()
 
@@ -619,7 +653,12 @@ class Replica:
             self.propose(frozenset(live_ids))
 
     def _start_side_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as the side task. It must set `_side_task` to None when it ends."""
+        """Run `work` as the side task. It must set `_side_task` to None when it ends.
+
+        There must be no side task. The end of one tells the broker that its proposal is decided,
+        which must not happen while another one is changing the record.
+        """
+        assert self._side_task is None, "at most one task changes the record"
         self._side_task = asyncio.get_running_loop().create_task(work)
 
     async def _hand_over(self, successor: Member, *, leave_in_sync_set: bool = False) -> None:
@@ -715,14 +754,15 @@ class Replica:
         None as `to` chooses the replica of the in-sync set with the longest log.
 
         Raises RequestError if this replica is not the master, if `to` is this replica, if the
-        record is being changed, or if no replica, or not replica `to`, can take over.
+        record is being changed, if the service has lost the record, or if no replica, or not
+        replica `to`, can take over.
         """
         if not self.is_master:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is not the master.")
-        if self._side_task is not None or self._is_handing_over:
-            raise RequestError(
-                ResponseCode.SYSTEM_BUSY, "the in-sync set is being changed.", fix="Try again."
-            )
+        self._refuse_during_change()
+        if self._is_rolled_back:
+            # A master steps down first. The service would then refuse the record of the next one.
+            raise RequestError(ResponseCode.SYSTEM_ERROR, election.ROLLED_BACK)
         if to == self._id:
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER, f"replica {to} is already the master."
@@ -747,22 +787,92 @@ class Replica:
             fix=f"Replicas in sync: {shown_ids}.",
         )
 
+    def _refuse_during_change(self) -> None:
+        """Raise RequestError if a side task of this replica is changing the record."""
+        if self._side_task is not None or self._is_handing_over:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, "the record is being changed.", fix="Try again."
+            )
+
     def elect(self) -> None:
         """Start to make this replica the master, although it may lack acknowledged messages.
 
-        A warning is logged. A side task replaces the state record by one of a new term, in which
-        this replica is the master and the only member of the in-sync set. Return before that is
-        done. `run` then gives the broker the role that the record demands.
+        A side task replaces the state record by one of a new term, in which this replica is the
+        master and the only member of the in-sync set. Return before that is done. `run` then gives
+        the broker the role that the record demands.
 
-        Raises RequestError if this replica is already the master.
+        If the consensus service has lost the record while the master was running, the master itself
+        can be elected. Nothing is lost then.
+
+        Raises RequestError if this replica is already the master, if another replica is the master
+        or can become it without a loss, or if this replica is changing the record.
         """
-        if self.is_master:
+        if self.is_master and not self._is_rolled_back:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is the master.")
-        members = {**self.view.members, self._id: self.member}
-        view = self.view._replace(members=members)
-        state = election.state_after_unclean_election(view, self._id)
+        self._refuse_during_change()
+        unnecessary = election.explain_unnecessary(self.view, self.member)
+        if unnecessary:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, unnecessary)
+        self._start_side_task(self._elect())
+
+    async def _elect(self) -> None:
+        """Make this replica the master in the state record, and end the side task.
+
+        An error is logged if the replica is not elected.
+        """
+        try:
+            problem = await self._swap_in_unclean_state()
+        except ConsensusError as error:
+            problem = str(error)
+        finally:
+            self._end_side_task()
+        if problem:
+            log.error("replica %d is not elected: %s", self._id, problem)
+
+    async def _swap_in_unclean_state(self) -> str:
+        """Read the records, and replace the state record by one with this replica as its master.
+
+        The view may be old, and the service may have lost what is in it. So whether the election is
+        necessary is decided again, by the records that were read, and the change expects the record
+        that was read.
+
+        Return "", or why the replica was not elected: the election is unnecessary, another replica
+        has changed the record, or the records are not valid. Raises ConsensusError if they cannot
+        be read for ELECT_TIMEOUT_S seconds.
+        """
+        entries = await self._read_for_election()
+        try:
+            read_state = election.parse_view(self._prefix, entries).state
+        except ValueError as error:
+            return str(error)
+        self._on_entries(entries)
+        is_lost = election.is_older_state(read_state, self.view.state)
+        if self.is_master and not is_lost:
+            return "it is the master."
+
+        me = self.member
+        unnecessary = election.explain_unnecessary(self.view, me)
+        if unnecessary:
+            return unnecessary
+        view = self.view._replace(members={**self.view.members, self._id: me})
+        state = election.state_after_unclean_election(view, self._id, read_state)
         log.warning("replica %d is elected by an operator, term %d", self._id, state.term)
-        self._start_side_task(self._change_record(state))
+        is_elected = await self._swap_until_answered(state)
+        return "" if is_elected else "another replica has changed the record. Try again."
+
+    async def _read_for_election(self) -> Entries:
+        """Read all records. Repeat that after an error, for up to ELECT_TIMEOUT_S seconds.
+
+        Raises the ConsensusError of the last attempt.
+        """
+        deadline_s = _now_s() + ELECT_TIMEOUT_S
+        while True:
+            try:
+                return await self._consensus.read(self._prefix)
+            except ConsensusError:
+                if _now_s() >= deadline_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def handlers(self, local: Mapping[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
         """Return the handlers of the broker by request code, for its role.

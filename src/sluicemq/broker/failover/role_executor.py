@@ -57,7 +57,10 @@ class RoleExecutor(Protocol):
         ...
 
     def update_term(self, term: Term) -> None:
-        """Tell the master that its record is now `term`, and that no proposal is in progress."""
+        """Tell the master that its record is now `term`, and that no proposal is in progress.
+
+        The broker is the master in this term already: `change_role` has returned for it.
+        """
         ...
 
     def depose(self, reason: str) -> None:

@@ -402,8 +402,11 @@ class InSyncReplicas:
     def set_term(self, term: Term) -> None:
         """Apply the term that the consensus service has stored, and confirm what follows from it.
 
+        It is the term in which this broker has become the master, perhaps with another in-sync set.
         No proposal is open any more, whether the set in `term` is the proposed one or not.
         """
+        assert self.term is not None, "only in failover there are terms"
+        assert term.number == self.term.number, "a new term begins with a change of the role"
         self.term = term
         self._proposed = None
         self._update_confirmed()

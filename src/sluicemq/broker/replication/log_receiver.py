@@ -18,6 +18,11 @@ If the logs of slave and master differ, the rules are those of design/0022, "Wha
   below the position that is known to be confirmed.
 - In every other case the connection is closed with an error. The next connection tries again.
 
+In failover, which master wrote the end of the log is known by the number of its term. If the
+consensus service has lost its data, two masters may have had the same number. So the slave also
+compares bytes: it asks for the last COMPARED_BYTES of its own log again, and goes on only if the
+master has the same.
+
 If the master is a Java broker, an empty log begins with the master's last file, as on RocketMQ's
 slaves.
 """
@@ -48,6 +53,10 @@ from sluicemq.wire.ha import (
 
 log = logging.getLogger(__name__)
 
+COMPARED_BYTES: Final = 4096
+"""The number of bytes before the end of the own log that each connection in failover compares with
+the master's. A record contains its position and the time at which it was stored, so the records of
+two masters differ."""
 RETRY_S: Final = 1.0
 """The pause before the next attempt to connect to the master."""
 TICK_S: Final = 0.2
@@ -75,6 +84,10 @@ class ReceivingStore(Protocol):
     def synced_offset(self) -> int: ...
 
     def sync(self) -> int: ...
+
+    def view_log(self, position: int, size_max: int) -> memoryview:
+        """Return written bytes of one file from `position` on, at most `size_max`."""
+        ...
 
 
 class ReceivedLog(Protocol):
@@ -193,6 +206,9 @@ class LogReceiver:
         self._reader = MasterFrameReader(failover=terms is not None)
         self._reported = 0  # the position in the last report
         self._has_received_bytes = False  # over the current connection
+        self._compared_end: int | None = None
+        """The position up to which the own log was compared with the master's over this connection,
+        while that is going on; None before it and afterwards."""
         self._master_confirmed: int | None = None  # as the master said over this connection
         self._read_s = self._written_s = 0.0
         self._read_ms = self._written_ms = 0
@@ -251,6 +267,7 @@ class LogReceiver:
         self._stream = stream
         self._reader = MasterFrameReader(failover=self._terms is not None)
         self._has_received_bytes = False
+        self._compared_end = None
         self._master_confirmed = None
         self._read_s = self._clock.monotonic_s()
         if self._settings.store.flush_sync:
@@ -295,7 +312,8 @@ class LogReceiver:
     def _reportable_end(self) -> int:
         """The position up to which a report may say that the slave has the log."""
         is_sync = self._settings.store.flush_sync
-        return self._store.synced_offset if is_sync else self._log.end
+        end = self._store.synced_offset if is_sync else self._log.end
+        return end if self._compared_end is None else min(end, self._compared_end)
 
     @property
     def _is_empty(self) -> bool:
@@ -331,7 +349,8 @@ class LogReceiver:
 
         The logs are compared by their terms. The log is cut off where it begins to differ from the
         master's. If it ends before the master's log begins, it is emptied. Later terms are removed.
-        Then a report is sent, after which the master sends its log from the end of this one.
+        Then a report is sent, after which the master sends its log from the reported position on.
+        That is up to COMPARED_BYTES before the end of this log, so that these bytes are compared.
 
         Raises ProtocolError if this is not the first frame of the connection, or if the master's
         term is older than the last term of this log. Raises StoreError if confirmed bytes, which
@@ -358,6 +377,8 @@ class LogReceiver:
                 self._truncate(max(shared_end, 0))
         terms.truncate(shared_end)  # also terms in which nothing was written
         self.state = ConnectionState.TRANSFER
+        if not self._is_empty:
+            self._compared_end = max(self._log.end - COMPARED_BYTES, self._store.log_start)
         self._report()
 
     def _truncate(self, end: int) -> None:
@@ -406,6 +427,9 @@ class LogReceiver:
     def _handle_chunk(self, chunk: LogChunk) -> None:
         """Append the bytes of `chunk` to the log. A chunk without bytes is a heartbeat.
 
+        At the beginning of a connection in failover, bytes that the log has already are compared
+        instead. Heartbeats are ignored until that is done.
+
         If the chunk begins after the end of this log, the master has deleted the bytes in between,
         and the log is emptied first. That is accepted only for the first bytes of a connection, and
         only from a SluiceMQ master. The position that the master has confirmed is stored.
@@ -415,6 +439,10 @@ class LogReceiver:
         """
         if self.state != ConnectionState.TRANSFER:
             raise ProtocolError("The master sent bytes of the log before its handshake.")
+        if self._compared_end is not None:
+            chunk = self._compare(chunk)
+            if self._compared_end is not None:
+                return
         if chunk.position != self._log.end and not self._is_empty:
             self._skip_to(chunk.position)
 
@@ -425,6 +453,37 @@ class LogReceiver:
         if chunk.data:
             self._has_received_bytes = True
             self._log.append(chunk.position, chunk.data)
+
+    def _compare(self, chunk: LogChunk) -> LogChunk:
+        """Compare the bytes of `chunk` with those that this log has, and return the rest.
+
+        The rest begins at the end of this log, and may be empty. `_compared_end` becomes None when
+        the end of this log is reached, or if the chunk begins behind it. Raises StoreError if a
+        byte differs.
+        """
+        end = self._log.end
+        size = min(len(chunk.data), end - chunk.position)
+        if size < 0:
+            self._compared_end = None
+            return chunk
+
+        own_bytes = b""
+        while len(own_bytes) < size:
+            position = chunk.position + len(own_bytes)
+            own_bytes += self._store.view_log(position, size - len(own_bytes))
+        if own_bytes != chunk.data[:size]:
+            raise StoreError(
+                f"The log of this replica differs from the master's between {chunk.position} and "
+                f"{chunk.position + size}, although both were written in the same term. The "
+                "consensus service has lost its data, and two replicas became the master in this "
+                "term.",
+                fix="If the master's log counts, empty the store of this replica. If this log "
+                "counts, stop the master, and elect this replica: sluice cluster elect ID "
+                "--unclean.",
+            )
+        compared_end = chunk.position + size
+        self._compared_end = compared_end if compared_end < end else None
+        return chunk._replace(position=compared_end, data=chunk.data[size:])
 
     def _skip_to(self, position: int) -> None:
         """Empty the log, because the master continues at `position`, where the log does not end.

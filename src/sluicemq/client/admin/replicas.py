@@ -175,8 +175,9 @@ def elect_master(
     """Force a replica to become master, even if acknowledged messages are missing in its log.
 
     Returns the record of the replica from before the change. `broker` may be None if there is only
-    one. Raises ConfigurationError if the replica does not respond, or if two processes have its id;
-    RequestError if it refuses.
+    one. Raises ConfigurationError if the replica does not respond, or if two processes have its id.
+    Raises RequestError if it refuses, because it is the master, or another replica is or can become
+    it without a loss.
     """
     all_records = yield from replicas(directory)
     name, records = _select_broker(all_records, broker)

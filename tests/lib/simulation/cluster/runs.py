@@ -10,7 +10,7 @@ from simulation.cluster.split import SPLIT_WEIGHTS, SplitWorld
 from simulation.cluster.world import WEIGHTS, ClusterWorld
 from simulation.crashes.plan import Kind, Step, steps_of, take_steps
 from simulation.replicas.pairs import PAIR_WEIGHTS, PairWorld
-from simulation.replicas.timed import TIMED_WEIGHTS, TimedWorld
+from simulation.replicas.timed import LOSS_WEIGHTS, TIMED_WEIGHTS, LossWorld, TimedWorld
 from simulation.replicas.world import WEIGHTS as REPLICA_WEIGHTS
 from simulation.replicas.world import ReplicaWorld
 
@@ -18,8 +18,9 @@ CLUSTER: Final = Kind("cluster", ClusterWorld, WEIGHTS)
 SPLIT: Final = Kind("split", SplitWorld, SPLIT_WEIGHTS)
 REPLICAS: Final = Kind("replicas", ReplicaWorld, REPLICA_WEIGHTS)
 TIMED: Final = Kind("timed", TimedWorld, TIMED_WEIGHTS)
+LOSSES: Final = Kind("losses", LossWorld, LOSS_WEIGHTS)
 PAIRS: Final = Kind("pairs", PairWorld, PAIR_WEIGHTS)
-KINDS: Final = {kind.name: kind for kind in (CLUSTER, SPLIT, REPLICAS, TIMED, PAIRS)}
+KINDS: Final = {kind.name: kind for kind in (CLUSTER, SPLIT, REPLICAS, TIMED, LOSSES, PAIRS)}
 LENGTH: Final = 60
 SHRINK_RUNS_MAX: Final = 150
 Say = Callable[[str], None]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from unittest.mock import patch
 
-from sluicemq.broker.failover.election import View
+from sluicemq.broker.failover.election import State, View, state_after_unclean_election
+from sluicemq.broker.failover.replica import Replica
 from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.registration import Announcements
 from sluicemq.broker.replication.in_sync import InSyncReplicas
@@ -89,11 +90,34 @@ def has_no_gate() -> Any:
     return patch.object(Store, "open", classmethod(opened))
 
 
+def notes_a_role_that_it_has_not_taken() -> Any:
+    """Roles: a replica that an operator elects believes to be the master as soon as the record says
+    so, and the broker never hears of it."""
+    return patch.object(Replica, "_is_master_in", Replica._is_named_master)
+
+
+def elects_over_the_master() -> Any:
+    """An operator's election is never unnecessary."""
+    return patch("sluicemq.broker.failover.election.explain_unnecessary", lambda view, me: "")
+
+
+def expects_the_record_that_was_lost() -> Any:
+    """An operator's election replaces the record that the replica knows, not the one that is
+    there."""
+    real = state_after_unclean_election
+
+    def state_after(view: View, member_id: int, read_state: State | None) -> State:
+        return real(view, member_id, view.state)
+
+    return patch("sluicemq.broker.failover.election.state_after_unclean_election", state_after)
+
+
 MUTANTS: Final[Mapping[str, Mutant]] = {
     mutant.__name__: mutant
     for mutant in (
         waits_for_nobody, joins_early, acknowledges_without_doing, anybody_is_elected, same_disk,
-        keeps_its_tail, cuts_at_the_master_s_end, has_no_gate,
+        keeps_its_tail, cuts_at_the_master_s_end, has_no_gate, elects_over_the_master,
+        notes_a_role_that_it_has_not_taken, expects_the_record_that_was_lost,
     )
 }  # fmt: skip
 

@@ -98,8 +98,8 @@ class ReplicatedStore:
         self._is_paused = is_paused
 
     def update_term(self, term: Term) -> None:
-        if self.in_sync is not None:
-            self.in_sync.set_term(term)
+        assert self.in_sync is not None, "a slave becomes the master by `change_role`"
+        self.in_sync.set_term(term)
 
     def depose(self, reason: str) -> None:
         if self.in_sync is not None:
@@ -124,6 +124,7 @@ class ReplicatedStore:
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._topic,
             RequestCode.SLUICE_FOLLOW_STATE: self._follow_state,
             RequestCode.SLUICE_SWITCH_MASTER: self._switch,
+            RequestCode.SLUICE_ELECT_MASTER: self._elect,
         }
         self._open(None, life)
         port = parse_host(self.address).port
@@ -359,6 +360,13 @@ class ReplicatedStore:
         text = (command.fields or {}).get("brokerId")
         try:
             self.steering.switch(None if text is None else int(text))
+        except SluiceError:
+            return Command(ResponseCode.SYSTEM_ERROR)
+        return Command(ResponseCode.SUCCESS)
+
+    def _elect(self, command: Command, peer: Peer) -> Command:
+        try:
+            self.steering.elect()
         except SluiceError:
             return Command(ResponseCode.SYSTEM_ERROR)
         return Command(ResponseCode.SUCCESS)

@@ -30,10 +30,13 @@ JUMP_MAX_MS: Final = 600_000
 LAST_MS: Final = 20_000
 DUE_S: Final = 3.0
 """A message that is due is delivered and in sync after this time."""
+LOSS_STEPS: Final = ("elect", "lose")
 TIMED_WEIGHTS: Final = {
-    **WEIGHTS, "send": 15, "read": 6, "end": 4, "timed": 30, "recall": 5, "circle": 5, "stop": 3,
+    **{name: weight for name, weight in WEIGHTS.items() if name not in LOSS_STEPS},
+    "send": 15, "read": 6, "end": 4, "timed": 30, "recall": 5, "circle": 5, "stop": 3,
     "switch": 4, "jump": 1,
 }  # fmt: skip
+LOSS_WEIGHTS: Final = {**TIMED_WEIGHTS, "elect": 4, "lose": 8}
 
 
 class TimedWorld(ReplicaWorld):
@@ -41,6 +44,7 @@ class TimedWorld(ReplicaWorld):
 
     make_node = BrokerReplica
     nodes: list[BrokerReplica]  # type: ignore[assignment]
+    is_order_random = False
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -180,3 +184,9 @@ class TimedWorld(ReplicaWorld):
     async def _leave(self, client: ClientNode) -> None:
         await self._last_timed(client)
         await super()._leave(client)
+
+
+class LossWorld(TimedWorld):
+    """One history in which the consensus service also loses its data, and an operator elects."""
+
+    is_order_random = True

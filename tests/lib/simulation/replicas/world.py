@@ -6,6 +6,7 @@ waits for an answer within a step; time passes in the steps that wait.
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
@@ -17,6 +18,7 @@ from simulation.cluster.nodes import Node
 from simulation.crashes.plan import Violation
 from simulation.replicas.node import BROKER, CLUSTER, ReplicaNode
 from sluicemq.broker.failover import election
+from sluicemq.broker.failover.consensus import Entries, Entry
 from sluicemq.client.core import requests
 from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.errors import SluiceError
@@ -37,8 +39,12 @@ FULL_BYTES: Final = 20_000
 WEIGHTS: Final = {
     "send": 40, "read": 16, "end": 10, "topic": 3, "wait": 40, "cut": 6, "silence": 2, "slow": 3,
     "part": 6, "deaf": 4, "consensus": 5, "pause": 3, "jump": 2, "kill": 6, "power": 2, "wipe": 2,
-    "full": 1, "switch": 2,
+    "full": 1, "switch": 2, "elect": 2, "lose": 2,
 }  # fmt: skip
+KNOWN_S: Final = 5.0
+"""An election must consider the records of replicas that have been there for this time."""
+OPERATOR_S: Final = 60.0
+"""How long the operator repeats an election that a loss of all records has made necessary."""
 
 
 class ClientNode(Node):
@@ -67,6 +73,8 @@ class ReplicaWorld(World):
     make_node: Callable[..., ReplicaNode] = ReplicaNode
     counts: Sequence[int] = (2, 3, 3)
     """How many replicas there may be."""
+    is_order_random = True
+    """Whether answers and events of the consensus service overtake each other without a fault."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -80,7 +88,15 @@ class ReplicaWorld(World):
         ]
         self.clients = [ClientNode(f"client-{i}", self.clock, self.network) for i in range(3)]
         self._values = 0
-        self._versions: dict[int, TermSeen] = {}
+        self._last_state: Entry | None = None
+        self._is_record_lost = False
+        """Whether the service has lost its newest state, and has got no new one since."""
+        self._running_since_s: dict[tuple[int, str], float] = {}
+        """Since when the service has had a record of a replica (id, run id)."""
+        self._old_copies: list[tuple[Entries, int]] = []
+        """The entries of the service, and its revision, each time when the state had changed."""
+        if self.is_order_random:
+            self.service.latency_rng = random.Random(rng.getrandbits(32))
         self._run(self._start())
 
     # ------------------------------------------------------------------------------- life
@@ -115,14 +131,18 @@ class ReplicaWorld(World):
         await self._until_done(lambda: self._make_topic(first, TOPIC), 60, "the first topic")
 
     def _note_terms(self) -> None:
-        """Each value of the record, at its change."""
+        """Each value of the record, at its change. An unclean election must be necessary."""
         real, key = self.service.apply, election.state_key(PREFIX)
 
         def apply(*arguments: Any, **named: Any) -> bool:
+            before = self.view
             is_done = real(*arguments, **named)
             entry = self.service.entries.get(key)
-            if is_done and entry is not None and entry.version not in self._versions:
-                state = election.parse_view(PREFIX, {key: entry}).state
+            self._note_running()
+            if is_done and entry is not None and entry != self._last_state:
+                self._last_state = entry
+                self._old_copies.append((dict(self.service.entries), self.service.revision))
+                state = self.view.state
                 assert state is not None
                 seen = TermSeen(
                     state.term,
@@ -132,11 +152,46 @@ class ReplicaWorld(World):
                     state.is_unclean,
                     self.clock.now_ms(),
                 )
-                self._versions[entry.version] = seen
                 self.history.terms.append(seen)
+                is_needed = self._is_record_lost
+                self._is_record_lost = False
+                if state.is_unclean and not is_needed and before.state is not None:
+                    self._check_necessity(before, before.state, state)
             return is_done
 
         self.service.apply = apply  # type: ignore[method-assign]
+
+    def _note_running(self) -> None:
+        now_s = self.clock.monotonic_s()
+        present = {(member.id, member.run_id) for member in self.view.members.values()}
+        self._running_since_s = {
+            replica: self._running_since_s.get(replica, now_s) for replica in present
+        }
+
+    def _check_necessity(
+        self, before: election.View, before_state: election.State, elected: election.State
+    ) -> None:
+        """Note a Violation if an operator has elected a replica although another one was running
+        that was the master, or that had everything while the elected one had not."""
+        if elected.term == before_state.term:
+            return
+
+        def has_everything(member: election.Member) -> bool:
+            is_member = before_state.in_sync.get(member.id) == member.incarnation
+            return is_member and member.log_end != election.INCOMPLETE
+
+        elected_member = before.members.get(elected.master_id)
+        is_known = elected_member is not None and has_everything(elected_member)
+        for member in before.members.values():
+            since_s = self._running_since_s.get((member.id, member.run_id), math.inf)
+            is_running = self.clock.monotonic_s() - since_s > KNOWN_S
+            is_master = (member.id, member.run_id) == (before_state.master_id, before_state.run_id)
+            is_better = is_master or (has_everything(member) and not is_known)
+            if is_running and is_better and member.id != elected.master_id:
+                self._failure = Violation(
+                    f"needless: {elected.master_id} is elected in term {elected.term} although"
+                    f" {member.id} is running, {before_state}"
+                )
 
     @property
     def view(self) -> election.View:
@@ -404,6 +459,117 @@ class ReplicaWorld(World):
 
         client.spawn(switch())
         return f"{client.name} wants another master than {master.name}: {to}"
+
+    # ------------------------------------------------------------------- an operator's elections
+
+    async def do_elect(self, rng: random.Random) -> str:
+        """An operator elects a replica although no election is necessary: it is refused."""
+        node, view = rng.choice(self.nodes), self.view
+        others = [
+            member
+            for member in view.members.values()
+            if view.is_in_sync(member)
+            and member.log_end != election.INCOMPLETE
+            and self.nodes[member.id - 1].is_up
+            and member.id != node.id
+        ]
+        if not others:
+            return "no election would be needless"
+        await self._ask_for_election(node)
+        return f"an operator elects {node.name}, which is not necessary"
+
+    async def _ask_for_election(self, node: ReplicaNode) -> bool:
+        """Return whether the replica has begun to elect itself. The connection is a new one."""
+        process = self.clients[0].process
+        assert process is not None
+        dial = self.network.of(process).dial
+
+        async def ask() -> Command:
+            channel = await dial(node.address)
+            try:
+                return await channel.call(requests.elect_master(), TIMEOUT_S)
+            finally:
+                await channel.close()
+
+        with contextlib.suppress(SluiceError):
+            return (await process.run(ask())).code == ResponseCode.SUCCESS
+        return False
+
+    async def do_lose(self, rng: random.Random) -> str:
+        """The service loses its data, or is restored from an old copy, and an operator elects the
+        replica whose log counts: the last master if it runs, else the one with the longest log.
+
+        Nothing acknowledged may be lost then. Nobody can promise that if a disk is missing, or if
+        an old copy is all that a replica knows, so both are left out.
+        """
+        if self._is_lost() or self.view.state is None or not self._are_all_well():
+            return "the service keeps its data"
+        how = rng.choice(("empty", "old copy", "all stopped"))
+        entries, revision = rng.choice(self._old_copies)
+        is_old = how == "old copy" and entries[election.state_key(PREFIX)] != self._last_state
+        if how == "all stopped":
+            for node in rng.sample(self.nodes, len(self.nodes)):
+                await node.crash(rng, "kill")
+        if is_old:
+            self.service.restore(entries, revision)
+        else:
+            self.service.restore({}, rng.choice((0, self.service.revision)))
+        self._last_state = self.service.entries.get(election.state_key(PREFIX))
+        self._is_record_lost = True
+        self._old_copies.clear()
+        for node in self.nodes:
+            await self._begin(node)
+        await self.clock.advance(rng.choice((0.0, 0.5, 3.0, 12.0)))
+        return f"the service: {'old copy' if is_old else how}; {await self._operate()}"
+
+    def _are_all_well(self) -> bool:
+        """Do all replicas run, with whole disks, and know the present record?"""
+        is_service_well = not self.service.is_down
+        return is_service_well and all(
+            node.is_up
+            and node.replica is not None
+            and node.replica.view.state == self.view.state
+            and node.files.free_bytes is None
+            and not (node.consensus.is_disconnected or node.consensus.loses_responses)
+            for node in self.nodes
+        )
+
+    async def _operate(self) -> str:
+        """Elect the replica whose log counts, until the service has a record of it."""
+        end_s = self.clock.monotonic_s() + OPERATOR_S
+        before = self.view.state
+        while self.clock.monotonic_s() < end_s:
+            chosen = self._whose_log_counts()
+            if chosen is not None:
+                await self._ask_for_election(chosen)
+            await self.clock.advance(0.5)
+            self._look()
+            state = self.view.state
+            if state is not None and (before is None or state.term > before.term):
+                return f"{self._master().name} is elected in term {state.term}"
+        raise Violation(f"stuck: nobody can be elected, {[node.reason for node in self.nodes]}")
+
+    def _whose_log_counts(self) -> ReplicaNode | None:
+        """The master of the latest term that runs, else the replica with the longest log: of those
+        that say to be in sync, if there are any."""
+        running = [
+            (node.replica, node.replica.member)
+            for node in self.nodes
+            if node.is_up and node.replica is not None
+        ]
+        masters = [
+            (replica.status()["epoch"], member.id)
+            for replica, member in running
+            if replica.status()["role"] == "master"
+        ]
+        whole = [
+            (replica.view.is_in_sync(member), member.log_term, member.log_end, -member.id)
+            for replica, member in running
+            if member.log_end != election.INCOMPLETE
+        ]
+        if masters:
+            return self.nodes[max(masters)[1] - 1]
+        return self.nodes[-max(whole)[-1] - 1] if whole else None
 
     # --------------------------------------------------------------------------------- end
 

@@ -48,6 +48,9 @@ OFFSETS = st.integers(-1, 2**63 - 1)
 ONE, TWO, THREE = (member(i, log_term=3, log_end=100) for i in (1, 2, 3))
 
 
+AGAIN = TWO._replace(run_id="another", log_term=2)
+
+
 def test_the_named_run_id_leads_and_others_follow() -> None:
     seen = view(state(ONE, TWO), ONE, TWO, THREE)
     assert isinstance(next_step(seen, ONE, 0), Lead)
@@ -148,9 +151,10 @@ def test_the_first_master_has_the_longest_log() -> None:
     [
         (view(None, ONE, member(4)), member(4), "--unclean"),
         (view(state(ONE, term=2)), TWO, "--unclean"),
+        (view(state(TWO, term=2), ONE), AGAIN, "replica 1 was written in term 3"),
         (view(state(ONE)), member(2, log_end=10), "empty storePathRootDir"),
     ],
-    ids=["record lost", "older record", "a foreign log"],
+    ids=["record lost", "older record", "another has a later log", "a foreign log"],
 )
 def test_what_a_person_has_to_decide(seen: View, me: Member, fix: str) -> None:
     step = next_step(seen, me, 1000)
@@ -164,13 +168,81 @@ def test_a_first_master_that_was_killed_before_its_log_had_an_term_goes_on() -> 
 
 
 def test_an_operator_elects_above_every_term() -> None:
-    seen = view(state(ONE, term=5), TWO, THREE._replace(log_term=9))
-    new = election.state_after_unclean_election(seen, 2)
-    assert (new.term, new.master_id, new.in_sync, new.version) == (10, 2, {2: "disk2"}, 7)
+    seen = view(state(ONE, term=5), TWO, THREE)
+    new = election.state_after_unclean_election(seen, 2, seen.state)
+    assert (new.term, new.master_id, new.in_sync, new.version) == (6, 2, {2: "disk2"}, 7)
     assert new.is_unclean
     assert not election.state_after_election(new, TWO, ()).is_unclean
     with pytest.raises(KeyError):
-        election.state_after_unclean_election(seen, 1)
+        election.state_after_unclean_election(seen, 1, seen.state)
+
+
+@pytest.mark.parametrize(
+    ("known", "read", "later"),
+    [
+        (None, None, THREE),
+        (state(ONE, term=5), None, THREE),
+        (state(ONE, term=5), state(TWO, term=4), THREE),
+        (state(ONE, term=5), state(ONE, term=5)._replace(version=6), THREE),
+        (state(ONE, term=5), state(ONE, term=5), THREE._replace(log_term=9)),
+    ],
+    ids=["no record", "lost", "older term", "older version", "later log"],
+)
+def test_a_term_is_not_used_twice_although_the_service_has_lost_its_number(
+    known: State | None, read: State | None, later: Member
+) -> None:
+    """Another replica may have been the master in the terms that follow, and is not there."""
+    terms = set()
+    for number in range(50):
+        seen = view(known, TWO._replace(run_id=f"run {number}"), later)
+        new = election.state_after_unclean_election(seen, 2, read)
+        assert new.version == (read.version if read else 0)
+        assert new.term > max(later.log_term, known.term if known else 0)
+        terms.add(new.term)
+    assert len(terms) == 50
+    assert max(terms) < 2**21
+
+
+def test_what_is_older_is_decided_by_the_term_and_then_by_the_version() -> None:
+    """A service that has lost its data counts its versions from the beginning."""
+    known = state(ONE, TWO, term=5)
+    is_older = election.is_older_state
+    assert is_older(None, known)
+    assert not is_older(None, None)
+    assert not is_older(known, None)
+    assert not is_older(known, known)
+    assert is_older(known._replace(version=6), known)
+    assert is_older(state(ONE, term=1)._replace(version=1000), known)
+    assert not is_older(state(TWO, term=6)._replace(version=1), known)
+    assert not is_older(known._replace(run_id="another", version=1), known)
+
+
+WHOLE = state(ONE, TWO)
+
+
+@pytest.mark.parametrize(
+    ("seen", "me", "text"),
+    [
+        (view(None, ONE, TWO), THREE, ""),
+        (view(WHOLE, ONE, TWO), THREE, "replica 1 at h:1 is the master"),
+        (view(WHOLE, ONE, TWO), TWO, "replica 1 at h:1 is the master"),
+        (view(WHOLE, TWO), THREE, "replica 2 at h:2 is in sync"),
+        (view(WHOLE, TWO), TWO, ""),
+        (view(WHOLE, THREE), THREE, ""),
+        (view(WHOLE, TWO), ONE._replace(incarnation="wiped"), "replica 2 at h:2 is in sync"),
+        (view(WHOLE, TWO), ONE._replace(log_end=INCOMPLETE), "replica 2 at h:2 is in sync"),
+        (view(WHOLE, TWO._replace(incarnation="wiped"), THREE), THREE, ""),
+        (view(WHOLE, TWO), THREE._replace(log_term=4), ""),
+        (view(WHOLE, ONE), THREE._replace(log_term=4), "replica 1 at h:1 is the master"),
+        (view(WHOLE, ONE), ONE, ""),
+    ],
+)
+def test_an_election_that_may_lose_messages_has_to_be_necessary(
+    seen: View, me: Member, text: str
+) -> None:
+    reason = election.explain_unnecessary(seen, me)
+    assert reason.startswith(text)
+    assert bool(text) == bool(reason)
 
 
 def test_a_switch_keeps_the_set() -> None:

@@ -88,6 +88,8 @@ class FakeBroker:
             self.log_end = self.log_end._replace(term=term.number)
 
     def update_term(self, term: Term) -> None:
+        assert term.number == self.term.number, "a term begins with a change of the role"
+        assert self.in_sync is not None, "a slave is told nothing"
         self.in_sync.decided(term)
 
     def depose(self, reason: str) -> None:
@@ -372,7 +374,12 @@ async def test_a_master_whose_disk_fails_resigns(
     assert nodes[0].broker.term.master_id == 2
 
 
-async def test_an_operator_elects_who_is_left(service: MemoryConsensus, nodes: list[Node]) -> None:
+@pytest.mark.parametrize("seed", range(8))
+async def test_an_operator_elects_who_is_left(
+    service: MemoryConsensus, nodes: list[Node], seed: int
+) -> None:
+    """Whether the watch or the answer to the election says first that the record has changed."""
+    service.latency_rng = random.Random(seed)
     await asyncio.sleep(5)
     await nodes[0].kill()
     await asyncio.sleep(10)
@@ -383,6 +390,71 @@ async def test_an_operator_elects_who_is_left(service: MemoryConsensus, nodes: l
     with pytest.raises(RequestError, match="is the master"):
         nodes[2].replica.elect()
     assert state_of(service).is_unclean
+    assert state_of(service).term == 2, "the service knows all terms: none is left out"
+
+
+async def test_no_election_deposes_a_master_that_runs(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    with pytest.raises(RequestError, match="replica 1 at h:1 is the master"):
+        nodes[1].replica.elect()
+    await nodes[0].kill()
+    with pytest.raises(RequestError, match="or was a moment ago"):
+        nodes[1].replica.elect()
+
+
+async def test_no_election_is_needed_while_a_replica_of_the_set_runs(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[0].broker.in_sync.propose(frozenset({1, 2}))
+    await asyncio.sleep(1)
+    await nodes[0].kill()
+    service.end_lease(service.entries[election.member_key(PREFIX, 1)].lease_id)
+    await asyncio.sleep(0.01)
+    with pytest.raises(RequestError, match=r"replica 2 at h:2 is in sync.*stop it first"):
+        nodes[2].replica.elect()
+    await asyncio.sleep(5)
+    assert masters(nodes) == [2]
+
+
+async def test_an_election_is_decided_by_the_records_of_now(
+    service: MemoryConsensus, nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was asked for while the service was down, and the master has come back with it."""
+    await all_in_sync(service, nodes)
+    await nodes[0].kill()
+    nodes[1].broker.log_end = nodes[2].broker.log_end = LogEnd(1, INCOMPLETE)
+    await asyncio.sleep(10)
+    service.is_down = True
+    nodes[2].replica.elect()
+    with pytest.raises(RequestError, match="is being changed"):
+        nodes[2].replica.elect()
+    nodes[0].start()
+    await asyncio.sleep(5)
+    service.is_down = False
+    nodes[2].client.is_disconnected = True
+    await asyncio.sleep(5)
+    nodes[2].client.is_disconnected = False
+    await asyncio.sleep(5)
+    assert masters(nodes) == [1]
+    assert "replica 3 is not elected: replica 1 at h:1 is the master" in caplog.text
+
+
+async def test_an_election_is_given_up_when_the_service_does_not_answer(
+    service: MemoryConsensus, nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.sleep(5)
+    await nodes[0].kill()
+    await asyncio.sleep(10)
+    service.is_down = True
+    nodes[2].replica.elect()
+    await asyncio.sleep(60)
+    assert "replica 3 is not elected" in caplog.text
+    service.is_down = False
+    await asyncio.sleep(10)
+    assert masters(nodes) == []
 
 
 async def test_a_failed_change_of_role_is_tried_again(nodes: list[Node]) -> None:
@@ -426,22 +498,134 @@ async def test_a_service_that_is_down_changes_nothing(
 async def test_a_service_that_is_set_back_is_said_and_elects_nobody(
     service: MemoryConsensus, nodes: list[Node], is_empty: bool
 ) -> None:
-    def set_to(entries: Entries) -> None:
-        service.entries = dict(entries)
-        service._notify_clients()
-
     await asyncio.sleep(5)
     old = {} if is_empty else dict(service.entries)
     await all_in_sync(service, nodes)
-    newest = dict(service.entries)
-    set_to(old)
+    newest, revision = dict(service.entries), service.revision
+    service.restore(old, service.revision)
     await asyncio.sleep(8)
     assert masters(nodes) == [1]
     assert all("older record" in node.replica.status()["reason"] for node in nodes)
-    set_to(newest)
+    with pytest.raises(RequestError, match="older record"):
+        nodes[0].replica.switch(2)
+    service.restore(newest, revision + 100)
     await asyncio.sleep(8)
     assert masters(nodes) == [1]
     assert not any(node.replica.status()["reason"] for node in nodes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("is_down", [False, True], ids=["up", "down"])
+async def test_after_a_loss_of_all_records_an_operator_elects_the_last_master(
+    service: MemoryConsensus, nodes: list[Node], seed: int, is_down: bool
+) -> None:
+    """Everything was stopped, and the service has lost its data. `is_down`: it still is, when the
+    operator asks."""
+    service.latency_rng = random.Random(seed)
+    await all_in_sync(service, nodes)
+    for node in nodes:
+        await node.kill()
+    service.restore({}, 0)
+    for node in nodes:
+        node.start()
+    await asyncio.sleep(5)
+    assert "no record" in nodes[1].replica.status()["reason"]
+    service.is_down = is_down
+    nodes[0].replica.elect()
+    await asyncio.sleep(5)
+    service.is_down = False
+    await asyncio.sleep(5)
+    assert masters(nodes) == [1]
+    assert nodes[0].broker.term == nodes[0].led[-1]
+    state = state_of(service)
+    assert [node.broker.term.number for node in nodes] == [state.term] * 3
+    assert (state.is_unclean, set(state.in_sync)) == (True, {1})
+    nodes[0].broker.in_sync.state_reports[2] = nodes[1].replica.member
+    nodes[0].broker.in_sync.propose(frozenset({1, 2}))
+    await asyncio.sleep(1)
+    assert set(state_of(service).in_sync) == {1, 2}
+
+
+@pytest.mark.parametrize("revision", [0, 10_000])
+async def test_after_a_loss_of_all_records_the_running_master_is_elected_again(
+    service: MemoryConsensus, nodes: list[Node], revision: int
+) -> None:
+    await all_in_sync(service, nodes)
+    old = nodes[0].broker.in_sync
+    service.restore({}, revision)
+    await asyncio.sleep(5)
+    with pytest.raises(RequestError, match="replica 1 at h:1 is the master"):
+        nodes[2].replica.elect()
+    nodes[0].replica.elect()
+    await asyncio.sleep(5)
+    assert masters(nodes) == [1]
+    assert old.deposed, "its old term has ended"
+    assert nodes[0].broker.term.number == state_of(service).term > 2
+    assert [node.broker.term.address for node in nodes] == ["h:1"] * 3
+    assert not any(node.replica.status()["reason"] for node in nodes)
+    with pytest.raises(RequestError, match="is the master"):
+        nodes[0].replica.elect()
+
+
+@pytest.mark.parametrize("revision", [0, 10_000])
+async def test_a_master_that_does_not_run_when_the_records_are_lost_is_replaced(
+    service: MemoryConsensus, nodes: list[Node], revision: int
+) -> None:
+    """The others know the last record, and the service has a lower or a higher version by now."""
+    await all_in_sync(service, nodes)
+    await nodes[0].kill()
+    service.restore({}, revision)
+    await asyncio.sleep(10)
+    assert not masters(nodes)
+    nodes[2].replica.elect()
+    await asyncio.sleep(5)
+    assert masters(nodes) == [3]
+    nodes[0].start()
+    await asyncio.sleep(5)
+    assert [node.broker.term.address for node in nodes] == ["h:3"] * 3
+    terms = [term.number for node in nodes for term in node.led]
+    assert len(set(terms)) == len(terms)
+
+
+async def test_a_master_that_was_away_follows_whom_the_restored_service_elected_in_its_term(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    """The copy was older than its election, and those that were elected by it did not know."""
+    await all_in_sync(service, nodes)
+    old, revision = dict(service.entries), service.revision
+    service.revision += 1000
+    nodes[0].replica.switch(2)
+    await asyncio.sleep(3)
+    for node in (nodes[0], nodes[2]):
+        await node.kill()
+        node.broker.log_end = LogEnd(1, 10)
+    away = nodes[1].broker.in_sync
+    nodes[1].client.is_disconnected = True
+    service.restore(old, revision)
+    for node in (nodes[0], nodes[2]):
+        node.start()
+    await asyncio.sleep(10)
+    assert masters(nodes) == [1, 2]
+    assert nodes[0].broker.term.number == nodes[1].broker.term.number == 2
+    nodes[1].client.is_disconnected = False
+    await asyncio.sleep(5)
+    assert "replica 1" in away.deposed
+    assert masters(nodes) == [1]
+
+
+async def test_a_record_that_an_old_copy_has_differently_is_written_again(
+    service: MemoryConsensus, nodes: list[Node]
+) -> None:
+    await all_in_sync(service, nodes)
+    nodes[2].broker.log_end = LogEnd(1, 50)
+    await asyncio.sleep(10)
+    newest = dict(service.entries)
+    key = election.member_key(PREFIX, 3)
+    before = nodes[2].replica.member._replace(log_end=20)
+    entry = newest[key]._replace(value=election.encode_member(before))
+    service.restore({**newest, key: entry}, service.revision)
+    await asyncio.sleep(1)
+    assert nodes[0].replica.view.members[3].log_end == 50
 
 
 async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another(
