@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from sluicemq import engine
 from sluicemq.record.properties import RepeatedTexts, make_value_array, read_properties
 from sluicemq.record.property_columns import (
-    PropertyColumns,
     PropertyRequest,
+    RequestedProperties,
     ScannedColumns,
     ShapeColumns,
     make_binary_column,
@@ -58,7 +58,7 @@ def place(rows: list[bytes], gap: int) -> tuple[Any, Any, Any]:
     return np.frombuffer((b"\2" * gap).join(rows) or b"\0", np.uint8), starts, lengths
 
 
-def columns_of(columns: PropertyColumns, request: PropertyRequest) -> list[Any]:
+def columns_of(columns: RequestedProperties, request: PropertyRequest) -> list[Any]:
     made = [columns.make_text_column(name) for name in request.names]
     if request.with_map:
         made.append(columns.make_map_column())

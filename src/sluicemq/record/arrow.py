@@ -49,8 +49,8 @@ from sluicemq.record.properties import (
 )
 from sluicemq.record.property_columns import (
     PROPERTIES,
-    PropertyColumns,
     PropertyRequest,
+    RequestedProperties,
     make_binary_column,
     read_property_columns,
 )
@@ -128,7 +128,7 @@ class _Rows(Records):
         self.require_valid()
 
     @cached_property
-    def properties(self) -> PropertyColumns:
+    def properties(self) -> RequestedProperties:
         """The requested columns of the properties."""
         return read_property_columns(
             self.raw, self.property_starts, self.property_lengths, self._request, self._repeated

@@ -51,7 +51,7 @@ class PropertyRequest(NamedTuple):
     hidden: frozenset[str] = frozenset()
 
 
-class PropertyColumns(Protocol):
+class RequestedProperties(Protocol):
     """The columns of a request. Each has a value for each row, in order."""
 
     def make_text_column(self, name: str) -> Any:
@@ -67,7 +67,7 @@ def read_property_columns(
     lengths: Positions,
     request: PropertyRequest,
     repeated: RepeatedTexts,
-) -> PropertyColumns:
+) -> RequestedProperties:
     """Read the properties of all rows.
 
     Those of row i have `lengths[i]` bytes and begin at `starts[i]` in `raw`. `repeated` is a cache
