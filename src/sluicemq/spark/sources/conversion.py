@@ -69,8 +69,8 @@ def _parse_numbers(
 ) -> tuple[Any, int, str]:
     """Convert strings to numbers with the compiled module `decoding`.
 
-    The other parameters and the result are those of `convert_property_column`. Values that the engine
-    does not parse are converted by the reference.
+    The other parameters and the result are those of `convert_property_column`. Values that the
+    engine does not parse are converted by the reference.
     """
     row_count = len(texts)
     starts, lengths, text_bytes = _find_texts(texts)
