@@ -67,6 +67,18 @@ def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
         assert {"summary", "action"} == set(rule["annotations"]), rule["alert"]
 
 
+def test_alerts_on_counters_fire_for_the_first_event() -> None:
+    """The series of a labelled counter begins with its first event, so `increase` is 0 then."""
+    counters = [
+        (rule["expr"], name)
+        for rule in rules()
+        for name in re.findall(r"increase\((\w+)\[", rule["expr"])
+    ]
+    assert counters
+    for expression, name in counters:
+        assert f"or ({name} > 0 unless {name} offset " in expression
+
+
 def words_of_services() -> Iterator[list[str]]:
     for path in sorted((DEPLOY / "systemd").glob("*.service")):
         (line,) = re.findall(r"^ExecStart=\S+/sluice (.*)$", path.read_text(), re.MULTILINE)
