@@ -46,7 +46,7 @@ def kinds() -> list[type[SluiceError]]:
         if not module.name.endswith(("__main__", ".plugin")):
             importlib.import_module(module.name)
     found = [kind for kind in _tree(SluiceError) if not kind.__name__.startswith("_")]
-    ours = [kind for kind in found if "." not in kind.page()]
+    ours = [kind for kind in found if kind.__module__ == SluiceError.__module__]
     return ours + sorted(set(found) - set(ours), key=lambda kind: kind.__name__)
 
 

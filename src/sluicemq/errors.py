@@ -79,9 +79,10 @@ PUBLISHED_PAGES: Final = {
     "broker.failover.replica.BrokerClosedError": "replication.replica.BrokerClosedError",
     "broker.failover.replica.ReplicaBlockedError": "replication.replica.ReplicaBlockedError",
 }
-"""Page names of error classes that have moved, by the class's module and name today.
+"""Former page names of error classes that have moved, by the class's module and name today.
 
-Page names are published in logs, tracebacks and the documentation, so they never change.
+Errors of components were once shown with their module. `sluice explain error` still accepts these
+names, because they are in logs and tracebacks.
 """
 
 
@@ -124,11 +125,11 @@ class SluiceError(Exception):
     def page(cls) -> str:
         """Return the name of the page about this class, as `sluice explain error` accepts it.
 
-        It is the name of the class, with its module in front unless that is `sluicemq.errors`. A
-        class that has moved to another module keeps the name in `PUBLISHED_PAGES`.
+        It is the name of the class. A class that is neither in this module nor in
+        `COMPONENT_ERRORS` has its module in front.
         """
-        name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("sluicemq.")
-        return PUBLISHED_PAGES.get(name, name.removeprefix("errors."))
+        path = f"{cls.__module__}.{cls.__qualname__}".removeprefix("sluicemq.")
+        return cls.__qualname__ if path in COMPONENT_ERRORS else path.removeprefix("errors.")
 
     @property
     def fact(self) -> str:

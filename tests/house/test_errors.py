@@ -54,7 +54,9 @@ def test_a_published_page_keeps_its_name(name: str) -> None:
 
 
 def test_the_list_of_published_pages_is_complete() -> None:
-    assert sorted(kind.page() for kind in KINDS) == sorted(PUBLISHED)
+    pages = [kind.page() for kind in KINDS]
+    assert len(set(pages)) == len(pages), "a page shows a bare class name, so these are unique"
+    assert sorted(pages) == sorted(name for name in PUBLISHED if "." not in name)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

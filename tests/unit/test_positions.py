@@ -52,15 +52,15 @@ def test_spark_takes_the_names_for_single_queues_too() -> None:
 
 YEAR_2013_MS = 1_356_998_400_000
 WRONG_TIMES: list[tuple[Any, str]] = [
-    (1356998400.5, "cannot be 1356998400.5. Use 'first', 'last', a datetime, or whole milli"),
+    (1356998400.5, "cannot be 1356998400.5. Use 'first', 'last', a datetime, or a Unix timestamp"),
     (float("nan"), "cannot be nan. Use"),
     (True, "cannot be True. Use"),
     (None, "cannot be None. Use"),
     ("2013-01-01", "cannot be '2013-01-01'. Use"),
-    (1356998400, "=1356998400 looks like seconds, but must be in milliseconds since 1970. Write "
-                 "1356998400000"),
-    (YEAR_2013_MS * 1000, f"looks like microseconds, but must be in milliseconds since 1970. Write "
-                          f"{YEAR_2013_MS}"),
+    (1356998400, "=1356998400 looks like seconds, but must be a Unix timestamp in milliseconds. "
+                 "Write 1356998400000"),
+    (YEAR_2013_MS * 1000, "looks like microseconds, but must be a Unix timestamp in "
+                          f"milliseconds. Write {YEAR_2013_MS}"),
     (-2, "=-2 is before 1970. Use 'first'"),
 ]  # fmt: skip
 

@@ -208,8 +208,8 @@ def error(name: str) -> None:
 def _find_class_path(page: str) -> str:
     """Return the path of an error class below the package, such as "errors.SendError".
 
-    `page` is the class name, or the published name of the error. For the errors of single
-    components, that is the path where the class was first; it stays when the class moves.
+    `page` is the class name or, for an error of a single component, the path below the package
+    where the class is or was first.
     """
     if page in _COMPONENT_PATHS:
         return _COMPONENT_PATHS[page]
@@ -301,8 +301,8 @@ def parse_moment_option(
     callback=parse_moment_option,
     default="1h",
     show_default=True,
-    help="Evaluate messages stored at or after this time: all, 30m, 1h or 2d ago, milliseconds "
-    "since 1970, or a date.",
+    help="Evaluate messages stored at or after this time: all, 30m, 1h or 2d ago, a Unix "
+    "timestamp in milliseconds, or a date.",
 )
 @click.option(
     "--until",

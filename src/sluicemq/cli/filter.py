@@ -199,20 +199,27 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
 
     A last line sums up, unless an error has said that the expression does not compile.
     """
-    from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
+    from sluicemq.filter.findings import (  # noqa: PLC0415 - only this command needs it
+        EMPTY,
+        caret_lines,
+    )
 
     for index, finding in enumerate(findings):
         character = finding.position + 1
         line, carets = caret_lines(expression, finding.position, finding.length)
+        explanation = f"{finding.what} {finding.instead}".rstrip()
         if index > 0:
             click.echo()
+        if finding.code == EMPTY:  # there is no text to mark
+            click.secho(explanation, fg="red")
+            continue
         if finding.is_error:
             header = f"The SQL92 expression does not compile at character {character}:"
             click.secho(header, fg="red")
         else:
             click.secho(f"Warning at character {character}:", fg="yellow")
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"{finding.what} {finding.instead}".rstrip())
+        click.echo(explanation)
 
     has_error = any(finding.is_error for finding in findings)
     has_ignored_text = any(finding.code == "ignored-text" for finding in findings)

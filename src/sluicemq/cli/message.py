@@ -124,7 +124,7 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
     "begin_ms",
     callback=parse_time_option,
     default="0",
-    help="Show messages stored at or after this time, in milliseconds since 1970 or as "
+    help="Show messages stored at or after this time: a Unix timestamp in milliseconds, or "
     "2013-01-01T00:00. Default: the beginning.",
 )
 @click.option(

@@ -305,7 +305,8 @@ def parse_time_ms(time: str, option: str = "", *, other_values: str = "") -> int
         other_values += ", " if other_values else ""
         raise OptionError(
             f"{option} {time!r} is not a time.".lstrip(),
-            fix=f"Write {other_values}milliseconds since 1970, or a date such as 2013-01-01T00:00.",
+            fix=f"Use {other_values}a Unix timestamp in milliseconds, or a date and time such as "
+            "2013-01-01T00:00.",
         ) from None
 
 
@@ -320,7 +321,8 @@ def _check_milliseconds(time_ms: int, quoted: str) -> int:
     if guess is not None:
         unit, time_in_ms = guess
         raise OptionError(
-            f"{quoted} looks like {unit}, but must be in milliseconds.", fix=f"Write {time_in_ms}."
+            f"{quoted} looks like {unit}, but must be a Unix timestamp in milliseconds.",
+            fix=f"Write {time_in_ms}.",
         )
     return time_ms
 
@@ -337,7 +339,8 @@ def parse_position_or_time(position: str, option: str) -> Position | int:
     ago_ms = parse_ago(position)
     if ago_ms is not None:
         return max(0, ago_ms)
-    return parse_time_ms(position, option, other_values="first, last, a time before now such as 1h")
+    other_values = "first, last, an age such as 1h (one hour ago)"
+    return parse_time_ms(position, option, other_values=other_values)
 
 
 def parse_ago(duration: str) -> int | None:

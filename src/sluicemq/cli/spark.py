@@ -79,8 +79,8 @@ _SETTINGS: Final = {
 )
 @click.option(
     "--since",
-    help="Read only messages stored at or after this time: 6h or 7d ago, milliseconds since 1970, "
-    "or a date.",
+    help="Read only messages stored at or after this time: 6h or 7d ago, a Unix timestamp in "
+    "milliseconds, or a date.",
 )
 @click.option("--until", help="Read only messages stored before this time.")
 @click.option(
@@ -305,7 +305,8 @@ def parse_moment(moment: str | None, option: str) -> int | None:
     except ValueError as error:
         raise OptionError(
             f"{option} {moment!r} is not a time: {error}.",
-            fix="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
+            fix="Use an age such as 6h (six hours ago), a Unix timestamp in milliseconds, or a "
+            "date and time such as 2026-11-21T12:00:00Z.",
         ) from None
 
 

@@ -277,8 +277,8 @@ def dump(
     """Print parts of the store in DIR as JSON lines.
 
     PART is log (the default), queue, index, checkpoint or config. Damaged bytes of the log are
-    printed as a line of their own, followed by the records after them. A TIME is milliseconds
-    since 1970 or a date such as 2013-01-01T00:00 (local time).
+    printed as a line of their own, followed by the records after them. A TIME is a Unix
+    timestamp in milliseconds, or a date such as 2013-01-01T00:00 (local time).
     """
     selection = make_selection(**filters)
     from sluicemq.store.tools import dump as dumps  # noqa: PLC0415 - NumPy: 80 ms

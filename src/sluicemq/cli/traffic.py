@@ -279,8 +279,8 @@ start_option = click.option(
     "start",
     default="first",
     show_default=True,
-    help="Where a new group begins: first, last, 1h for an hour ago, milliseconds since 1970, or "
-    "2013-01-01T00:00.",
+    help="Where a new group begins: first, last, 1h for an hour ago, a Unix timestamp in "
+    "milliseconds, or 2013-01-01T00:00.",
 )
 """The option whose value `parse_position_or_time` parses."""
 

@@ -43,10 +43,13 @@ _PATTERNS: Final = {
     # There are topics with these names, and topics are directories.
     Kind.NAME: (
         re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}"),
-        f"Use at most {NAME_LENGTH_MAX} characters, only ASCII letters, digits and % | . - and _.",
+        "Use only ASCII letters, digits and the characters % | . - and _ "
+        f"(at most {NAME_LENGTH_MAX} characters in total).",
     ),
     Kind.HOST: (re.compile(r"[A-Za-z0-9_.:%-]+"), "Write an IP address or a host name."),
 }
+_UNITS: Final = {"hours": "hours", "ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
+"""The unit of a number by a word in the name of its field."""
 SYSTEM_PROPERTIES: Final = {
     f"rocketmq.broker.{name}": name
     for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
@@ -590,8 +593,19 @@ def _parse_integer(key: Key, name: str, text: str) -> int:
     if key.minimum == key.maximum:
         fix = f"Write {key.minimum}: {key.doc}"
     else:
-        fix = f"Write a whole number from {key.minimum} to {key.maximum}."
+        unit = _find_unit(key)
+        of_unit = f" of {unit}" if unit else ""
+        example = f", as in {key.default}" if unit and isinstance(key.default, int) else ""
+        fix = f"Write a whole number{of_unit} from {key.minimum} to {key.maximum}{example}."
     raise _invalid_value_error(name, text, fix)
+
+
+def _find_unit(key: Key) -> str:
+    """Return the unit of a number, such as "hours", by the name of its field; "" if it has none."""
+    words = key.field.split("_")
+    if "per" in words:
+        return "bytes per second" if "bytes" in words else ""
+    return next((unit for word, unit in _UNITS.items() if word in words), "")
 
 
 def _split_list(text: str) -> tuple[str, ...]:

@@ -69,7 +69,9 @@ def parse_delay_levels(levels_text: str) -> tuple[int, ...]:
     for delay_text in levels_text.split():
         delay_ms = parse_duration_ms(delay_text)
         if not isinstance(delay_ms, int) or delay_text.endswith("ms"):
-            raise _invalid_levels(levels_text, f"{delay_text:.80} is not a duration")
+            is_unit_missing = delay_text.isascii() and delay_text.isdigit()
+            fault = "has no unit" if is_unit_missing else "is not a valid delay"
+            raise _invalid_levels(levels_text, f"{delay_text:.80} {fault}")
         if delay_ms > _DELAY_MAX_MS:
             raise _invalid_levels(levels_text, f"{delay_text} is more than 40 days")
         levels.append(delay_ms)
@@ -82,7 +84,8 @@ def _invalid_levels(levels_text: str, reason: str) -> ConfigurationError:
     """Return the error for an invalid value of `messageDelayLevel`. `reason` is a phrase."""
     return ConfigurationError(
         f"messageDelayLevel = {levels_text} is not valid: {reason}.",
-        fix="Write whole numbers with s, m, h or d, separated by spaces, as in 1s 5s 10s 1m 2h.",
+        fix="Write whole numbers, each followed by s, m, h or d, separated by spaces, as in "
+        "1s 5s 10s 1m 2h.",
     )
 
 

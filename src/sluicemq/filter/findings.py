@@ -11,17 +11,21 @@ full-width （ ） ， ＝ of Chinese typesetting.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 from unicodedata import east_asian_width
 
 from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.nodes import Property
 
 LINE_LENGTH_MAX = 100
 """The maximum characters of an expression's line that an error shows."""
 IGNORED_TEXT = "ignored-text"
 """The code of the warning about text that RocketMQ ignores."""
+EMPTY = "empty"
+"""The code of the error about an empty expression. There is no text to mark."""
 
 
 END = "$END"
@@ -106,18 +110,18 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
     """Return the exception for a finding that makes an expression unusable.
 
     The finding is an error, or a warning about text that RocketMQ ignores. The message of the
-    exception shows the position, the line with carets, the fact and the fix.
+    exception shows the position, the line with carets, the fact and the fix. An empty expression
+    has no line to show.
     """
-    line, carets = caret_lines(text, finding.position, finding.length)
-    problem = "does not compile at"
-    if not finding.is_error:
-        problem = "is refused because it ends before"
-    return FilterSyntaxError(
-        f"The SQL92 expression {problem} character {finding.position + 1}:\n"
-        f"    {line}\n    {carets}\n{finding.what}",
-        position=finding.position,
-        fix=finding.instead,
-    )
+    what = finding.what
+    if finding.code != EMPTY:
+        line, carets = caret_lines(text, finding.position, finding.length)
+        problem = "does not compile" if finding.is_error else "is not valid"
+        what = (
+            f"The SQL92 expression {problem} at character {finding.position + 1}:\n"
+            f"    {line}\n    {carets}\n{what}"
+        )
+    return FilterSyntaxError(what, position=finding.position, fix=finding.instead)
 
 
 def _terminal_width(text: str) -> int:
@@ -129,46 +133,53 @@ def ignored_text_warning(text: str, ignored_start: int) -> Finding:
     """Return the warning about the text from `ignored_start` on, which RocketMQ ignores.
 
     Its code is "open-comment" for a line comment without a line end, and IGNORED_TEXT for other
-    text. It says why the text is ignored and what to write instead.
+    text. It says why the text is ignored and what to write instead. It marks the ignored text, and
+    for a function also its name, which RocketMQ reads as a property.
     """
     text_before = text[:ignored_start]
     ignored_text = text[ignored_start:]
-    what, fix = _explain_ignored_text(text_before, ignored_text)
+    reason, match_before = _find_ignored_reason(text_before, ignored_text)
     code = "open-comment" if ignored_text.startswith("--") else IGNORED_TEXT
-    length = len(ignored_text.rstrip())
-    return Finding(ignored_start, length, code, what, fix, Severity.WARNING)
+    start = match_before.start() if reason.is_marked_from_match else ignored_start
+    what = reason.what.format(match_before[0].rstrip())
+    return Finding(start, len(text[start:].rstrip()), code, what, reason.fix, Severity.WARNING)
 
 
-def _explain_ignored_text(text_before: str, ignored_text: str) -> tuple[str, str]:
-    """Return (what, fix) for text that RocketMQ ignores.
+def _find_ignored_reason(
+    text_before: str, ignored_text: str
+) -> "tuple[_IgnoredReason, re.Match[str]]":
+    """Return the first reason in `_IGNORED_REASONS` for text that RocketMQ ignores.
 
-    `text_before` is the text before it. The first reason in `_IGNORED_REASONS` that applies is
-    used.
+    `text_before` is the text before it. Also return the match of the reason's pattern there.
     """
     for reason in _IGNORED_REASONS:
         match_before = re.search(reason.before_pattern, text_before)
         if match_before is not None and re.match(reason.ignored_pattern, ignored_text):
-            return reason.what.format(match_before[0]), reason.fix
+            return reason, match_before
     raise AssertionError("the last reason always applies")
 
 
 class _IgnoredReason(NamedTuple):
     """Why RocketMQ ignores text: it applies if both patterns match where the ignored text begins.
 
-    `{0}` in `what` stands for the match of `before_pattern`.
+    `{0}` in `what` stands for the match of `before_pattern`, without blanks at its end.
     """
 
     before_pattern: str
     ignored_pattern: str
     what: str
     fix: str
+    is_marked_from_match: bool = False
+    """Whether the warning marks the match of `before_pattern` too."""
 
 
 _NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
 _IGNORED = "RocketMQ ignores everything from here on"
 # The first reason that applies is reported. The last one always applies.
 _IGNORED_REASONS = (
-    _IgnoredReason("$", r"(?i:like)\b", f"{_IGNORED}: there is no LIKE.", _NO_LIKE),
+    _IgnoredReason(
+        "$", r"(?i:like)\b", f"{_IGNORED}: SQL92 filters do not support LIKE.", _NO_LIKE
+    ),
     _IgnoredReason(
         "$",
         "--",
@@ -176,19 +187,24 @@ _IGNORED_REASONS = (
         "Add a line break behind it to make it a comment. The filter is the same without it.",
     ),
     _IgnoredReason(
-        r"(?i:\b(?!(?:null|true|false)\s*$)[a-z_$][a-z0-9_$]*)\s*$",
+        r"(?i:(?<![a-z0-9_$])(?!(?:null|true|false)\s*$)[a-z_$][a-z0-9_$]*)\s*$",
         r"\(",
-        f"{_IGNORED}: SQL92 filters have no functions.",
+        "SQL92 filters do not support functions: RocketMQ reads {0} as a property name and ignores "
+        "the rest.",
         "Compare the property itself, as in color IN ('red', 'RED').",
+        is_marked_from_match=True,
     ),
     _IgnoredReason(
         r"[A-Za-z_$][A-Za-z0-9_$]*$",
         r"-[A-Za-z0-9_$]",
-        f"{_IGNORED}: a property name has no dashes.",
+        f"{_IGNORED}: a property name cannot contain dashes.",
         "Rename the property, for example order_id.",
     ),
     _IgnoredReason(
-        "$", r"[+-]", f"{_IGNORED}: there is no arithmetic.", "Write the computed number."
+        "$",
+        r"[+-]",
+        f"{_IGNORED}: SQL92 filters do not support arithmetic.",
+        "Write the computed number.",
     ),
     _IgnoredReason(
         "$",
@@ -229,8 +245,10 @@ LOOK_ALIKE_CODE = "look-alike"
 """The code of the error about a character in `LOOK_ALIKES`."""
 
 _PROPERTY_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_LIST_VALUE = re.compile(r"[A-Za-z0-9_$.+-]+|'[^']*'")
 _QUOTED = re.compile(rf"[{_QUOTES}]([^{_QUOTES}']*)[{_QUOTES}]")
 
+_NO_ARITHMETIC = "SQL92 filters do not support arithmetic."
 # Signs from other languages: code, meaning in RocketMQ, fix.
 # fmt: off
 _HABITS: dict[str, tuple[str, str, str]] = {
@@ -244,10 +262,10 @@ _HABITS: dict[str, tuple[str, str, str]] = {
     "&": ("operator", "& is not an SQL92 operator.", "Use AND instead."),
     "|": ("operator", "| is not an SQL92 operator.", "Use OR instead."),
     "/*": ("comment", "This comment is not closed.", "Add */ at its end."),
-    "*": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
-    "/": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
-    "%": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
-    ".": ("name", "A property name has no dots: only letters, digits, _ and $.",
+    "*": ("arithmetic", _NO_ARITHMETIC, "Let the producer send the computed value."),
+    "/": ("arithmetic", _NO_ARITHMETIC, "Let the producer send the computed value."),
+    "%": ("arithmetic", _NO_ARITHMETIC, "Let the producer send the computed value."),
+    ".": ("name", "A property name cannot contain dots, only letters, digits, _ and $.",
           "Rename the property, for example order_id."),
     ";": ("character", "An expression does not end with a semicolon.", "Remove the semicolon."),
     "'": ("quote", "This string is not closed.",
@@ -255,13 +273,14 @@ _HABITS: dict[str, tuple[str, str, str]] = {
           "'it''s'."),
     '"': ("quote", "Strings must be in single quotes.",
           "Write 'x', or x without quotes if it is the name of a property."),
-    "`": ("quote", "Property names have no quotes.",
+    "`": ("quote", "Property names must not be in quotes.",
           "Write the name without quotes, or a string in single quotes: 'x'."),
-    "\\": ("character", "There are no backslash escapes.",
+    "\\": ("character", "SQL92 filters do not support backslash escapes.",
            "To include a quote in a string, double it, as in 'it''s'."),
 }
 # fmt: on
 
+_MATCH_ALL = "Write TRUE to match all messages."
 _RESERVED_WORDS = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "MATCH"}
 _LIST_TOKENS = {
     "DECIMAL": "a number",
@@ -269,19 +288,33 @@ _LIST_TOKENS = {
     "NAME": "the name of a property",
 }
 """What a token in a list after IN is, if it was probably meant as a string."""
-_TOKEN_NAMES = {
-    "NAME": "a property name",
-    "DECIMAL": "a number",
-    "STRING": "a string in single quotes",
-    "OPEN": "an opening parenthesis",
+_COMPLETIONS = {
+    "": "a condition, as in price > 3",
+    "AND": "a condition after {0}, as in price > 3 {0} color = 'red'",
+    "BETWEEN": "two bounds after BETWEEN, as in {1} BETWEEN 1 AND 10",
     "CLOSE": "a closing parenthesis",
-    "COMMA": "a comma",
-    "EQUAL": "=",
-    "UNEQUAL": "<>",
-    "ORDER": "> >= < <=",
-    "MATCH": "CONTAINS, STARTSWITH or ENDSWITH",
-    END: "the end",
+    "EQUAL": "a value after =, as in {1} = 3 or {1} = 'red'",
+    "IN": "a list of strings after IN, as in {1} IN ('x', 'y')",
+    "IS": "NULL or NOT NULL after IS, as in {1} IS NULL",
+    "IS NOT": "NULL after NOT, as in {1} IS NOT NULL",
+    "MATCH": "a string in single quotes after {0}, as in {1} {0} 'x'",
+    "MINUS": "a number after -, as in -3",
+    "NOT": "a condition in parentheses after NOT, as in NOT (price > 3)",
+    "OPEN": "a condition and a closing parenthesis, as in (price > 3)",
+    "OR": "a condition after {0}, as in price > 3 {0} color = 'red'",
+    "ORDER": "a number or the name of a property after {0}, as in {1} {0} 3",
+    "PLUS": "a number after +, as in +3",
+    "UNEQUAL": "a value after <>, as in {1} <> 3 or {1} <> 'red'",
+    "bound": "an upper bound after AND, as in {1} BETWEEN 1 AND 10",
+    "list": "strings in single quotes and a closing parenthesis, as in {1} IN ('x', 'y')",
+    "low": "AND and an upper bound, as in {1} BETWEEN 1 AND 10",
+    "negated": "IN, BETWEEN, CONTAINS, STARTSWITH or ENDSWITH after NOT, "
+    "as in {1} NOT IN ('x', 'y')",
 }
+"""What must follow the last token, by the kind of the token or by the place.
+
+`{0}` stands for the token, and `{1}` for the property to which it is applied.
+"""
 
 
 def lexical_finding(text: str, position: int) -> Finding:
@@ -363,10 +396,13 @@ def _explain_double_quotes(text: str, position: int) -> tuple[int, str]:
     return end + 1 - position, fix + "."
 
 
-def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
+def parse_finding(
+    text: str, token: Token, expected: frozenset[str], before: Sequence[object] = ()
+) -> Finding:
     """Return the error for a token that cannot follow the tokens before it.
 
-    `expected` contains the kinds of tokens that can follow. The causes are tried in this order:
+    `expected` contains the kinds of tokens that can follow. `before` contains the tokens and nodes
+    that the parser has read and not yet joined. The causes are tried in this order:
 
     - the expression is empty, or ends too early
     - an operator that does not exist, such as `=>`
@@ -374,52 +410,86 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     - any other wrong word, such as LIKE or a reserved word
     """
     if not text.strip():
-        return Finding(
-            0, 1, "empty", "The expression is empty.", "Write TRUE to match all messages."
-        )
+        return Finding(0, 1, EMPTY, "The SQL92 expression is empty.", _MATCH_ALL)
     open_index = None
     if "CLOSE" in expected:
         open_index = _find_open_parenthesis(text[: token.position])
+    completion = _describe_completion(before, expected)
     if token.kind == END:
-        return _explain_early_end(text, expected, open_index)
+        return _explain_early_end(text, completion, open_index)
 
-    explanation = (
-        _explain_wrong_operator(text, token)
-        or _explain_wrong_list(text, token, expected)
-        or _explain_wrong_word(token, expected, open_index)
+    wrong_operator = _explain_wrong_operator(text, token, _find_property_name(before))
+    if wrong_operator is not None:
+        return wrong_operator
+    explanation = _explain_wrong_list(text, token, expected) or _explain_wrong_word(
+        token, expected, completion, open_index
     )
     code, what, fix = explanation
     return Finding(token.position, len(token.text), code, what, fix)
 
 
-def _explain_early_end(text: str, expected: frozenset[str], open_index: int | None) -> Finding:
+def _explain_early_end(text: str, completion: str, open_index: int | None) -> Finding:
     """Return the error for an expression that ends too early.
 
-    `open_index` is the index of a parenthesis that is not closed, None if there is none. `expected`
-    contains the kinds of tokens that could follow.
+    `open_index` is the index of a parenthesis that is not closed, None if there is none.
+    `completion` says what could follow.
     """
     if open_index is not None:
         what = "This parenthesis is not closed."
         return Finding(open_index, 1, "parenthesis", what, "Add a closing parenthesis.")
-    what = "The expression ends too early."
-    return Finding(len(text), 1, "ends-early", what, _list_expected(expected, "Add"))
+    return Finding(
+        len(text), 1, "ends-early", "Unexpected end of expression.", f"Add {completion}."
+    )
 
 
-def _explain_wrong_operator(text: str, token: Token) -> tuple[str, str, str] | None:
-    """Return (code, what, fix) for an operator that does not exist, such as `=>`; None for others.
+def _explain_wrong_operator(text: str, token: Token, property_name: str) -> Finding | None:
+    """Return the error for an operator that does not exist, such as `=>`; None for other tokens.
 
     The tokenizer has split `=>` into two tokens. `token` begins with the second character, `>`. The
-    first one is the character before it.
+    first one is the character before it. `property_name` is for the example in the fix.
     """
     if token.kind not in ("EQUAL", "ORDER", "UNEQUAL"):
         return None
-    character_before = text[max(0, token.position - 1) : token.position]
+    start = max(0, token.position - 1)
+    wrong_operator = text[start : token.position] + token.text
     correct_operators = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}
-    correct_operator = correct_operators.get(character_before + token.text[:1])
+    correct_operator = correct_operators.get(wrong_operator[:2])
     if correct_operator is None:
         return None
-    what = f"{character_before}{token.text} is not an SQL92 operator."
-    return "operator", what, f"Use {correct_operator} instead."
+    what = f"{wrong_operator} is not an SQL92 operator."
+    fix = f"Use {correct_operator} instead, as in {property_name} {correct_operator} 3."
+    return Finding(start, len(wrong_operator), "operator", what, fix)
+
+
+def _describe_completion(before: Sequence[object], expected: frozenset[str]) -> str:
+    """Return a phrase that says what must follow, such as "a number after >, as in price > 3".
+
+    `before` contains the tokens and nodes that the parser has read and not yet joined, and
+    `expected` the kinds of tokens that could follow.
+    """
+    last = before[-1] if before else None
+    before_last = before[-3] if len(before) > 2 else None
+    place = last.kind if isinstance(last, Token) else ""
+    if "CLOSE" in expected:
+        place = "CLOSE"
+    elif "AND" in expected and "NAME" not in expected:
+        place = "low"
+    elif place == "AND" and isinstance(before_last, Token) and before_last.kind == "BETWEEN":
+        place = "bound"
+    elif place == "NOT" and expected == {"NULL"}:
+        place = "IS NOT"
+    elif place == "NOT" and "NAME" not in expected:
+        place = "negated"
+    elif "STRING" in expected and "NAME" not in expected and place != "MATCH":
+        place = "list"
+    word = last.text if isinstance(last, Token) else ""
+    return _COMPLETIONS[place].format(word, _find_property_name(before))
+
+
+def _find_property_name(before: Sequence[object]) -> str:
+    """Return the name of the last property among tokens and nodes, "price" if there is none."""
+    names = [part.name for part in before if isinstance(part, Property)]
+    return names[-1] if names else "price"
 
 
 def explain_name_with_digit(text: str, finding: Finding) -> Finding:
@@ -470,31 +540,47 @@ def _explain_wrong_list(
     what = f"IN accepts only strings, and {token.text} is {description}."
     fix = "Write IN ('x', 'y')."
     if token.kind in _LIST_TOKENS:
-        fix = f"Put it in single quotes: '{token.text}'."
+        fix = _quote_list(text, token)
     return "in-list", what, fix
 
 
+def _quote_list(text: str, token: Token) -> str:
+    """Return the fix for a list after IN in which `token` and perhaps other values have no quotes.
+
+    It shows the whole list with quotes, if the list is short and consists of words and strings.
+    """
+    start = text.rindex("(", 0, token.position) + 1
+    values = [value.strip() for value in text[start:].partition(")")[0].split(",")]
+    if len(values) == 1:
+        return f"Put it in single quotes: '{token.text}'."
+    is_simple = all(_LIST_VALUE.fullmatch(value) for value in values)
+    if not is_simple or sum(map(len, values)) > LINE_LENGTH_MAX:
+        return "Put every value in single quotes, as in IN ('x', 'y')."
+    quoted = ", ".join(value if value.startswith("'") else f"'{value}'" for value in values)
+    return f"Put every value in single quotes: IN ({quoted})."
+
+
 def _explain_wrong_word(
-    token: Token, expected: frozenset[str], open_index: int | None
+    token: Token, expected: frozenset[str], completion: str, open_index: int | None
 ) -> tuple[str, str, str]:
     """Return (code, what, fix) for a token that is wrong at its position, whatever the reason.
 
-    `expected` contains the kinds of tokens that could follow. `open_index` is the index of a
-    parenthesis that is not closed, None if there is none.
+    `expected` contains the kinds of tokens that could follow, and `completion` describes them.
+    `open_index` is the index of a parenthesis that is not closed, None if there is none.
     """
     word = token.text
     if token.kind == "NAME" and word.upper() == "LIKE":
-        return "like", "There is no LIKE.", _NO_LIKE
+        return "like", "SQL92 filters do not support LIKE.", _NO_LIKE
     if "NULL" in expected and "NAME" not in expected:
         fix = "To compare with a value, use = or <>, as in color = 'red'."
         return "is", "IS must be followed by NULL or NOT NULL.", fix
     if token.kind in _RESERVED_WORDS and "NAME" in expected:
         what = f"{word} is a reserved word. It is not allowed here, and not as a property name."
-        return "word", what, "Rename the property if it is one. " + _list_expected(expected)
+        return "word", what, f"Rename the property if it is one; otherwise, write {completion}."
     if open_index is not None:
         what = f"{word} cannot follow here: the parenthesis at character {open_index + 1} is open."
         return "parenthesis", what, "Add a closing parenthesis or an operator before it."
-    return "unexpected", f"{word} is not allowed here.", _list_expected(expected)
+    return "unexpected", f"{word} is not allowed here.", f"Write {completion}."
 
 
 def _find_open_parenthesis(text: str) -> int | None:
@@ -509,26 +595,6 @@ def _find_open_parenthesis(text: str) -> int | None:
         elif string_or_parenthesis[0] == ")" and open_indices:
             open_indices.pop()
     return open_indices[-1] if open_indices else None
-
-
-def _list_expected(expected: frozenset[str], verb: str = "Write") -> str:
-    """Return a sentence that lists the expected kinds of tokens, "" if there are none.
-
-    If an operand is expected, the sentence is "Write a property name, a number, …". `verb` is its
-    first word: "Write", or "Add" if the text has ended.
-    """
-    if "NAME" in expected:
-        operands = "a property name, a number, a string in single quotes, or an opening parenthesis"
-        place = " here" if verb == "Write" else ""
-        return f"{verb} {operands}{place}."
-    if "AND" in expected and "OR" not in expected:  # only between the bounds of BETWEEN
-        return f"{verb} AND and an upper bound, as in price BETWEEN 1 AND 10."
-    if not expected:
-        return ""
-    *first_names, last_name = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
-    if not first_names:
-        return f"Expected: {last_name}."
-    return f"Expected: {', '.join(first_names)} or {last_name}."
 
 
 def _show_character(character: str) -> str:

@@ -476,7 +476,8 @@ def _run_parser(text: str) -> tuple[Node, int | None]:
         action = actions[states[-1]].get(END if first_ignored else token.kind)
         if action is None:
             if first_ignored or token.kind == END:
-                raise Rejected(parse_finding(text, token, frozenset(actions[states[-1]])))
+                expected = frozenset(actions[states[-1]])
+                raise Rejected(parse_finding(text, token, expected, values))
             first_ignored = token  # try the end of the text instead
         elif isinstance(action, int):  # shift: the token becomes the top of the stack
             states.append(action)

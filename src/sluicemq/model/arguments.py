@@ -25,9 +25,15 @@ def encode_body(body: Body | None) -> bytes:
         return body.encode()
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
+    type_name = type(body).__name__
+    fix = "Pass bytes or a string (sent as UTF-8), for example json.dumps(…)."
+    if type_name in ("list", "tuple", "set"):  # it may contain bytes, which json.dumps refuses
+        fix = (
+            f"Pass a single value, or serialize the {type_name} to bytes or a string first "
+            "(strings are sent as UTF-8)."
+        )
     raise ConfigurationError(
-        f"the body must be bytes or a string, got {body!r:.60} ({type(body).__name__}).",
-        fix="Pass bytes or a string (sent as UTF-8), for example json.dumps(…).",
+        f"the body must be bytes or a string, got {body!r:.60} ({type_name}).", fix=fix
     )
 
 
@@ -77,17 +83,17 @@ def parse_deliver_at_ms(moment: datetime | int) -> int:
         if moment.tzinfo is None:
             raise ConfigurationError(
                 f"deliver_at must have a time zone, got {moment}.",
-                fix="Add tzinfo=UTC, or call .astimezone() if it is local time.",
+                fix="For UTC, pass tzinfo=UTC to datetime(); for local time, call .astimezone().",
             )
         return round(moment.timestamp() * 1000)
     if isinstance(moment, bool) or not isinstance(moment, int):
         raise ConfigurationError(
             f"deliver_at must be a datetime or milliseconds, got {moment!r:.60}.",
-            fix="Use a datetime with a time zone, or whole milliseconds since 1970.",
+            fix="Use a datetime with a time zone, or a Unix timestamp in milliseconds.",
         )
     if moment < _MS_MIN:
         raise ConfigurationError(
             f"deliver_at={moment} is before 1973.",
-            fix="Use milliseconds since 1970: multiply seconds by 1,000.",
+            fix="Use a Unix timestamp in milliseconds: multiply seconds by 1,000.",
         )
     return moment

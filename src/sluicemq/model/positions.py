@@ -48,14 +48,14 @@ def check_position(position: object, name: str) -> Position | int:
     if isinstance(position, bool) or not isinstance(position, int):
         raise ConfigurationError(
             f"{name} cannot be {position!r:.60}.",
-            fix="Use 'first', 'last', a datetime, or whole milliseconds since 1970, such as "
-            "int(seconds * 1000).",
+            fix="Use 'first', 'last', a datetime, or a Unix timestamp in milliseconds "
+            "(an integer), such as 1767225600000.",
         )
     guess = other_unit(position)
     if guess is not None:
         unit, time_ms = guess
         raise ConfigurationError(
-            f"{name}={position} looks like {unit}, but must be in milliseconds since 1970.",
+            f"{name}={position} looks like {unit}, but must be a Unix timestamp in milliseconds.",
             fix=f"Write {time_ms}, or use a datetime.",
         )
     if position < 0:

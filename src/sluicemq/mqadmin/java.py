@@ -109,7 +109,7 @@ def parse_time(time: str) -> int:
     except ValueError:
         raise ConfigurationError(
             f"invalid time {time!r}.",
-            fix="Write milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+            fix="Use a Unix timestamp in milliseconds, or yyyy-MM-dd#HH:mm:ss:SSS.",
         ) from None
 
 

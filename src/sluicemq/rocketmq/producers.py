@@ -477,7 +477,7 @@ class TransactionMQProducer(DefaultMQProducer):
         """
         if not isinstance(self.transaction_listener, TransactionListener):
             raise ConfigurationError(
-                "the producer has no TransactionListener.",
+                "a TransactionMQProducer requires a TransactionListener, but this one has none.",
                 fix="Call set_transaction_listener before start.",
             )
         self._core_listener = _CoreListener(self.transaction_listener, self.executor_service)

@@ -161,13 +161,16 @@ def parse_timestamp(option_value: str) -> int:
         likely_unit = other_unit(time_ms)
         if likely_unit is not None:
             unit, converted_ms = likely_unit
-            raise ValueError(f"it looks like {unit} and must be milliseconds: write {converted_ms}")
+            raise ValueError(
+                f"it looks like {unit}, but must be in milliseconds: write {converted_ms}"
+            )
         return time_ms
     try:
         time = datetime.datetime.fromisoformat(option_value.strip())
     except ValueError:
         raise ValueError(
-            "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
+            "it must be a Unix timestamp in milliseconds, or a date and time such as "
+            "2026-11-21T12:00:00Z"
         ) from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
@@ -375,8 +378,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("endingOffsets", parse_offsets, "latest", _READ,
            "`latest` or JSON by broker and queue (by topic first, for several); exclusive."),
     Option("startingTimestamp", parse_timestamp, None, _READS,
-           "First store time to read: milliseconds since 1970 or ISO 8601; not together with "
-           "`startingOffsets`."),
+           "First store time to read: a Unix timestamp in milliseconds, or ISO 8601; not together "
+           "with `startingOffsets`."),
     Option("endingTimestamp", parse_timestamp, None, _READ,
            "Store time at which to stop, exclusive; not together with `endingOffsets`."),
     Option("maxOffsetsPerTrigger", integer_between(1, 1 << 60), None, _STREAM,

@@ -183,7 +183,7 @@ def test_dump_continues_after_damage_and_reports_it(root: Path) -> None:
         (["--since", "yesterday"], 2, "not a time"),
         (["--tags", "a", "--where", "a = 1"], 2, "--tags and --where"),
         (["--where", "a ="], 1, "a ="),
-        (["--where", "a = 1 b"], 1, "ends before character 7"),
+        (["--where", "a = 1 b"], 1, "not valid at character 7"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(

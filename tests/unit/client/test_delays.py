@@ -58,8 +58,8 @@ def test_the_words_become_rocketmqs_properties(
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        ({"delay_level": 19}, "the delay level must be from 0 to 18, got 19"),
-        ({"delay_level": -1}, "the delay level must be from 0 to 18, got -1"),
+        ({"delay_level": 19}, "the delay level must be a whole number from 0 to 18, got 19"),
+        ({"delay_level": -1}, "the delay level must be a whole number from 0 to 18, got -1"),
         ({"delay": -0.5}, "got -0.5 s"),
         ({"delay": timedelta(days=-1)}, "got -86,400"),
         ({"delay": float("nan")}, "got nan"),

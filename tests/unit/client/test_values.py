@@ -43,7 +43,7 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.send("t", b"x", sharding_key=5), "got 5 (int) for"),
     (
         lambda mq: mq.send("t", b"x", delay_level="3"),
-        "the delay level must be from 0 to 18, got '3'",
+        "the delay level must be a whole number from 0 to 18, got '3'",
     ),
     (lambda mq: mq.send("t", b"x", delay="5s"), "of seconds or a timedelta, got '5s'"),
     (lambda mq: mq.send("t", b"x", deliver_at="2026"), "be a datetime or milliseconds, got '2026'"),

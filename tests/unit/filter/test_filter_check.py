@@ -79,7 +79,7 @@ def test_check_of_a_subscription_raises_errors_and_returns_warnings() -> None:
         check_subscription(Subscription("T", "a > 'x'", SQL92))
     (finding,) = check_subscription(Subscription("T", "NOT a = 5", SQL92))
     assert finding.code == "not-binds-tight"
-    with pytest.raises(FilterSyntaxError, match=r"(?s)ends before character 7.*ignore") as refused:
+    with pytest.raises(FilterSyntaxError, match=r"(?s)not valid at character 7.*ignore") as refused:
         check_subscription(Subscription("T", "a = 5 garbage", SQL92))
     assert "AND or OR" in str(refused.value)
     with pytest.raises(FilterSyntaxError, match="kind of filter"):

@@ -103,8 +103,8 @@ BAD: list[tuple[str, str, str]] = [
      "p.yaml:5: source.batchBytes: invalid value '5':"
      " it must be a whole number from 65,536 to 8,388,608."),
     ("SQL92 that does not compile", RIGHT.replace("> 60", ">"),
-     "p.yaml:5: source.filter.sql: at character 12: The expression ends too early."
-     " Add a property name, a number, a string in single quotes, or an opening parenthesis."),
+     "p.yaml:5: source.filter.sql: at character 12: Unexpected end of expression."
+     " Add a number or the name of a property after >, as in dep_delay > 3."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
      "p.yaml:5: source.filter.sql: at character 16: RocketMQ ignores everything from here on: no"
      " parenthesis is open here. Remove the parenthesis, or open one."),

@@ -184,7 +184,7 @@ def test_conditions_are_joined_as_trees_whatever_their_texts_hold() -> None:
 def test_text_behind_a_complete_selector_is_refused_with_its_place() -> None:
     """It once closed the parenthesis around it, and the pushed predicates were no more."""
     for pushed in (PushedFilters(), PushedFilters(selectors=("state = 'TX'",))):
-        with pytest.raises(FilterSyntaxError, match="ends before character 17") as refused:
+        with pytest.raises(FilterSyntaxError, match="not valid at character 17") as refused:
             build_subscription("t", None, "latitude > 30.0 ) garbage", pushed)
         assert refused.value.position == 16
         assert "Remove the parenthesis" in str(refused.value)

@@ -48,7 +48,7 @@ def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
         ("startingOffsets", "newest", "earliest, latest or JSON"),
         ("startingOffsets", '{"b": {"x": 1}}', "'x' is not a queue id"),
         ("startingOffsets", '{"b": {"0": -2}}', "a whole number, earliest, latest or a time"),
-        ("startingTimestamp", "yesterday", "milliseconds since 1970"),
+        ("startingTimestamp", "yesterday", "a Unix timestamp in milliseconds"),
         ("topic", " ", "empty"),
         ("startingTimestamp", "1732190400", "looks like seconds.*write 1732190400000"),
         ("endingTimestamp", "1732190400123456", "looks like microseconds.*write 1732190400123"),

@@ -484,7 +484,7 @@ _topic_option = click.option(
     required=True,
     help="Where the group continues: first, last, or at the first message stored at or after "
     "a time: 1h for an hour ago, 2013-01-01T00:00 (local time; a zone such as Z may follow), or "
-    "milliseconds since 1970.",
+    "a Unix timestamp in milliseconds.",
 )
 @_dry_run_option
 @admin_options

@@ -118,8 +118,9 @@ def delay_properties(
         level = message.delay_level
         if not isinstance(level, int) or not 0 < level <= level_max:
             raise ConfigurationError(
-                f"the delay level must be from 0 to {level_max}, got {level!r:.60}.",
-                fix="Use 0 for no delay. For any other delay, use delay= or deliver_at=.",
+                f"the delay level must be a whole number from 0 to {level_max}, got {level!r:.60}.",
+                fix=f"Use 1 to {level_max} for a predefined delay, or 0 for no delay; for an "
+                "arbitrary delay, use delay= or deliver_at= instead.",
             )
         properties[DELAY] = str(level)
     if message.delay_ms is not None:

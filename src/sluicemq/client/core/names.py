@@ -255,7 +255,7 @@ def _parse_address(address: str) -> str:
     host, port = _split_host_port(address)
     is_port_valid = not port or natural(port, 65_535)
     if not host or not is_port_valid:
-        rule = "the port must be from 1 to 65535" if host else "it has no host"
+        rule = "the port must be a number from 1 to 65535" if host else "it has no host"
         raise ConfigurationError(
             f"{address!r} is not a valid name server address: {rule}.",
             fix="Write host:port, for example localhost:9876.",

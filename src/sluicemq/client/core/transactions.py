@@ -279,8 +279,9 @@ class Transactions:
         """Raise ConfigurationError if the producer has no TransactionListener."""
         if self.listener is None:
             raise ConfigurationError(
-                f"the producer of group {self.group!r} has no TransactionListener.",
-                fix="Pass one (listener=), or use a `producer.transaction(...)` block.",
+                "sending a transactional message requires a TransactionListener, but the producer "
+                f"of group {self.group!r} has none.",
+                fix="Pass one with listener=, or use a `producer.transaction(...)` block.",
             )
 
     def answer_check(self, check: TransactionCheck, address: str) -> Conversation[Command | None]:
