@@ -232,6 +232,31 @@ async def test_a_batch_that_fails_half_way_says_how_much_is_stored(fake):
     assert error.value.__notes__[1:] == ["1 of 3 messages of this batch are stored."]
 
 
+@pytest.mark.parametrize(
+    ("bodies", "silent", "note"),
+    [
+        ([b"x"] * 100, 1, "0 of 100 messages of this batch are known to be stored.|its 100 "),
+        ([bytes(600_000)] * 3, 2, "1 of 3 messages of this batch are known to be stored.|its 1 "),
+    ],
+)
+async def test_a_batch_without_a_response_does_not_say_that_it_is_not_stored(
+    fake, bodies, silent, note
+):
+    fake.topics["t"] = 1
+    broker = fake.broker
+    broker.script[320] = lambda command, peer: (
+        broker.send(command, peer) if broker.seen[320] < silent else None
+    )
+    broker.script[310] = broker.script[320]
+    async with Sluice(fake.name_server) as mq:
+        with pytest.raises(SendUnknownError) as error:
+            await mq.send_batch([Message("t", body) for body in bodies], timeout_ms=200)
+    known, unknown = note.split("|")
+    assert error.value.__notes__[-1].startswith(known)
+    assert "The outcome of the last request is unknown" in error.value.__notes__[-1]
+    assert unknown in error.value.__notes__[-1]
+
+
 async def test_a_bad_batch_is_refused_before_anything_is_sent(fake):
     fake.topics["t"] = 1
     async with Sluice(fake.name_server) as mq:

@@ -221,6 +221,24 @@ class ProducerOptions(TypedDict, total=False):
     listener: TransactionListener | None
 
 
+def make_batch_note(
+    stored_count: int, request_count: int, batch_count: int, error: SluiceError
+) -> str:
+    """Return the text that tells how many messages of a failed batch are stored.
+
+    `stored_count` of the `batch_count` messages are known to be stored. `error` is the failure of
+    the next request, which has `request_count` messages. If its outcome is unknown, the text says
+    so.
+    """
+    if not isinstance(error, SendUnknownError):
+        return f"{stored_count} of {batch_count} messages of this batch are stored."
+    return (
+        f"{stored_count} of {batch_count} messages of this batch are known to be stored. The "
+        f"outcome of the last request is unknown: its {request_count} messages are all stored, or "
+        "none of them."
+    )
+
+
 class Sender:
     """Sends the messages of one producer group.
 
@@ -452,8 +470,9 @@ class Sender:
 
         Returns one result for each message, in their order. A request is stored completely or not
         at all. If a request fails, later ones are not sent, and a note of the exception tells how
-        many messages are stored. All messages go to `queue`; None means one of the topic's queues
-        for each request. `timeout_ms` is the time for each request.
+        many messages are stored. After SendUnknownError those of the failed request may be stored,
+        too: the note says how many they are. All messages go to `queue`; None means one of the
+        topic's queues for each request. `timeout_ms` is the time for each request.
 
         Raises ConfigurationError if the messages cannot be in one batch; it names the index, and
         nothing was sent. Also raises what `send` raises.
@@ -472,9 +491,7 @@ class Sender:
                     joined, ids, queue, timeout_ms, batch=True
                 )
             except SluiceError as error:
-                error.add_note(
-                    f"{len(send_results)} of {len(messages)} messages of this batch are stored."
-                )
+                error.add_note(make_batch_note(len(send_results), len(ids), len(messages), error))
                 raise
         return send_results
 
