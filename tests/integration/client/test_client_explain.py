@@ -159,6 +159,11 @@ async def test_a_dead_letter(mq: EmbeddedSluice) -> None:
             while (found := await explained(mq, message_id)).fate is not Fate.DEAD:
                 await asyncio.sleep(0.05)
     assert codes(found) == [Code.DEAD_LETTER]
+    assert found.cause is not None
+    assert "failed to process the message 1 times" in found.cause.what
+    # The copy in the dead-letter topic has the same id.
+    facts, _ = await mq.admin.explain_message(message_id)
+    assert facts.message.topic == "T"
 
 
 async def test_the_topic_has_no_route(mq: EmbeddedSluice) -> None:

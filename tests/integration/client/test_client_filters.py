@@ -62,8 +62,25 @@ async def test_group_show_tells_what_the_filter_did(mq: EmbeddedSluice) -> None:
         assert [one["offset"] for one in told[0]["last_errors"]] == [0, 4]
         table = (await sluice(mq, "group", "show", "G")).stdout
         assert "filtered out" in table
-        assert "2 messages were dropped: price is not a whole number" in table
+        assert "the filter failed on 2 messages: price is not a whole number" in table
         assert "queue 0 offset 4: property price is 'free'" in table
+
+
+async def test_a_message_on_which_two_lanes_fail_counts_once(mq: EmbeddedSluice) -> None:
+    other = mq.servers.client()
+    async with (
+        mq.subscribe("T", group="G", where="price > 30.0") as messages,
+        other.subscribe("T", group="G", where="price > 20.0") as others,
+    ):
+        await messages.receive()
+        await mq.send("T", b"x", properties={"price": "25"})
+        async with asyncio.timeout(limit(30)):
+            assert (await others.receive()).properties["price"] == "25"
+        (told,) = [one for one in await mq.admin.matching("G") if one.topics]
+        (counts,) = [one for one in told.topics if one.topic == "T"]
+        assert len(counts.lanes) == 2
+        assert sum(counts.errors.values()) == 1
+        assert [failure.offset for failure in counts.failures] == [4]
 
 
 async def test_of_a_group_away_with_tags_it_is_said_that_nobody_knows(mq: EmbeddedSluice) -> None:

@@ -316,6 +316,8 @@ REASONS_MAX: Final = 32
 OTHER_REASONS: Final = "other reasons"
 FAILURES_KEPT: Final = 10
 """The most failed evaluations that are kept as samples."""
+RECORDED_MAX: Final = 10_000
+"""The most messages of which `FilterFailures` knows on which lane's filter they have failed."""
 EXPLAINED_MAX: Final = 256
 """The most failed evaluations of a block that are repeated to find their reasons.
 
@@ -336,6 +338,8 @@ class FilterFailures:
     samples: deque[bodies.FilterFailure] = field(
         default_factory=lambda: deque(maxlen=FAILURES_KEPT)
     )
+    _recorded: dict[tuple[int, int], tuple[str, object]] = field(default_factory=dict)
+    """The key of the filter on which a message of a group with lanes failed, by (queue, offset)."""
 
     @property
     def total(self) -> int:
@@ -349,8 +353,13 @@ class FilterFailures:
         first_offset: int,
         verdicts: "NDArray[np.uint8]",
         properties_at: Callable[[int], Mapping[str, str] | None],
+        *,
+        has_lanes: bool = False,
     ) -> None:
         """Count the failed evaluations of a filter by their reasons, and add samples.
+
+        If the group has lanes, a message that failed on the filter of another lane is left out.
+        Only the last RECORDED_MAX messages are remembered for that.
 
         `verdicts` are the results of evaluating the filter, one for each message from the offset
         `first_offset` on. ERROR means that the evaluation failed. `properties_at(offset)` returns
@@ -363,6 +372,12 @@ class FilterFailures:
         evaluate = criteria.verdict
         assert evaluate is not None
         failed_rows = (verdicts == ERROR).nonzero()[0].tolist()
+        if has_lanes:
+            failed_rows = [
+                row
+                for row in failed_rows
+                if self._is_first_filter(queue_id, first_offset + row, criteria.key)
+            ]
         repeated_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
         row_step = max(1, math.ceil(len(failed_rows) / repeated_max))
         repeated_counts: dict[str, int] = {}  # by reason
@@ -374,6 +389,16 @@ class FilterFailures:
                 repeated_counts[error.reason] = repeated_counts.get(error.reason, 0) + 1
                 self.samples.append(bodies.FilterFailure(queue_id, offset, str(error)))
         self._distribute_failures(len(failed_rows), repeated_counts)
+
+    def _is_first_filter(self, queue_id: int, offset: int, key: tuple[str, object]) -> bool:
+        """Return whether a failed message is not recorded yet, or with the same filter.
+
+        `key` identifies the filter. The message is recorded with it if it was not.
+        """
+        recorded = self._recorded.setdefault((queue_id, offset), key)
+        if len(self._recorded) > RECORDED_MAX:
+            del self._recorded[next(iter(self._recorded))]
+        return recorded == key
 
     def _distribute_failures(self, failure_count: int, repeated_counts: dict[str, int]) -> None:
         """Distribute `failure_count` failures over reasons, in proportion to `repeated_counts`.

@@ -332,6 +332,7 @@ class FilterHandlers(BrokerComponent):
         ranges_to_check = delivery.ranges_to_check
         delivery.ranges_to_check = {}
         failures = self.failures.setdefault((topic, group), FilterFailures())
+        has_lanes = group in self.consumers.lanes.table
         for (message_filter, queue_id), bounds in ranges_to_check.items():
             # `bounds` holds the start and the end of one range after another.
             ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
@@ -341,7 +342,7 @@ class FilterHandlers(BrokerComponent):
                     continue
                 for start, end in ranges:
                     yield from self._record_failures_in_range(
-                        failures, topic, queue_id, criteria, start, end
+                        failures, topic, queue_id, criteria, start, end, has_lanes=has_lanes
                     )
 
     def _record_failures_in_range(
@@ -352,11 +353,13 @@ class FilterHandlers(BrokerComponent):
         criteria: MatchCriteria,
         start: int,
         end: int,
+        *,
+        has_lanes: bool,
     ) -> WorkItem[None]:
         """Evaluate a filter on the messages from `start` to before `end`, and record failures.
 
-        Failed evaluations are added to `failures`. Deleted messages are skipped. This is a
-        generator that works in steps.
+        Failed evaluations are added to `failures`, one for each message if the group `has_lanes`.
+        Deleted messages are skipped. This is a generator that works in steps.
         """
         offset_min, _ = self.store.queue_offsets(topic, queue_id)
         read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
@@ -369,7 +372,12 @@ class FilterHandlers(BrokerComponent):
                 continue
             if step is not None:
                 failures.record_failures(
-                    queue_id, criteria, step.first_offset, step.verdicts, read_at
+                    queue_id,
+                    criteria,
+                    step.first_offset,
+                    step.verdicts,
+                    read_at,
+                    has_lanes=has_lanes,
                 )
             yield None
 

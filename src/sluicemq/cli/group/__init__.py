@@ -354,11 +354,11 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
 
 
 def _print_filter_errors(counts: GroupMatching) -> None:
-    """Print why a filter dropped messages, the most frequent reason first, and its last errors."""
+    """Print on how many messages a filter failed for each reason, and its last errors."""
     reasons = sorted(counts.errors, key=lambda reason: -counts.errors[reason])
     for reason in reasons:
-        dropped_count = counts.errors[reason]
-        click.echo(f"{counts.topic}: {dropped_count:,} messages were dropped: {reason}.")
+        failed_count = counts.errors[reason]
+        click.echo(f"{counts.topic}: the filter failed on {failed_count:,} messages: {reason}.")
     for failure in counts.failures[-FAILURES_SHOWN:]:
         location = f"queue {failure.queue_id} offset {failure.offset}"
         click.echo(f"    {counts.topic} {location}: {failure.text}")

@@ -38,7 +38,7 @@ from sluicemq.filter.subscriptions import compile_sql92, parse_subscription
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TOOLS_GROUP, is_send_forbidden_topic
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
@@ -175,7 +175,7 @@ def message_by_id(
             fix="Name its topic. The id of a producer can only be found in a topic.",
         )
     names = [topic] if topic is not None else (yield from topics(directory))
-    for name in sorted(names, key=is_send_forbidden_topic):  # system topics last
+    for name in sorted(names, key=_search_rank):
         messages = yield from messages_by_id(brokers, name, stripped_id)
         if messages:
             return messages[0]
@@ -184,6 +184,16 @@ def message_by_id(
         f"no message with the ID {stripped_id!r} was found{in_topic}.",
         fix="Check the ID and the cluster; the message may also have been deleted.",
     )
+
+
+def _search_rank(topic: str) -> int:
+    """Return when to search a topic for an id: topics of users first, system topics last.
+
+    Retry and dead-letter topics are between them. They have copies with the id of the original.
+    """
+    if is_send_forbidden_topic(topic):
+        return 2
+    return 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else 0
 
 
 def _find_by_broker_id(

@@ -485,7 +485,7 @@ FILTER_FAILED: Final = Rule(
     Code.FILTER_ERROR,
     _find_failed_evaluations,
     "The filter {expression} could not be evaluated on {count} messages of {topic} on {broker}, "
-    "which were dropped. The most frequent error: {error}.",
+    "which it did not deliver. The most frequent error: {error}.",
     'See what to write instead with "sluice filter test".',
 )
 

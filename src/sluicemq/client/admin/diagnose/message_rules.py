@@ -193,7 +193,8 @@ def verdict_on(
 def _find_dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
     """Yield {"times", "topic", "group"} if the message became a dead letter of the group.
 
-    `times` is the number of retries. The dictionary has the values of the finding's text.
+    `times` is the number of failures, one more than the retries. The dictionary has the values of
+    the finding's text.
     """
     if facts.dead_letters:
         yield {
@@ -289,7 +290,7 @@ def _count_messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
 DEAD_LETTER: Final = Rule(
     Code.DEAD_LETTER,
     _find_dead_letter,
-    "{group} could not process the message in {times} retries, so it was moved to the dead-letter "
+    "{group} failed to process the message {times} times, so it was moved to the dead-letter "
     "topic {topic}.",
     "Fix the handler, then consume {topic} or send the message again.",
 )
@@ -541,7 +542,7 @@ def _find_lane(facts: DeliveryFacts, verdicts: _Verdicts) -> LaneFacts | None:
 def _count_times(fate: Fate, facts: DeliveryFacts) -> int:
     """Return how often the message was delivered or retried, according to its fate.
 
-    This is the number of retries of a dead letter, the number of deliveries of a popped message,
+    This is the number of failures of a dead letter, the number of deliveries of a popped message,
     and otherwise the number of retries so far (0 if there were none).
     """
     if fate is Fate.DEAD:
