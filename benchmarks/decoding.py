@@ -87,16 +87,15 @@ def make_records(shape: object, rows: int) -> bytes:
     assert callable(shape)
     chance = random.Random(5)
     body = os.urandom(64) * 6
-    parts = []
-    for number in range(rows):
-        parts.append(
-            encode_record(
-                topic="flights", queue_id=1, queue_offset=number, physical_offset=number * 700,
-                body=body, properties=encode_properties(shape(chance, number)), flag=0, sys_flag=0,
-                born_time_ms=1_700_000_000_000 + number, born_host=HOST,
-                store_time_ms=1_700_000_000_100 + number, store_host=HOST,
-            )
-        )  # fmt: skip
+    parts = (
+        encode_record(
+            topic="flights", queue_id=1, queue_offset=number, physical_offset=number * 700,
+            body=body, properties=encode_properties(shape(chance, number)), flag=0, sys_flag=0,
+            born_time_ms=1_700_000_000_000 + number, born_host=HOST,
+            store_time_ms=1_700_000_000_100 + number, store_host=HOST,
+        )
+        for number in range(rows)
+    )  # fmt: skip
     return b"".join(parts)
 
 
