@@ -630,8 +630,10 @@ def log_pushdown(
     `label` names the topics, and `evaluator` names what evaluates the pushed filters. `offered` are
     all predicates, and `remaining` those that Spark evaluates. An example of the line:
 
-        rocketmq 'flights': the broker evaluates tags in ['UA']; SQL92 delay > 60; remaining for
-        Spark: GreaterThan(origin, 'J')
+        rocketmq 'flights': the broker evaluates tags in ['UA']; SQL92 delay > 60; of the predicates
+        that Spark offered, it evaluates: GreaterThan(origin, 'J')
+
+    Spark offers only simple predicates: it evaluates others without asking.
     """
     if not offered:
         return
@@ -642,11 +644,11 @@ def log_pushdown(
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     logger.info(
-        "rocketmq %r: %s evaluates %s; remaining for Spark: %s",
+        "rocketmq %r: %s evaluates %s; of the predicates that Spark offered, it evaluates: %s",
         label,
         evaluator,
         pushed.describe(),
-        ", ".join(map(format_predicate, remaining)) or "nothing",
+        ", ".join(map(format_predicate, remaining)) or "none",
     )
 
 

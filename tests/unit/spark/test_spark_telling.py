@@ -104,7 +104,7 @@ def test_one_line_of_the_log_a_read(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.getMessage() == (
         "rocketmq 't': the broker evaluates tags in ['A'];"
-        " remaining for Spark: Not(StringContains(origin, 'J'))"
+        " of the predicates that Spark offered, it evaluates: Not(StringContains(origin, 'J'))"
     )
 
 
