@@ -421,8 +421,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "brokers)."),
     Option("queryId", parse_text, None, _WRITE,
            "For exactly-once batch writes: a name for this write. A second write with the same "
-           "name changes nothing, and logs a warning. By default each write has a name of its "
-           "own."),
+           "name changes nothing, also to another topic, and logs a warning. By default each "
+           "write has a name of its own."),
     Option("queryEpoch", integer_between(0, 1 << 60), 0, _WRITE,
            "For exactly-once batch writes with `queryId`: the number of this write among those "
            "with the same name. A number that is not larger than the last one changes nothing, "
