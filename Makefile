@@ -127,12 +127,13 @@ acceptance: $(NATIVE) ## RocketMQ's own test suites before our servers, into doc
 	PYTHONPATH=tests/lib:tests/compatibility $(BIN)/python -m acceptance $(if $(E2E),--e2e $(E2E)) --report docs/reports/acceptance.md $(ARGS)
 
 .PHONY: simulate
-simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from, 200 of recreated topics under each kind of consumer
+simulate: $(NATIVE) ## 2,000 seeds (SEEDS=n) of crashes and of replicas, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of timed messages in replicas and in pairs, 500 of a consensus service that loses its data, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics, 100 of a broker that is popped from, 200 of recreated topics under each kind of consumer
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind replicas --seeds $(or $(SEEDS),2000)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind timed --seeds $(or $(CLUSTER_SEEDS),500)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind losses --seeds $(or $(CLUSTER_SEEDS),500)
 	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind pairs --seeds $(or $(CLUSTER_SEEDS),500)
 	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)

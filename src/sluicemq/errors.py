@@ -312,8 +312,8 @@ class ConsensusError(SluiceError):
     """The consensus service did not respond. A requested change may still take effect.
 
     When: a broker with automatic failover cannot reach etcd, or etcd has no leader.
-    Then: the roles of the brokers stay the same until the lease of the master expires. A master
-    that cannot renew its lease steps down.
+    Then: master and slaves go on in their roles. No replica can become master, and no slave can
+    leave the in-sync set.
     Fix: start etcd, or correct sluiceConsensus. Brokers retry without a restart.
 
         etcd at http://10.0.0.1:2379 does not respond (no connection). Start it, or correct

@@ -5,7 +5,7 @@
 
 import pytest
 
-from simulation.cluster.runs import REPLICAS, run_seed
+from simulation.cluster.runs import LOSSES, REPLICAS, run_seed
 from simulation.silence import silence
 from thorough import seeds
 
@@ -18,3 +18,11 @@ def test_histories_of_replicas_are_right(first: int) -> None:
         for seed in range(first, min(first + 4, SEEDS)):
             failure = run_seed(seed, kind=REPLICAS)
             assert failure is None, str(failure)
+
+
+@pytest.mark.parametrize("seed", range(seeds(3)))
+def test_no_message_is_lost_when_the_consensus_service_loses_its_data(seed: int) -> None:
+    """Whole brokers. An operator elects the replica whose log counts, if that is necessary."""
+    with silence():
+        failure = run_seed(seed, kind=LOSSES)
+    assert failure is None, str(failure)

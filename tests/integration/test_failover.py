@@ -10,13 +10,16 @@ import pytest
 
 pytest.importorskip("google.protobuf")
 
+from etcd_process import EtcdProcess
 from proxied import Proxied, Speaker
 from simulation.stepped import send_fields
 from sluicemq.broker.failover.broker_replica import run_replica
+from sluicemq.broker.failover.etcd import Etcd
 from sluicemq.broker.failover.replica import BrokerClosedError, Replica
 from sluicemq.broker.server import Broker
+from sluicemq.cli.servers.processes import etcd_binary
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.errors import RequestError, SluiceError, StoreFullError
+from sluicemq.errors import ConfigurationError, RequestError, SluiceError, StoreFullError
 from sluicemq.net.channel import dial
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.local import make_local_proxy
@@ -29,10 +32,22 @@ from waiting import limit, until
 LEASE_S = 1.0
 
 
+class EtcdService:
+    """A real etcd, in the place of a `MemoryConsensus`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def client(self) -> Etcd:
+        return Etcd(self._url)
+
+
 class Node:
     """One of the replicas, which comes and goes."""
 
-    def __init__(self, path: Path, service: MemoryConsensus, number: int) -> None:
+    client: Any
+
+    def __init__(self, path: Path, service: MemoryConsensus | EtcdService, number: int) -> None:
         self.number, self.port = number, 0
         self._path, self._service = path, service
         self.replica: Replica
@@ -181,6 +196,51 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing(
     await sent(second, b"3")
     await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)
     assert service.revision
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[EtcdProcess]:
+    try:
+        etcd_binary()
+    except ConfigurationError:
+        pytest.skip("no etcd: install the extra [ha]")
+    process = EtcdProcess(tmp_path)
+    process.start()
+    yield process
+    process.kill()
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "running"])
+async def test_after_a_loss_of_all_records_an_operator_elects_the_master(
+    tmp_path: Path, etcd: EtcdProcess, is_stopped: bool
+) -> None:
+    """With a real etcd: its answers and events come in another order than those of the one in
+    memory. The replicas are stopped before etcd loses its data, or run meanwhile."""
+    nodes = [Node(tmp_path, EtcdService(etcd.url), number) for number in (1, 2)]
+    for node in nodes:
+        await node.start()
+    try:
+        first = await in_sync(nodes, [1, 2])
+        await topic(first)
+        assert await send(first, b"1") == 0
+        before = first.replica.status()["epoch"]
+        if is_stopped:
+            for node in sorted(nodes, key=lambda node: node is first):
+                await node.stop()
+        await asyncio.to_thread(etcd.lose_data)
+        if is_stopped:
+            for node in nodes:
+                await node.start()
+        reason = "There is no record" if is_stopped else "older record"
+        await until(lambda: all(reason in node.replica.reason for node in nodes), 30)
+        first.replica.elect()
+        await until(lambda: master(nodes) is first and first.replica.status()["epoch"] > before, 10)
+        await sent(first, b"2")
+        assert await in_sync(nodes, [1, 2]) is first
+        assert [await bodies(node) for node in nodes] == [2, 2]
+    finally:
+        for node in nodes:
+            await node.stop()
 
 
 async def test_a_replica_that_cannot_take_its_role_ends(

@@ -1,5 +1,6 @@
 """A real etcd of one member, which a test starts, kills, stops for a while and starts again."""
 
+import shutil
 import signal
 import subprocess
 import time
@@ -29,6 +30,7 @@ class EtcdProcess:
         that show one of `ca`."""
         self.port, health_port = free_ports(2)
         self.url, self._health_port = f"etcd://127.0.0.1:{self.port}", self.port
+        self._data = directory / "etcd"
         self._command = [*etcd_command(directory / "etcd", self.port), *options]
         if certificate is not None:
             self.url, self._health_port = f"etcds://127.0.0.1:{self.port}", health_port
@@ -66,6 +68,12 @@ class EtcdProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def lose_data(self) -> None:
+        """It is killed, and starts again without its data."""
+        self.kill()
+        shutil.rmtree(self._data)
+        self.start()
 
     def pause(self, is_paused: bool) -> None:
         """It keeps its connections and says nothing."""

@@ -257,8 +257,7 @@ class Broker:
     def update_term(self, term: Term) -> None:
         """Take over `term`, in which this replica remains the master.
 
-        Its in-sync set has changed, or a proposal of another one failed. The broker must be the
-        master in this term already; only `change_role` begins a term.
+        Its in-sync set has changed, or a proposal failed. Only `change_role` begins a term.
         """
         assert self.in_sync is not None, "a slave becomes the master by `change_role`"
         self.in_sync.set_term(term)

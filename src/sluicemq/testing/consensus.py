@@ -201,7 +201,7 @@ class _Watch(NamedTuple):
     """A watch, and the context of the process that started it."""
 
     prefix: str
-    on_change: Callable[[Entries], None]
+    on_change: Callable[[Entries], object]
     context: contextvars.Context
 
 
@@ -241,7 +241,7 @@ class MemoryClient:
     ) -> bool:
         return await self._request(lambda: self._service.apply(changes, conditions))
 
-    def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
+    def watch(self, prefix: str, on_change: Callable[[Entries], object]) -> Callable[[], None]:
         """Call `on_change` with all entries below `prefix`, now and after each change.
 
         Return the function that ends the watch.

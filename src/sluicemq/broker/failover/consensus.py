@@ -92,7 +92,7 @@ class Consensus(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
+    def watch(self, prefix: str, on_change: Callable[[Entries], object]) -> Callable[[], None]:
         """Start to call `on_change(entries)` soon, and after every change of a key with `prefix`.
 
         `entries` are all entries with the prefix, as `read` returns them. There are no calls while

@@ -189,7 +189,7 @@ class Etcd:
         answer = await self._request("kv/txn", {"compare": comparisons, "success": operations})
         return answer is not None and bool(answer.get("succeeded"))
 
-    def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
+    def watch(self, prefix: str, on_change: Callable[[Entries], object]) -> Callable[[], None]:
         """Start a task that calls `on_change` with all entries whose keys begin with `prefix`.
 
         It is called at the start, after each change, and when nothing was reported for a while.
@@ -340,7 +340,7 @@ class Etcd:
             fix="Start it, or correct sluiceConsensus; trying again.",
         )
 
-    async def _watch(self, prefix: str, on_change: Callable[[Entries], None]) -> None:
+    async def _watch(self, prefix: str, on_change: Callable[[Entries], object]) -> None:
         """Call `on_change` with all entries whose keys begin with `prefix`, until cancelled.
 
         It is called at the start, after each change, and when `quiet_s` seconds have passed without

@@ -5,10 +5,10 @@
       └──── swap ◀─────────┘  elect, shrink or grow the in-sync set
 
 One task (`Replica.run`) reads the records and executes one step after the other. The lease is
-renewed in another task. A master has at most one *side task*, which changes the record of its own
-term: a proposal of a new in-sync set, or the switch to another master. A swap with an unknown
-outcome is repeated until there is an answer (`_swap_until_answered`), before anything that depends
-on it is done (design/0022, "What holds, and why", 7).
+renewed in another task. There is at most one *side task*, which changes the record: a proposal of a
+new in-sync set, the switch to another master, or an election by an operator. A swap with an unknown
+outcome is repeated until there is an answer (`StateRecord`), before anything that depends on it is
+done.
 
 A replica that stops being the master takes a new run id. The record may still name the replica, but
 with the old run id, so the replica cannot lead in that term again and the others may elect.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from sluicemq.broker.failover import election
-from sluicemq.broker.failover.consensus import Consensus, Entries, Entry, Lease, Swap
+from sluicemq.broker.failover.consensus import Consensus, Entries
 from sluicemq.broker.failover.election import (
     BecomeCandidate,
     Blocked,
@@ -38,7 +38,9 @@ from sluicemq.broker.failover.election import (
     next_step,
 )
 from sluicemq.broker.failover.forward import Forwarder
+from sluicemq.broker.failover.own_record import OwnRecord
 from sluicemq.broker.failover.role_executor import RoleExecutor
+from sluicemq.broker.failover.state_record import RETRY_S, StateRecord
 from sluicemq.broker.replication.in_sync import Term
 from sluicemq.errors import ConsensusError, RequestError, SluiceError
 from sluicemq.files.incarnation import Incarnation
@@ -56,22 +58,12 @@ which costs a fraction of a second."""
 RECHECK_S: Final = 1.0
 """The longest time between two steps of a replica if no record changes."""
 
-PUBLISH_S: Final = 5.0
-"""The shortest time between two updates of a replica's record if only its log has grown."""
-
-RETRY_S: Final = 0.2
-"""The pause after an error before the next attempt."""
-
 PAUSE_SETTLE_S: Final = 0.01
 """The time that a master waits after pausing requests, so that requests that it has already read
 from its connections are in the log."""
 
 HAND_OVER_TIMEOUT_S: Final = 3.0
 """A switch is cancelled if the slaves do not have the whole log after this time."""
-
-ELECT_TIMEOUT_S: Final = 30.0
-"""An unclean election is cancelled if the records cannot be read for this time. `sluice cluster
-elect` waits as long for the new master."""
 
 _DECLINED: Final = (
     "replica %d declines to be master: it has truncated its log and does not have all of a "
@@ -145,13 +137,7 @@ class Replica:
         self._incarnation = incarnation
         self._forwarder = forwarder
         self._serves_reads = serves_reads
-        self._lease_s = lease_s
         self._make_run_id = make_run_id
-        self._lease: Lease | None = None
-        self._published: Member | None = None
-        """The replica's record at the service; None if it is unknown and must be written."""
-        self._published_s = 0.0
-        """The monotonic time of the last write of the record."""
         self._candidate_term = 0
         """The term whose master the replica has stopped following, to be elected; 0 for none."""
         self._term = NO_TERM
@@ -163,6 +149,11 @@ class Replica:
         """The monotonic time at which `_situation` last changed. Elections wait from then on."""
         self._changed = asyncio.Event()
         """Set when the next step must not wait any longer."""
+        self._state_record = StateRecord(consensus, self._prefix, self._on_entries)
+        own_key = election.member_key(self._prefix, replica_id)
+        self._own_record = OwnRecord(
+            consensus, own_key, lease_s, read=self._read_records, wake=self._changed.set
+        )
         self._side_task: asyncio.Task[None] | None = None
         """The task that changes the record of this master's own term; None if there is none."""
         self._is_handing_over = False
@@ -230,8 +221,7 @@ class Replica:
             if successor is not None:
                 async with asyncio.timeout(2 * HAND_OVER_TIMEOUT_S):
                     await self._hand_over(successor, leave_in_sync_set=True)
-        if self._lease is not None:
-            await self._lease.close()
+        await self._own_record.close()
         if self._forwarder is not None:
             await self._forwarder.close()
         await self._consensus.close()
@@ -255,8 +245,8 @@ class Replica:
 
     # ------------------------------------------------------------------------------ the records
 
-    def _on_entries(self, entries: Entries) -> None:
-        """Replace the view by the records in `entries`, and wake `run`.
+    def _on_entries(self, entries: Entries) -> State | None:
+        """Replace the view by the records in `entries`, wake `run`, and return the newest state.
 
         If a record cannot be parsed, an error is logged, and nothing changes. A watch may be late,
         so a state record older than the one in the view is ignored. The next step then publishes
@@ -271,16 +261,13 @@ class Replica:
             view = election.parse_view(self._prefix, entries)
         except ValueError as error:
             log.error("unreadable replica records below %s: %s", self._prefix, error)
-            return
+            return self.view.state
 
         if election.is_older_state(view.state, self.view.state):
             view = view._replace(state=self.view.state)
             # The next step then publishes, and the read before that shows a rollback, if any.
-            self._published = None
-        own_record = view.members.get(self._id)
-        if own_record is None or own_record._replace(version=0) != self._published:
-            # The service has lost the record, or has an old copy of it.
-            self._published = None
+            self._own_record.doubt()
+        self._own_record.note_read(view.members.get(self._id))
         self.view = view
 
         state = view.state
@@ -292,6 +279,7 @@ class Replica:
 
         self._note_situation()
         self._changed.set()
+        return state
 
     def _note_situation(self) -> None:
         """Note the time if the version of the state, or whether its master is running, has changed.
@@ -337,112 +325,35 @@ class Replica:
     async def _publish(self, *, now: bool = False) -> None:
         """Write this replica's record to the consensus service, if `now` is true or it is due.
 
-        A lease is requested first if there is none. All records are read before the write, and the
-        view is updated. If the service has the record already, with this lease, nothing is written.
-        Otherwise every write would be an event for all replicas, which may make them write again.
-
-        If the lease has ended, or the record has changed since the read, the service refuses the
-        write. Then the lease is dropped, and the next step tries again.
+        After the service has lost changes, that is always due, because the read before the write
+        shows when the service is all right again.
 
         Raises ConsensusError if the service does not answer, or if a replica with another
         incarnation (another disk content) has published a record under this replica's id.
         """
-        if self._lease is None:
-            self._published = None
-            self._lease = await self._consensus.lease(self._lease_s, self._on_lease_lost)
-        # `self._lease` may become None during the awaits below. The swap then names a lease that
-        # has ended, and the service refuses it.
-        lease = self._lease
-
         member = self.member
-        time_s = _now_s()
-        if not now and not self._is_publish_due(member, time_s):
-            return
-
         if member.log_end > 0:
             # The disk must know that it had a log before other replicas rely on that log.
             self._incarnation.note_log()
-        self._published = None
-        key = election.member_key(self._prefix, self._id)
-        value = election.encode_member(member)
-        present = await self._read_own_entry(key, member.incarnation)
+        await self._own_record.publish(member, now=now or self._is_rolled_back)
 
-        is_written = (present.value, present.lease_id) == (value, lease.id)
-        if not is_written:
-            # An earlier swap that is delivered late expects another version, and changes nothing.
-            change = Swap(key, value, present.version, lease.id)
-            is_written = await self._consensus.swap([change])
-        if is_written:
-            self._published = member
-            self._published_s = time_s
-        else:
-            self._on_lease_lost()
+    async def _read_records(self) -> Entries:
+        """Read all records and update the view. Also check whether the service has lost changes.
 
-    async def _read_own_entry(self, key: str, incarnation: str) -> Entry:
-        """Read all records, update the view, and return the entry of `key`, this replica's record.
-
-        The version of the entry is 0 if the replica has no record yet. Also check whether the
-        service has lost changes. Raises ConsensusError if the record belongs to a replica with
-        another incarnation.
+        Raises ConsensusError if the service does not answer, or if this replica's own record
+        belongs to a replica with another incarnation.
         """
         entries = await self._consensus.read(self._prefix)
         self._check_for_rollback(self.view.state, entries)
         self._on_entries(entries)
 
         own_record = self.view.members.get(self._id)
-        if own_record is not None and own_record.incarnation != incarnation:
+        if own_record is not None and own_record.incarnation != self._incarnation.text:
             raise ConsensusError(
                 f"Replica {self._id} is also running at {own_record.address}, or was a moment ago.",
                 fix="Give each replica its own brokerId.",
             )
-        return entries.get(key, Entry(b"", 0))
-
-    def _is_publish_due(self, member: Member, time_s: float) -> bool:
-        """Return whether `member`, this replica's record as of `time_s`, must be written now.
-
-        A record that equals the published one is not written. If only the end of the log, or its
-        term, has changed, the record is written when PUBLISH_S seconds have passed since the last
-        write. Every other change is written at once. After the service has lost changes, the call
-        is always due, because its read shows when the service is all right again.
-        """
-        published = self._published
-        if published is None or self._is_rolled_back:
-            return True
-        if published == member:
-            return False
-
-        if not election.has_only_log_grown(published, member):
-            return True
-        return time_s - self._published_s >= PUBLISH_S
-
-    def _on_lease_lost(self) -> None:
-        """Forget the lease and wake `run`, whose next step gets another lease."""
-        self._lease = None
-        self._changed.set()
-
-    async def _swap_until_answered(self, state: State) -> bool:
-        """Replace the state record by `state`, then read all records and update the view.
-
-        The record must have the version `state.version`, else the service refuses the change. A
-        ConsensusError is logged, and both are repeated after RETRY_S seconds. Return whether the
-        record contains `state`. False means that another replica has changed the record.
-        """
-        change = Swap(election.state_key(self._prefix), election.encode_state(state), state.version)
-        while True:
-            try:
-                is_swapped = await self._consensus.swap([change])
-                entries = await self._consensus.read(self._prefix)
-            except ConsensusError as error:
-                log.warning("%s", error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            self._on_entries(entries)
-            present = self.view.state
-            if is_swapped or present is None:
-                return is_swapped
-            # If the swap was repeated, the first one may have succeeded without an answer. Then
-            # the last one was refused, but the record contains `state`.
-            return present._replace(version=state.version) == state
+        return entries
 
     # ---------------------------------------------------------------------------------- acting
 
@@ -483,11 +394,11 @@ class Replica:
                     state.term,
                     self.member.log_end,
                 )
-                await self._swap_until_answered(state)
+                await self._state_record.swap_until_answered(state)
                 return 0.0
             case Decline(state):
                 log.warning(_DECLINED, self._id, state.master_id)
-                await self._swap_until_answered(state)
+                await self._state_record.swap_until_answered(state)
                 return 0.0
             case Blocked(reason):
                 await self._take_role(NO_TERM)
@@ -616,7 +527,7 @@ class Replica:
         If the broker is the master in the term of the present record, it gets the state in the
         record, whether the change succeeded or not.
         """
-        await self._swap_until_answered(state)
+        await self._state_record.swap_until_answered(state)
         self._end_side_task()
 
     def _end_side_task(self) -> None:
@@ -685,7 +596,7 @@ class Replica:
             next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
                 next_state = election.state_without_member(next_state, self._id)
-            await self._swap_until_answered(next_state)
+            await self._state_record.swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
             log.warning(
@@ -840,7 +751,7 @@ class Replica:
         has changed the record, or the records are not valid. Raises ConsensusError if they cannot
         be read for ELECT_TIMEOUT_S seconds.
         """
-        entries = await self._read_for_election()
+        entries = await self._state_record.read_for_election()
         try:
             read_state = election.parse_view(self._prefix, entries).state
         except ValueError as error:
@@ -857,22 +768,8 @@ class Replica:
         view = self.view._replace(members={**self.view.members, self._id: me})
         state = election.state_after_unclean_election(view, self._id, read_state)
         log.warning("replica %d is elected by an operator, term %d", self._id, state.term)
-        is_elected = await self._swap_until_answered(state)
+        is_elected = await self._state_record.swap_until_answered(state)
         return "" if is_elected else "another replica has changed the record. Try again."
-
-    async def _read_for_election(self) -> Entries:
-        """Read all records. Repeat that after an error, for up to ELECT_TIMEOUT_S seconds.
-
-        Raises the ConsensusError of the last attempt.
-        """
-        deadline_s = _now_s() + ELECT_TIMEOUT_S
-        while True:
-            try:
-                return await self._consensus.read(self._prefix)
-            except ConsensusError:
-                if _now_s() >= deadline_s:
-                    raise
-            await asyncio.sleep(RETRY_S)
 
     def handlers(self, local: Mapping[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
         """Return the handlers of the broker by request code, for its role.
