@@ -9,7 +9,7 @@ The response to a pull (spec/store.md §2.1, spec/remoting.md §9) becomes a `py
 Only requested columns are built: properties are not even examined unless a column needs them. Rows
 that need special care are decoded by themselves: compressed bodies (`bodies.decode_body`) and odd
 properties (`codec.decode_properties`). The result is that of `codec.decode_record` for each row;
-property tests check that both are equal. docs/design/0006 has measurements. The cost is mostly
+property tests check that both are equal. The cost is mostly
 memory access: reading something of each record of a block takes 5 to 8 ns for each message, so
 neighbouring fields are read together.
 

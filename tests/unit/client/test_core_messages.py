@@ -97,7 +97,7 @@ def test_a_body_is_bytes_or_text():
     assert make_message("t", bytearray(b"x")).body == b"x"
     assert make_message("t", memoryview(b"x"), keys=["one", "key"][0]).keys == ("one",)
     for wrong in (None, 5, ["x"]):
-        with pytest.raises(ConfigurationError, match="Pass bytes"):
+        with pytest.raises(ConfigurationError, match="must be bytes or a string"):
             make_message("t", wrong)
     with pytest.raises(ConfigurationError, match="a Message cannot be combined"):
         make_message(Message("t", b"x"), b"y")
