@@ -76,9 +76,15 @@ class EtcdProcess:
         self.start()
 
     def pause(self, is_paused: bool) -> None:
-        """It keeps its connections and says nothing."""
+        """It keeps its connections and says nothing.
+
+        A signal takes effect a little later, so the method waits until all threads have stopped.
+        """
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        while is_paused and threads.exists() and not all(map(_is_stopped, threads.iterdir())):
+            time.sleep(0.001)
 
     def compact(self) -> None:
         """Forgets all revisions but the last."""
@@ -87,3 +93,11 @@ class EtcdProcess:
             revision = answer.read().split(b'"revision":"')[1].split(b'"')[0]
         request = b'{"revision":"%s"}' % revision
         urllib.request.urlopen(f"{base}/compaction", request).close()
+
+
+def _is_stopped(thread: Path) -> bool:
+    """Whether a thread of a process on Linux is stopped, or has ended."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
