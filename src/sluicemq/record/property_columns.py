@@ -194,3 +194,19 @@ def make_binary_column(raw: Bytes, starts: Positions, lengths: Positions) -> Any
     offsets, values, _ = engine.decoding.gather(raw.data, starts, lengths.astype(np.int32))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(values)]
     return pa.Array.from_buffers(pa.binary(), len(starts), buffers)
+
+
+def get_data_and_offsets(column: Any) -> tuple[memoryview, Positions]:
+    """Return the data of a binary or string column, and the offsets of its rows in the data.
+
+    The bytes of row i are `data[offsets[i] : offsets[i + 1]]`. The offsets are a NumPy array of
+    int64.
+    """
+    if not len(column):
+        return memoryview(b""), np.zeros(1, np.int64)
+    _, offset_buffer, data_buffer = column.buffers()
+    # The column may be a slice of its buffers.
+    all_offsets = np.frombuffer(offset_buffer, np.int32)
+    row_offsets = all_offsets[column.offset : column.offset + len(column) + 1]
+    data = memoryview(data_buffer if data_buffer is not None else b"")
+    return data.cast("B"), row_offsets.astype(np.int64)

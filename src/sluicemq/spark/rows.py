@@ -49,6 +49,7 @@ from sluicemq.model.message import (
 from sluicemq.model.properties import COPIED, REFUSED_IN_BATCH, is_copied
 from sluicemq.record.codec import BATCH_FIXED_BYTES
 from sluicemq.record.layout import BATCH_HEAD
+from sluicemq.record.property_columns import get_data_and_offsets
 from sluicemq.spark.schema import AUTOMATIC_PROPERTIES
 
 
@@ -168,8 +169,8 @@ class EncodedRows:
 
     def __init__(self, encoded_entries: Any, bodies: Any) -> None:
         """Take two binary columns with one value for each row: entries, and message bodies."""
-        self.data, self.offsets = _data_and_offsets(encoded_entries)
-        self._bodies, self._body_offsets = _data_and_offsets(bodies)
+        self.data, self.offsets = get_data_and_offsets(encoded_entries)
+        self._bodies, self._body_offsets = get_data_and_offsets(bodies)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -275,22 +276,6 @@ def _fixed_width_column(values: Any) -> Any:
     buffers = [None, pa.py_buffer(values)]
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(values), buffers)
     return fixed.cast(pa.binary())
-
-
-def _data_and_offsets(column: Any) -> tuple[memoryview, Any]:
-    """Return the data of a binary or string column, and the offsets of its rows in the data.
-
-    The bytes of row i are `data[offsets[i] : offsets[i + 1]]`. The offsets are a NumPy array of
-    int64.
-    """
-    if not len(column):
-        return memoryview(b""), np.zeros(1, np.int64)
-    _, offset_buffer, data_buffer = column.buffers()
-    # The column may be a slice of its buffers.
-    all_offsets = np.frombuffer(offset_buffer, np.int32)
-    row_offsets = all_offsets[column.offset : column.offset + len(column) + 1]
-    data = memoryview(data_buffer if data_buffer is not None else b"")
-    return data.cast("B"), row_offsets.astype(np.int64)
 
 
 def check_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
@@ -461,7 +446,7 @@ def _check_separators(texts: Any) -> Any:
     """
     # A search for the two bytes in the whole buffer comes first, because it is fast. It may also
     # find bytes that a null hides, which are not part of any text; the regular expression decides.
-    text_bytes, offsets = _data_and_offsets(texts)
+    text_bytes, offsets = get_data_and_offsets(texts)
     used_bytes = np.frombuffer(text_bytes, np.uint8)[offsets[0] : offsets[-1]]
     may_contain = bool((used_bytes - np.uint8(1) < 2).any())  # 0 wraps around to 255
     if may_contain and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
@@ -610,7 +595,7 @@ def count_shared_names(column: Any, names: Any) -> int:
     if column.null_count or (entry_counts != entry_count).any():
         return 0
     # The names of each row are compared with those of the row before: first lengths, then bytes.
-    data, offsets = _data_and_offsets(names)
+    data, offsets = get_data_and_offsets(names)
     lengths = np.diff(offsets)
     if (lengths[entry_count:] != lengths[:-entry_count]).any():
         return 0

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sluicemq import engine
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.record.properties import in_row_order
+from sluicemq.record.property_columns import get_data_and_offsets
 from sluicemq.spark.schema import NUMBER_PARSERS
 
 ARROW_TYPES: Final[dict[str, Any]] = {
@@ -73,14 +74,18 @@ def _parse_numbers(
     engine does not parse are converted by the reference.
     """
     row_count = len(texts)
-    starts, lengths, text_bytes = _find_texts(texts)
+    text_bytes, offsets = get_data_and_offsets(texts)
+    lengths = np.diff(offsets).astype(np.int32)
+    starts = offsets[:-1]
+    if texts.null_count:
+        starts[np.asarray(texts.is_null())] = -1  # stands for null
     values, states = decoding.numbers(
         text_bytes, starts, lengths, _DIGITS_MAX[type_name], type_name == "double"
     )
     states_by_row = np.frombuffer(states, np.uint8)
     value_type = np.float64 if type_name == "double" else np.int64
-    is_missing = states_by_row != decoding.PARSED
-    mask = is_missing if is_missing.any() else None
+    is_unparsed = states_by_row != decoding.PARSED
+    mask = is_unparsed if is_unparsed.any() else None
     numbers = np.frombuffer(values, value_type)
     if type_name == "int":
         numbers = numbers.astype(np.int32)  # up to nine digits: all fit
@@ -92,22 +97,6 @@ def _parse_numbers(
     converted, bad_count, example = _convert_texts(texts.take(complex_rows), type_name, name)
     rows = [np.arange(row_count), complex_rows]
     return in_row_order([column, converted], rows, row_count), bad_count, example
-
-
-def _find_texts(texts: Any) -> tuple[Any, Any, Any]:
-    """Return (starts, lengths, data): where the strings of a string column are in its data.
-
-    The starts are int64, -1 for null, and the lengths int32.
-    """
-    if not len(texts):
-        return np.empty(0, np.int64), np.empty(0, np.int32), b""
-    _, offset_buffer, data_buffer = texts.buffers()
-    all_offsets = np.frombuffer(offset_buffer, np.int32)
-    offsets = all_offsets[texts.offset : texts.offset + len(texts) + 1]
-    starts = offsets[:-1].astype(np.int64)
-    if texts.null_count:
-        starts[np.asarray(texts.is_null())] = -1
-    return starts, np.diff(offsets), memoryview(data_buffer or b"").cast("B")
 
 
 def _convert_texts(texts: Any, type_name: str, name: str) -> tuple[Any, int, str]:

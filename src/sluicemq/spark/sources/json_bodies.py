@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sluicemq.record.property_columns import get_data_and_offsets
 from sluicemq.spark.schema import TEXT, BodyFormat
 
 _REASON_LENGTH_MAX: Final = 200
@@ -165,9 +166,8 @@ def _read_json_chunk(bodies: Any, values_type: Any) -> Any | None:
     objects = pc.binary_join_element_wise(
         _object_starts().slice(0, row_count), pc.fill_null(texts, "null"), "}\n", ""
     )
-    _, offset_buffer, data = objects.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)
-    stream = data.slice(0, int(offsets[row_count])).to_pybytes()
+    data, offsets = get_data_and_offsets(objects)
+    stream = bytes(data[offsets[0] : offsets[-1]])
     if any(constant in stream for constant in _NUMBERS_OF_ARROW):
         return None
     schema = pa.schema([pa.field(_ROW_FIELD, pa.int64()), pa.field("body", values_type)])
