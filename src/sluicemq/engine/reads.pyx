@@ -20,7 +20,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 import sys
 
@@ -32,7 +32,6 @@ cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object)
 
 cdef extern from *:
-    uint64_t __builtin_bswap64(uint64_t) nogil
     void __builtin_prefetch(const void *) nogil
 
 if sys.byteorder != "little":

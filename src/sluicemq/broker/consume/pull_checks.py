@@ -307,8 +307,8 @@ class PullChecks:
         """Return the size limit of a bulk answer in bytes, or None if the usual limit applies.
 
         A client asks for bulk answers, which may have megabytes. The limit is counted for the
-        connection until the next iteration of the event loop. So many pulls in one iteration do not
-        cause as many large answers: the limits become smaller, but not below BULK_BYTES_MIN.
+        connection until the next iteration of the event loop. If the connection sends several pulls
+        in one iteration, their limits become smaller, but not below BULK_BYTES_MIN.
         """
         header = decode_header(PullMessageRequest, context.fields)
         if not header.bulk:
