@@ -83,7 +83,7 @@ async def test_the_broker_asks_when_a_desk_dies(sluicemq, engine):
     row = sa.insert(orders).values(id="17", region="north", cents=2_500, state="placed")
     async with dying.producer.transaction(event("placed", LAMP), check_after_s=60) as transaction:
         dying.write(LAMP, row, transaction.transaction_id)
-        transaction.unknown()  # the row is there, and nobody says commit any more
+        transaction.unknown()  # the row is stored, but the commit is never sent
     await client.close()
 
     await Desk(sluicemq, engine).open()
